@@ -1,0 +1,64 @@
+"""SeDeM: long-context question answering over hidden-state memories.
+
+A frozen language model reads a document once into compact memory blocks; a question selects K of
+them; only those are decompressed into hidden states and injected at a middle layer of the decoder,
+which answers.
+
+The dimension key, used in docstrings and as suffixes of tensors:
+
+    B batch                         N memory blocks
+    S segments                      J slots of a block (N_B)
+    T tokens of a segment           K selected blocks
+    C tokens of a slot              U restored states of one question
+    M slots of a segment (N_M)      Q question tokens
+    E encoder width                 P positions of one call
+    D decoder width                 R selector heads, H width of one
+    X extraction layers             V vocabulary
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sedem.bank import MemoryBank as MemoryBank
+    from sedem.config import SedemConfig as SedemConfig
+    from sedem.contracts import Answer as Answer
+    from sedem.contracts import Citation as Citation
+    from sedem.contracts import Document as Document
+    from sedem.contracts import Reader as Reader
+    from sedem.errors import SedemError as SedemError
+    from sedem.generation import Decoding as Decoding
+    from sedem.model import SeDeM as SeDeM
+
+_HOMES = {
+    "Answer": "contracts",
+    "Citation": "contracts",
+    "Decoding": "generation",
+    "Document": "contracts",
+    "MemoryBank": "bank",
+    "Reader": "contracts",
+    "SeDeM": "model",
+    "SedemConfig": "config",
+    "SedemError": "errors",
+}
+
+__all__ = [
+    "Answer",
+    "Citation",
+    "Decoding",
+    "Document",
+    "MemoryBank",
+    "Reader",
+    "SeDeM",
+    "SedemConfig",
+    "SedemError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing torch takes seconds; `import sedem` and `sedem --help` do not.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"sedem.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'sedem' has no attribute '{name}'")

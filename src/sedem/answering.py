@@ -1,0 +1,292 @@
+"""The second walk: question -> scores -> K blocks -> restored states -> answer with its sources.
+
+Letters: B batch, N blocks, J slots of a block, K selected blocks, U restored states, Q question
+tokens, P prefix tokens, E encoder width, D decoder width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache
+
+from sedem.bank import MemoryBank
+from sedem.contracts import Answer
+from sedem.encoder import encode
+from sedem.errors import BankError, ConfigError, DataError
+from sedem.generation import Decoding, Step, Transcript, generate
+from sedem.injection import prefill, step
+from sedem.prompts import question_ids
+from sedem.selector import Budget, arrange, block_scores, resolve_budget, select
+from sedem.slots import state_mask
+
+if TYPE_CHECKING:
+    from sedem.model import SeDeM
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to one bank.
+
+    Attributes:
+        bank: what to ask.
+        question: what about.
+        k: selection budget; None means the model's own.
+        blocks: use exactly these blocks instead of selecting (training and controls).
+    """
+
+    bank: MemoryBank
+    question: str
+    k: Budget | None = None
+    blocks: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The blocks one question uses.
+
+    Attributes:
+        ranked: their indices, best first.
+        arranged: the same in the order in which the decoder sees them.
+        scores: of all blocks `[N]`.
+    """
+
+    ranked: list[int]
+    arranged: list[int]
+    scores: Tensor
+
+
+@torch.no_grad()
+def encode_questions(model: SeDeM, questions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """States of questions at the extraction layer (section 3.2), the start token's dropped.
+
+    Returns:
+        States `[B, Q, E]` and mask `[B, Q]`, padded on the right.
+
+    Raises:
+        DataError: a question is empty or longer than the encoder can read.
+    """
+    limit = model.encoder.max_positions - 1
+    rows = []
+    for question in questions:
+        ids = model.encoder.token_ids(question.strip())
+        if not ids:
+            raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
+        if len(ids) > limit:
+            raise DataError(
+                f"the question has {len(ids):,} tokens, the model reads at most {limit:,}; "
+                "ask something shorter and put long text into a document"
+            )
+        rows.append(torch.tensor(ids))
+    device = model.encoder.device
+    ids_BQ = pad_sequence(rows, batch_first=True).to(device)
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
+    mask_BQ = torch.arange(ids_BQ.shape[1], device=device) < lengths_B1
+    states = encode(model.encoder, ids_BQ, model.config.extract_layers)
+    return model.mixture(states.float()), mask_BQ
+
+
+@torch.no_grad()
+def score_blocks(model: SeDeM, bank: MemoryBank, hidden_QE: Tensor, mask_Q: Tensor) -> Tensor:
+    """Exact scores `[N]` of a bank's blocks for one question, a part of the bank at a time."""
+    query_1QRH = model.selector.queries(hidden_QE)[None]
+    scores = []
+    for indices, memory_NJD in bank.scan():
+        keys_1NJRH = model.selector.keys(memory_NJD.to(hidden_QE))[None]
+        slots_1NJ = (bank.slot_tokens(indices) > 0)[None].to(hidden_QE.device)
+        scores.append(block_scores(query_1QRH, mask_Q[None], keys_1NJRH, slots_1NJ)[0])
+    return torch.cat(scores)
+
+
+def choose(model: SeDeM, request: Request, scores_N: Tensor) -> Selection:
+    """Which blocks a request uses: the selector's best K, or the forced ones.
+
+    Raises:
+        ConfigError: K or a forced block cannot be used.
+    """
+    if request.blocks is None:
+        k = model.config.k if request.k is None else request.k
+        ranked = select(scores_N, resolve_budget(k, len(scores_N)))
+    else:
+        for index in request.blocks:
+            if not 0 <= index < len(scores_N):
+                raise ConfigError(f"block {index} was asked for, the bank has {len(scores_N)}")
+        forced = torch.tensor(list(request.blocks), dtype=torch.long, device=scores_N.device)
+        ranked = forced[select(scores_N[forced], len(forced))]
+    arranged = arrange(ranked, model.config.block_order)
+    return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
+
+
+def restore(model: SeDeM, bank: MemoryBank, selection: Selection) -> Tensor:
+    """Decompressed states of the selected blocks `[U, D]`, padding left out."""
+    memory_KJD = bank.memory(selection.arranged).to(model.device, torch.float32)
+    states = model.decompressor(memory_KJD)
+    real = state_mask(bank.slot_tokens(selection.arranged), model.config.compression)
+    return states[real.to(states.device)]
+
+
+def check_fits(model: SeDeM, states: int, prefix: int, limit: int) -> None:
+    """Refuse what would run past the decoder's positions.
+
+    Raises:
+        ConfigError: with all the numbers, and the largest K that fits.
+    """
+    room = model.decoder.max_positions
+    if states + prefix + limit <= room:
+        return
+    most = max(0, (room - prefix - limit) // model.config.segment_length)
+    remedy = f"use k of at most {most}" if most else "ask something shorter"
+    raise ConfigError(
+        f"{states:,} selected states, {prefix:,} prompt tokens and an answer of up to {limit:,} "
+        f"tokens make {states + prefix + limit:,} positions, the decoder has {room:,}; {remedy}"
+    )
+
+
+@torch.no_grad()
+def respond(
+    model: SeDeM, requests: Sequence[Request], decoding: Decoding
+) -> Generator[list[Transcript], None, list[Answer]]:
+    """Answer a batch of requests; banks, K and prompt lengths may differ between them.
+
+    Yields:
+        The growing transcripts, after each token.
+
+    Returns:
+        The answers.
+    """
+    clock = Clock(model.device)
+    for request in requests:
+        request.bank.check_made_by(model.fingerprint())
+        if not len(request.bank):
+            raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
+    hidden_BQE, mask_BQ = encode_questions(model, [request.question for request in requests])
+    clock.lap("encode_ms")
+    selections = [
+        choose(model, request, score_blocks(model, request.bank, hidden_QE, mask_Q))
+        for request, hidden_QE, mask_Q in zip(requests, hidden_BQE, mask_BQ, strict=True)
+    ]
+    clock.lap("score_ms")
+    clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
+    restored = [restore(model, r.bank, s) for r, s in zip(requests, selections, strict=True)]
+    clock.lap("decompress_ms")
+    prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
+    for states_UD, ids_P in zip(restored, prefixes, strict=True):
+        check_fits(model, len(states_UD), len(ids_P), decoding.max_new_tokens)
+    logits_BV, advance = start_decoding(model, restored, prefixes)
+    clock.lap("prefill_ms")
+    rows: list[Transcript] = []
+    for rows in generate(
+        logits_BV, advance, model.decoder.tokenizer, model.decoder.end_id, decoding
+    ):
+        if "ttft_ms" not in clock.timings:
+            clock.mark("ttft_ms")
+        yield rows
+    clock.mark("total_ms")
+    return [
+        to_answer(model, request, selection, row, clock.timings)
+        for request, selection, row in zip(requests, selections, rows, strict=True)
+    ]
+
+
+def start_decoding(
+    model: SeDeM, restored: Sequence[Tensor], prefixes: Sequence[Tensor]
+) -> tuple[Tensor, Step]:
+    """Prefill a padded batch: logits after the prefixes `[B, V]`, and what runs one token more."""
+    device = model.device
+    ids_BP = pad_sequence(list(prefixes), batch_first=True, padding_side="left").to(device)
+    lengths_B1 = torch.tensor([[len(ids)] for ids in prefixes], device=device)
+    valid_BP = torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
+    restored_BUD = pad_sequence(list(restored), batch_first=True)
+    counts_B1 = torch.tensor([[len(states)] for states in restored], device=device)
+    valid_BU = torch.arange(restored_BUD.shape[1], device=device) < counts_B1
+    filled = prefill(
+        model.decoder,
+        model.config.inject_layer,
+        ids_BP,
+        valid_BP,
+        restored_BUD,
+        valid_BU,
+        placement=model.config.start_placement,
+        cache=DynamicCache(),
+    )
+    stream = filled.stream
+    assert stream is not None
+
+    def advance(ids_B: Tensor) -> Tensor:
+        return model.decoder.logits(step(model.decoder, model.config.inject_layer, ids_B, stream))
+
+    return model.decoder.logits(filled.prefix[:, -1]), advance
+
+
+def to_answer(
+    model: SeDeM,
+    request: Request,
+    selection: Selection,
+    row: Transcript,
+    timings: dict[str, float],
+) -> Answer:
+    """An answer with the spans that conditioned it."""
+    assert row.finish_reason is not None
+    citations = tuple(
+        request.bank.citation(index, rank, float(selection.scores[index]))
+        for rank, index in enumerate(selection.ranked, start=1)
+    )
+    return Answer(
+        text=row.text,
+        citations=citations,
+        k=len(citations),
+        blocks=len(request.bank),
+        timings=dict(timings),
+        finish_reason=row.finish_reason,
+        model=model.name,
+        cut=row.cut(),
+    )
+
+
+class AnswerStream(Iterator[str]):
+    """Pieces of an answer as they become certain; `answer` holds all of it at the end."""
+
+    def __init__(self, answering: Generator[list[Transcript], None, list[Answer]]) -> None:
+        self._answering = answering
+        self.answer: Answer | None = None
+
+    def __next__(self) -> str:
+        while True:
+            try:
+                rows = next(self._answering)
+            except StopIteration as finished:
+                if self.answer is None:
+                    self.answer = finished.value[0]
+                raise StopIteration from None
+            if piece := rows[0].take():
+                return piece
+
+
+class Clock:
+    """Milliseconds by stage; waits for the device before it is read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.timings: dict[str, float] = {}
+        self._start = self._last = self._now()
+
+    def lap(self, name: str) -> None:
+        """Record the time since the last lap."""
+        now = self._now()
+        self.timings[name] = (now - self._last) * 1e3
+        self._last = now
+
+    def mark(self, name: str) -> None:
+        """Record the time since the start."""
+        self.timings[name] = (self._now() - self._start) * 1e3
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()

@@ -1,0 +1,394 @@
+"""A Hugging Face decoder, opened so that any range of its layers can be run on its own.
+
+Letters: B batch, P positions of one call, K keys seen so far, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from sedem.errors import CheckpointError, ConfigError
+from sedem.weights import check_weights, load_weights, unpack_int8, weights_digest
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ATTENTION = ("sdpa", "eager")
+INT8_FILE = "model.int8.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@dataclass(frozen=True)
+class KeyAxis:
+    """What the cache of a range of layers holds, column by column.
+
+    Columns need not stand in reading order: who sees whom is decided by position alone.
+
+    Attributes:
+        positions: position of each column `[B, K]`.
+        valid: False where a column is padding `[B, K]`.
+        padded: whether any column is padding; kept on the host so that no step waits for a device.
+        ordered: whether columns stand in reading order, so that plain causal attention will do.
+    """
+
+    positions: Tensor
+    valid: Tensor
+    padded: bool
+    ordered: bool = True
+
+    def extended(self, positions_BP: Tensor, valid_BP: Tensor) -> KeyAxis:
+        """The axis with new columns at its end."""
+        return KeyAxis(
+            torch.cat([self.positions, positions_BP], dim=1),
+            torch.cat([self.valid, valid_BP], dim=1),
+            self.padded,
+            self.ordered,
+        )
+
+    def visible_to(
+        self, positions_BP: Tensor, valid_BP: Tensor, window: int | None = None
+    ) -> Tensor:
+        """Which columns each position may attend to, `[B, P, K]`.
+
+        A padding position sees every valid column: its output is never read, and a row with
+        nothing to attend to would be NaN.
+        """
+        back_BPK = positions_BP[:, :, None] - self.positions[:, None, :]
+        seen_BPK = back_BPK >= 0
+        if window is not None:
+            seen_BPK &= back_BPK < window
+        return self.valid[:, None, :] & (seen_BPK | ~valid_BP[:, :, None])
+
+
+class Backbone(nn.Module):
+    """One decoder of the Llama kind with its tokenizer.
+
+    Args:
+        model: the causal language model.
+        tokenizer: its fast tokenizer.
+        name: folder or hub id it was opened from.
+        revision: hub revision, None for the newest or for a folder.
+
+    Raises:
+        ConfigError: the layout, the attention implementation or the tokenizer cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        revision: str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_layout(model, tokenizer, name)
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.revision = revision
+        self.start_id = _start_id(model, tokenizer, name)
+        self.end_id = _end_id(model, tokenizer, name)
+        self.depth = len(model.get_decoder().layers)
+        # Taken before adapters change the names of the weights.
+        self.vocabulary = tokenizer_description(tokenizer)
+        self.digest = weights_digest(model.state_dict(), self.vocabulary)
+
+    @property
+    def width(self) -> int:
+        """Hidden size."""
+        return int(self.model.config.hidden_size)
+
+    @property
+    def max_positions(self) -> int:
+        """Longest sequence the model was made for, in tokens."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the hidden states."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    def token_ids(self, text: str) -> list[int]:
+        """Tokens of a text, no start token in front; special tokens written in it stay text."""
+        return list(self.tokenize([text])["input_ids"][0])
+
+    def tokenize(self, texts: list[str], *, offsets: bool = False) -> dict[str, Any]:
+        """Tokens of several texts, with character offsets when asked for."""
+        encoded = self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_offsets_mapping=offsets,
+            split_special_tokens=True,
+            verbose=False,
+        )
+        return dict(encoded)
+
+    def embed(self, ids_BP: Tensor) -> Tensor:
+        """Token embeddings `[B, P, D]`: the states before the first layer."""
+        return self.model.get_input_embeddings()(ids_BP)
+
+    def run(
+        self,
+        hidden_BPD: Tensor,
+        first: int,
+        last: int,
+        positions_BP: Tensor,
+        valid_BP: Tensor | None = None,
+        keys: KeyAxis | None = None,
+        cache: DynamicCache | None = None,
+    ) -> Tensor:
+        """Run layers first+1..last on hidden states.
+
+        Args:
+            hidden_BPD: states after `first` layers `[B, P, D]`.
+            first: layers already run.
+            last: layers run afterwards; `hidden_states[last]` of Hugging Face for last < depth
+                (its final entry is after the closing norm, this never is).
+            positions_BP: rotary positions.
+            valid_BP: False where a position is padding; needed with `keys`.
+            keys: the columns that attention sees, this call's included; None for plain causal
+                attention over this call alone (padding then stands on the right).
+            cache: holds the keys and values of earlier calls and takes those of this one.
+
+        Returns:
+            States after `last` layers `[B, P, D]`.
+        """
+        decoder = self.model.get_decoder()
+        rope = decoder.rotary_emb(hidden_BPD, position_ids=positions_BP)
+        if keys is None:
+            valid_BP = torch.ones_like(positions_BP, dtype=torch.bool)
+            keys = KeyAxis(positions_BP, valid_BP, padded=False)
+        assert valid_BP is not None
+        masks: dict[int | None, Tensor | None] = {}
+        for index in range(first, last):
+            window = self._window(index)
+            if window not in masks:
+                masks[window] = self._mask(hidden_BPD, positions_BP, valid_BP, keys, window)
+            hidden_BPD = decoder.layers[index](
+                hidden_BPD,
+                attention_mask=masks[window],
+                position_ids=positions_BP,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                position_embeddings=rope,
+            )
+        return hidden_BPD
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits `[..., V]` from states after the last layer: closing norm and head."""
+        head = self.model.get_output_embeddings()
+        return head(self.model.get_decoder().norm(hidden))
+
+    def _window(self, index: int) -> int | None:
+        config = self.model.config
+        window = getattr(config, "sliding_window", None)
+        kinds = getattr(config, "layer_types", None)
+        if kinds is not None and kinds[index] != "sliding_attention":
+            return None
+        return window
+
+    def _mask(
+        self,
+        hidden_BPD: Tensor,
+        positions_BP: Tensor,
+        valid_BP: Tensor,
+        keys: KeyAxis,
+        window: int | None,
+    ) -> Tensor | None:
+        """None where attention needs no mask, or where SDPA's own causal one is the same."""
+        sdpa = self.model.config._attn_implementation == "sdpa"
+        asked, held = positions_BP.shape[1], keys.positions.shape[1]
+        if not keys.padded and (window is None or held <= window):
+            if asked == 1:
+                return None
+            if sdpa and keys.ordered and asked == held:
+                return None
+        mask_B1PK = keys.visible_to(positions_BP, valid_BP, window)[:, None]
+        if sdpa:
+            return mask_B1PK
+        # Eager attention adds its mask to the logits; a boolean one would silently be wrong.
+        bias = torch.zeros(mask_B1PK.shape, dtype=hidden_BPD.dtype, device=hidden_BPD.device)
+        return bias.masked_fill(~mask_B1PK, torch.finfo(hidden_BPD.dtype).min)
+
+    # Adapters
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether adapters are attached."""
+        return bool(getattr(self.model, "_hf_peft_config_loaded", False))
+
+    def add_lora(self, rank: int, alpha: int) -> None:
+        """Attach adapters to q, k, v and o of every layer (appendix Trainable Parameters)."""
+        self.model.add_adapter(
+            LoraConfig(r=rank, lora_alpha=alpha, target_modules=LORA_TARGETS, bias="none")
+        )
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+
+    def lora_parameters(self) -> list[nn.Parameter]:
+        """The adapters' factors A and B."""
+        return [p for n, p in self.model.named_parameters() if "lora_" in n]
+
+    @contextmanager
+    def without_lora(self) -> Iterator[None]:
+        """Run the frozen weights alone inside the block, as the encoder must."""
+        layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        trainable = [p for p in self.lora_parameters() if p.requires_grad]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+            # Enabling marks every factor trainable, whatever it was before.
+            for parameter in self.lora_parameters():
+                parameter.requires_grad_(False)
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+
+    def save_lora(self, folder: Path) -> None:
+        """Write the adapters in PEFT's own layout."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = get_peft_model_state_dict(self.model)
+        save_file({n: t.contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS)
+        self.model.peft_config["default"].save_pretrained(str(folder))
+
+    def load_lora(self, folder: Path) -> None:
+        """Read adapters that `add_lora` has made room for.
+
+        Raises:
+            CheckpointError: a file is missing or a factor is missing, extra or of another shape.
+        """
+        weights = load_weights(folder / ADAPTER_WEIGHTS)
+        expected = get_peft_model_state_dict(self.model)
+        check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
+        set_peft_model_state_dict(self.model, weights)
+
+
+def open_backbone(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    attention: str = "sdpa",
+) -> Backbone:
+    """Open a backbone from a folder or the hub.
+
+    A folder may hold the weights as int8 rows with a scale a row (`model.int8.safetensors`).
+
+    Args:
+        name: folder or hub id.
+        revision: hub revision.
+        dtype: type of weights and hidden states.
+        device: where to put it.
+        attention: "sdpa" or "eager".
+
+    Raises:
+        ConfigError: it cannot be found or its layout is not supported.
+        CheckpointError: weights are missing.
+    """
+    if attention not in ATTENTION:
+        raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"backbone '{name}' is neither a folder here nor to be had from the hub: {reason}"
+        ) from None
+    _check_family(config.model_type, name)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    packed = Path(name) / INT8_FILE
+    if packed.is_file():
+        model = AutoModelForCausalLM.from_config(config, **options)
+        weights = unpack_int8(load_weights(packed), dtype)
+        if config.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        check_weights(model.state_dict(), weights, str(packed))
+        model.load_state_dict(weights)
+    else:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, output_loading_info=True, **options
+        )
+        if info["missing_keys"]:
+            raise CheckpointError(
+                f"backbone '{name}' lacks {len(info['missing_keys'])} weights, "
+                f"'{sorted(info['missing_keys'])[0]}' among them; fetch it again"
+            )
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+    return Backbone(model.to(device), tokenizer, name, revision)
+
+
+def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
+    """All that decides how a tokenizer cuts text, as JSON."""
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps(
+        {k: description[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")},
+        sort_keys=True,
+    )
+
+
+def _check_family(model_type: str, name: str) -> None:
+    if model_type not in FAMILIES:
+        raise ConfigError(
+            f"backbone '{name}' has the layout '{model_type}'; sedem runs decoders of the Llama "
+            f"kind: {', '.join(FAMILIES)}"
+        )
+
+
+def _check_layout(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    _check_family(model.config.model_type, name)
+    implementation = model.config._attn_implementation
+    if implementation not in ATTENTION:
+        raise ConfigError(
+            f"backbone '{name}' was opened with attention '{implementation}'; "
+            f"sedem needs {' or '.join(ATTENTION)}"
+        )
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"backbone '{name}' has no fast tokenizer; character offsets, and so citations, "
+            "need one"
+        )
+
+
+def _start_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
+    # The first token of any sequence becomes an attention sink, so there is always one to spare;
+    # families without a BOS (Qwen) take their end-of-text token for it.
+    for candidate in (tokenizer.bos_token_id, model.config.bos_token_id, tokenizer.eos_token_id):
+        if isinstance(candidate, int):
+            return candidate
+    raise ConfigError(f"backbone '{name}' names neither a begin nor an end token")
+
+
+def _end_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
+    for candidate in (tokenizer.eos_token_id, model.config.eos_token_id):
+        if isinstance(candidate, int):
+            return candidate
+    raise ConfigError(f"backbone '{name}' names no end token, so answers could not end")

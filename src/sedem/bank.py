@@ -1,0 +1,211 @@
+"""MemoryBank: the blocks of some documents, where they came from and which model made them.
+
+Letters: N blocks, J slots of a block, D decoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sedem import store
+from sedem.contracts import Citation, Document
+from sedem.errors import BankError
+from sedem.store import BlockRow
+
+SCAN = 4096
+"""Blocks looked at together when a whole bank is scanned."""
+
+
+class Piece(Protocol):
+    """Some blocks' memory, in RAM or mapped from a shard."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Sequence[int]) -> Tensor:
+        """Memory `[n, J, D]` of some of its blocks."""
+        ...
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Blocks that were just made."""
+
+    memory_NJD: Tensor
+
+    def __len__(self) -> int:
+        return self.memory_NJD.shape[0]
+
+    def take(self, indices: Sequence[int]) -> Tensor:
+        """Memory `[n, J, D]` of some blocks."""
+        return self.memory_NJD[list(indices)]
+
+
+@dataclass
+class MemoryBank:
+    """What `SeDeM.read` returns: read once, asked any number of times.
+
+    Attributes:
+        fingerprint: of the model that made it; another model refuses it.
+        made_by: the same for people: model, layers, T, C.
+        documents: the texts, in reading order.
+        blocks: where each block comes from.
+        pieces: the memory.
+        places: piece and row of each block.
+        path: the folder it was opened from or saved to, None while only in RAM.
+    """
+
+    fingerprint: str
+    made_by: dict[str, Any]
+    documents: list[Document]
+    blocks: list[BlockRow]
+    pieces: list[Piece]
+    places: list[tuple[int, int]] = field(default_factory=list)
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.places:
+            self.places = [
+                (p, row) for p, piece in enumerate(self.pieces) for row in range(len(piece))
+            ]
+        if len(self.places) != len(self.blocks):
+            raise BankError(f"{len(self.blocks)} blocks are named, memory holds {len(self.places)}")
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    def memory(self, indices: Sequence[int]) -> Tensor:
+        """Memory of some blocks `[n, J, D]`, in the order asked for."""
+        by_piece: dict[int, list[tuple[int, int]]] = {}
+        for at, index in enumerate(indices):
+            piece, row = self.places[index]
+            by_piece.setdefault(piece, []).append((at, row))
+        if len(by_piece) <= 1:
+            piece, rows = next(iter(by_piece.items()), (0, []))
+            return self.pieces[piece].take([row for _, row in rows])
+        parts = [self.pieces[p].take([row for _, row in rows]) for p, rows in by_piece.items()]
+        order = torch.tensor([at for rows in by_piece.values() for at, _ in rows])
+        return torch.cat(parts)[order.argsort()]
+
+    def slot_tokens(self, indices: Sequence[int]) -> Tensor:
+        """Real tokens behind each slot of some blocks `[n, J]`."""
+        rows = [self.blocks[index].slot_tokens for index in indices]
+        return torch.tensor(rows, dtype=torch.long).view(len(rows), len(self.blocks[0].slot_tokens))
+
+    def scan(self) -> Iterator[tuple[range, Tensor]]:
+        """All blocks in order, `SCAN` at a time: their indices and their memory."""
+        for start in range(0, len(self), SCAN):
+            indices = range(start, min(start + SCAN, len(self)))
+            yield indices, self.memory(indices)
+
+    def citation(self, index: int, rank: int, score: float) -> Citation:
+        """The span behind a block."""
+        block = self.blocks[index]
+        document = self.documents[block.document]
+        span = document.text[block.start : block.end]
+        return Citation(rank, document.name, block.start, block.end, score, span)
+
+    def check_made_by(self, fingerprint: str) -> None:
+        """Refuse a bank of another model.
+
+        Raises:
+            BankMismatchError: with both fingerprints.
+        """
+        store.check_fingerprint(str(self.path or "in memory"), self.fingerprint, fingerprint)
+
+    def append(self, other: MemoryBank) -> None:
+        """Take in another bank's documents; one that has a name of this bank's replaces it.
+
+        A bank that lies on disk is extended there, in one commit.
+
+        Raises:
+            BankMismatchError: another model made the other bank.
+        """
+        other.check_made_by(self.fingerprint)
+        if self.path is not None:
+            other._write(self.path)
+            self._reload()
+            return
+        self._drop({document.name for document in other.documents})
+        first_document, first_piece = len(self.documents), len(self.pieces)
+        self.documents += other.documents
+        self.pieces += other.pieces
+        self.places += [(first_piece + piece, row) for piece, row in other.places]
+        self.blocks += [
+            BlockRow(first_document + b.document, b.start, b.end, b.slot_tokens)
+            for b in other.blocks
+        ]
+
+    def remove(self, name: str) -> None:
+        """Forget a document.
+
+        Raises:
+            BankError: it holds none of that name.
+        """
+        if self.path is not None:
+            store.remove(self.path, name)
+            self._reload()
+        elif name not in {document.name for document in self.documents}:
+            known = ", ".join(document.name for document in self.documents)
+            raise BankError(f"the bank has no document '{name}'; it has {known or 'none'}")
+        else:
+            self._drop({name})
+
+    def save(self, path: str | Path) -> None:
+        """Write the bank to a new folder and keep it open there.
+
+        Raises:
+            BankError: something is there already.
+        """
+        folder = Path(path)
+        with store.creating(folder, self.fingerprint, self.made_by) as unfinished:
+            if self.blocks:
+                self._write(unfinished)
+        self.path = folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> MemoryBank:
+        """Open a bank; its memory is mapped, not read.
+
+        Raises:
+            BankError: there is none, or it is damaged.
+        """
+        folder = Path(path)
+        contents = store.load(folder)
+        return cls(
+            contents.fingerprint,
+            contents.made_by,
+            [Document(name, text) for name, text in contents.documents],
+            contents.blocks,
+            list(contents.shards),
+            contents.places,
+            folder,
+        )
+
+    def _write(self, folder: Path) -> None:
+        memory_NJD = self.memory(range(len(self)))
+        documents = [(document.name, document.text) for document in self.documents]
+        store.append(folder, self.fingerprint, documents, self.blocks, memory_NJD)
+
+    def _reload(self) -> None:
+        assert self.path is not None
+        self.__dict__.update(MemoryBank.open(self.path).__dict__)
+
+    def _drop(self, names: set[str]) -> None:
+        keep = [i for i, document in enumerate(self.documents) if document.name not in names]
+        if len(keep) == len(self.documents):
+            return
+        renumbered = {old: new for new, old in enumerate(keep)}
+        alive = [i for i, block in enumerate(self.blocks) if block.document in renumbered]
+        self.places = [self.places[i] for i in alive]
+        self.blocks = [
+            BlockRow(renumbered[b.document], b.start, b.end, b.slot_tokens)
+            for b in (self.blocks[i] for i in alive)
+        ]
+        self.documents = [self.documents[i] for i in keep]

@@ -1,0 +1,137 @@
+"""Full context: the backbone reads every document for every question ("Backbone" of the paper).
+
+Raw text goes in at the first layer, keys and values are cached for decoding. What does not fit the
+backbone's positions is left out at the end of the context, and the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import DynamicCache
+
+from sedem.answering import Clock
+from sedem.backbone import Backbone
+from sedem.contracts import Answer, Citation, Document
+from sedem.errors import DataError
+from sedem.generation import Decoding, Transcript, generate
+from sedem.injection import prefill, step
+from sedem.prompts import context_prompt, question_ids
+
+
+class FullContext:
+    """The frozen backbone reads every document: the paper's "Backbone (Frozen)".
+
+    Args:
+        backbone: the decoder.
+        decoding: how answers are generated.
+        name: what answers are signed with.
+    """
+
+    def __init__(self, backbone: Backbone, decoding: Decoding, name: str = "full-context") -> None:
+        self.backbone = backbone
+        self.decoding = decoding
+        self.name = name
+
+    def read(self, documents: Sequence[Document]) -> list[Document]:
+        """The documents themselves: raw text has no memory that could be built ahead."""
+        return list(documents)
+
+    def answer(self, memory: Sequence[Document], question: str) -> Answer:
+        """Answer from all documents, in their order.
+
+        Raises:
+            DataError: the question is empty or alone exceeds the backbone's positions.
+        """
+        clock = Clock(self.backbone.device)
+        return self.answer_from(memory, range(len(memory)), [0.0] * len(memory), question, clock)
+
+    @torch.no_grad()
+    def answer_from(
+        self,
+        documents: Sequence[Document],
+        used: Sequence[int],
+        scores: Sequence[float],
+        question: str,
+        clock: Clock,
+    ) -> Answer:
+        """Answer from some of the documents.
+
+        Args:
+            documents: all of them.
+            used: which of them are read, in reading order.
+            scores: why each of these.
+            question: what is asked.
+            clock: started when the question came.
+        """
+        backbone = self.backbone
+        clock.lap("select_ms")
+        start, *prompt = question_ids(backbone, question)
+        room = backbone.max_positions - 1 - len(prompt) - self.decoding.max_new_tokens
+        if room < 0:
+            raise DataError(
+                f"the question's {len(prompt):,} tokens and an answer of up to "
+                f"{self.decoding.max_new_tokens} exceed the {backbone.max_positions:,} positions "
+                f"of '{backbone.name}'; ask something shorter"
+            )
+        context = backbone.token_ids(context_prompt([documents[index].text for index in used]))
+        cut = []
+        if len(context) > room:
+            cut.append(
+                f"the context has {len(context):,} tokens, only its first {room:,} fit the model"
+            )
+        ids_1P = torch.tensor([[start, *context[:room], *prompt]], device=backbone.device)
+        transcript = self._generate(ids_1P, clock)
+        assert transcript.finish_reason is not None
+        ranked = sorted(range(len(used)), key=lambda i: -scores[i])
+        citations = tuple(
+            Citation(
+                rank,
+                documents[used[i]].name,
+                0,
+                len(documents[used[i]].text),
+                scores[i],
+                documents[used[i]].text,
+            )
+            for rank, i in enumerate(ranked, start=1)
+        )
+        return Answer(
+            text=transcript.text,
+            citations=citations,
+            k=len(used),
+            blocks=len(documents),
+            timings=dict(clock.timings),
+            finish_reason=transcript.finish_reason,
+            model=self.name,
+            cut=(*cut, *transcript.cut()),
+        )
+
+    def _generate(self, ids_1P: torch.Tensor, clock: Clock) -> Transcript:
+        backbone = self.backbone
+        nothing_1UD = torch.zeros(1, 0, backbone.width, device=backbone.device)
+        valid_1P = torch.ones_like(ids_1P, dtype=torch.bool)
+        # Two-depth decoding without memory is plain decoding.
+        filled = prefill(
+            backbone, 0, ids_1P, valid_1P, nothing_1UD, valid_1P[:, :0], cache=DynamicCache()
+        )
+        stream = filled.stream
+        assert stream is not None
+
+        def advance(ids_B: torch.Tensor) -> torch.Tensor:
+            return backbone.logits(step(backbone, 0, ids_B, stream))
+
+        transcript: Transcript | None = None
+        for rows in generate(
+            backbone.logits(filled.prefix[:, -1]),
+            advance,
+            backbone.tokenizer,
+            backbone.end_id,
+            self.decoding,
+        ):
+            transcript = rows[0]
+            if "ttft_ms" not in clock.timings:
+                clock.mark("ttft_ms")
+        clock.mark("total_ms")
+        assert transcript is not None
+        return transcript

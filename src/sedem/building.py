@@ -1,0 +1,108 @@
+"""Building a bank on disk from documents, commit by commit, and describing one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sedem import store
+from sedem.bank import MemoryBank
+from sedem.contracts import Document
+from sedem.errors import DataError
+from sedem.model import SeDeM
+from sedem.reading import Progress
+
+COMMIT = 400_000
+"""Characters read between two commits: about 8 MB of memory for a 1B model at C = 4."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a build did, and what the bank holds now."""
+
+    added: int
+    replaced: int
+    unchanged: int
+    documents: int
+    blocks: int
+
+
+def build_bank(
+    model: SeDeM, path: Path, documents: Sequence[Document], progress: Progress | None = None
+) -> Report:
+    """Create or extend a bank.
+
+    Documents it holds unchanged are passed over; changed ones are replaced. Each commit is durable,
+    so a build that was killed goes on when it is started again.
+
+    Args:
+        model: reads.
+        path: folder of the bank.
+        documents: names differ.
+        progress: called with characters read and characters in all.
+
+    Raises:
+        BankMismatchError: another model made the bank.
+        DataError: two documents have one name.
+    """
+    names = [document.name for document in documents]
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"'{name}' was given twice; give each document once")
+    held: dict[str, str] = {}
+    if path.exists():
+        bank = MemoryBank.open(path)
+        bank.check_made_by(model.fingerprint())
+        held = {document.name: document.text for document in bank.documents}
+    new = [document for document in documents if held.get(document.name) != document.text]
+    replaced = sum(document.name in held for document in new)
+    total = sum(len(document.text) for document in new)
+    done = 0
+    for group in _groups(new):
+        size = sum(len(document.text) for document in group)
+
+        def report(segments: int, all_segments: int, done: int = done, size: int = size) -> None:
+            if progress is not None:
+                progress(done + size * segments // all_segments, total)
+
+        part = model.read(group, progress=report)
+        if path.exists():
+            MemoryBank.open(path).append(part)
+        else:
+            part.save(path)
+        done += size
+    bank = MemoryBank.open(path)
+    return Report(
+        len(new) - replaced, replaced, len(documents) - len(new), len(bank.documents), len(bank)
+    )
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Facts about a bank on disk: what made it, what it holds, how large it is."""
+    bank = MemoryBank.open(path)
+    tokens = sum(sum(block.slot_tokens) for block in bank.blocks)
+    size = sum(file.stat().st_size for file in (path / store.SHARDS).glob("*.safetensors"))
+    return {
+        "documents": len(bank.documents),
+        "blocks": len(bank),
+        "tokens": tokens,
+        "memory_bytes": size,
+        "bytes_per_token": round(size / tokens, 1) if tokens else 0.0,
+        "fingerprint": bank.fingerprint,
+        **bank.made_by,
+    }
+
+
+def _groups(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= COMMIT:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

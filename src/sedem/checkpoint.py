@@ -1,0 +1,138 @@
+"""A checkpoint on disk: config.json, sedem.safetensors, adapter/ and, if small, backbone/."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sedem.backbone import Backbone, open_backbone
+from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.errors import CheckpointError
+from sedem.weights import check_weights, load_weights
+
+WEIGHTS_FILE = "sedem.safetensors"
+ADAPTER = "adapter"
+BACKBONE = "backbone"
+EMBEDDED = "sedem-nano"
+EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
+
+
+def locate(name: str, revision: str | None = None) -> Path:
+    """The folder of a checkpoint: a folder here, the embedded one, or a snapshot from the hub.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if name == EMBEDDED:
+        package = Path(__file__).parent
+        # Beside the package in an installed wheel, at the root of a source tree.
+        for place in (package / "checkpoints", package.parents[1] / "checkpoints"):
+            if (place / EMBEDDED).is_dir():
+                return place / EMBEDDED
+    if folder.exists():
+        raise CheckpointError(f"'{name}' is a file; a checkpoint is a folder with {CONFIG_FILE}")
+    try:
+        return Path(snapshot_download(name, revision=revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint '{name}' is neither a folder here nor to be had from the hub: {reason}"
+        ) from None
+
+
+def open_backbones(
+    config: SedemConfig,
+    folder: Path | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    attention: str = "sdpa",
+) -> tuple[Backbone, Backbone]:
+    """Open encoder and decoder; in the same-backbone setting they are one object.
+
+    Args:
+        config: names them.
+        folder: the checkpoint; a backbone named like a folder inside it is that folder.
+        dtype: type of weights and hidden states.
+        device: where to put them.
+        attention: "sdpa" or "eager".
+    """
+
+    def open_one(name: str, revision: str | None) -> Backbone:
+        inside = folder is not None and (folder / name).is_dir()
+        place = str(folder / name) if folder is not None and inside else name
+        return open_backbone(
+            place, revision=revision, dtype=dtype, device=device, attention=attention
+        )
+
+    encoder = open_one(config.encoder, config.encoder_revision)
+    if not config.cross_model:
+        return encoder, encoder
+    assert config.decoder is not None
+    return encoder, open_one(config.decoder, config.decoder_revision)
+
+
+def read_weights(folder: Path, parts: nn.Module) -> None:
+    """Fill the trained parts from a checkpoint.
+
+    Raises:
+        CheckpointError: weights are missing, extra or of another shape.
+    """
+    path = folder / WEIGHTS_FILE
+    weights = load_weights(path)
+    check_weights(parts.state_dict(), weights, str(path))
+    parts.load_state_dict(weights)
+
+
+def write(
+    folder: Path,
+    config: SedemConfig,
+    parts: nn.Module,
+    decoder: Backbone,
+    *,
+    backbone: Path | None = None,
+) -> None:
+    """Write a checkpoint; a new one appears whole or not at all.
+
+    In a folder that is there only the checkpoint's own files are replaced, config.json last.
+
+    Args:
+        folder: where to.
+        config: the model's.
+        parts: the trained parts.
+        decoder: its adapters are written if it has any.
+        backbone: folder of the backbone if it is to travel with the checkpoint.
+    """
+    unfinished = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    if backbone is not None:
+        shutil.copytree(backbone, unfinished / BACKBONE)
+        config = replace(config, encoder=BACKBONE)
+    config = replace(config, lora_rank=config.lora_rank if decoder.has_lora else 0)
+    config.save(
+        unfinished, sedem_version=version("sedem"), transformers_version=version("transformers")
+    )
+    weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
+    save_file(weights, unfinished / WEIGHTS_FILE)
+    if decoder.has_lora:
+        decoder.save_lora(unfinished / ADAPTER)
+    if not folder.exists():
+        unfinished.rename(folder)
+        return
+    for entry in sorted(unfinished.iterdir(), key=lambda entry: entry.name == CONFIG_FILE):
+        if (folder / entry.name).is_dir():
+            shutil.rmtree(folder / entry.name)
+        entry.replace(folder / entry.name)
+    unfinished.rmdir()

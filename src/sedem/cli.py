@@ -1,0 +1,405 @@
+"""The command line. Every verb imports what it needs itself, so that --help is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from sedem.errors import ConfigError, SedemError
+
+if TYPE_CHECKING:
+    from sedem.bank import MemoryBank
+    from sedem.contracts import Answer
+    from sedem.model import SeDeM
+
+DEFAULT_MODEL = "sedem-nano"
+
+
+class Verbs(TyperGroup):
+    """Turns errors that sedem raises on purpose into one line and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb."""
+        try:
+            return super().invoke(ctx)
+        except SedemError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Read documents once into a bank of hidden-state memories, then ask it any question.",
+)
+bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, take documents out.")
+train_app = typer.Typer(no_args_is_help=True, help="Train a model from a recipe.")
+app.add_typer(bank_app, name="bank")
+app.add_typer(train_app, name="train")
+
+BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="Checkpoint: a folder or a hub id. [default: sedem-nano]"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option("-k", help="Blocks to use: a number, or 'all'. [default: the model's own]"),
+]
+RecipeOption = Annotated[Path, typer.Option("--config", help="The recipe, a YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one value, such as run.output=DIR."),
+]
+
+
+@app.command()
+def demo(k: BudgetOption = None) -> None:
+    """Build a bank from bundled documents, ask it questions, print answers and their sources."""
+    from sedem.demo import DOCUMENTS, QUESTIONS
+    from sedem.files import read_documents
+
+    model = _open_model(DEFAULT_MODEL)
+    documents = [
+        type(document)(Path(document.name).name, document.text)
+        for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
+    ]
+    with _progress("reading") as progress:
+        bank = model.read(documents, progress=progress)
+    typer.echo(
+        f"read {len(documents)} documents, {sum(len(d.text) for d in documents):,} characters, "
+        f"into {len(bank)} blocks\n"
+    )
+    for question in QUESTIONS:
+        typer.echo(f"? {question}")
+        _print_answer(model, bank, question, _budget(k))
+
+
+@app.command()
+def build(
+    bank: BankPath,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".txt and .md files.")],
+    model: Model = None,
+    encoding: Annotated[str, typer.Option(help="Encoding of the files.")] = "utf-8",
+) -> None:
+    """Read files into a bank; it is created if it is not there, extended if it is.
+
+    Files that the bank already holds unchanged are passed over, changed ones are replaced. Each
+    commit is durable: a build that was killed goes on when it is started again.
+    """
+    from sedem.building import build_bank
+    from sedem.files import read_documents
+
+    documents = read_documents(files, encoding)
+    opened = _open_model(model or _model_of(bank))
+    with _progress("reading") as progress:
+        report = build_bank(opened, bank, documents, progress)
+    typer.echo(
+        f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
+        f"{report.documents} documents in {report.blocks} blocks"
+    )
+
+
+@app.command()
+def ask(
+    bank: BankPath,
+    question: Annotated[
+        str | None, typer.Argument(help="The question; without it, one a line from stdin.")
+    ] = None,
+    k: BudgetOption = None,
+    as_json: Json = False,
+    model: Model = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Limit of the answer in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; above, sample.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+) -> None:
+    """Ask a bank; the answer comes with the spans of the documents that it was conditioned on."""
+    from sedem.bank import MemoryBank
+    from sedem.generation import Decoding
+
+    budget = _budget(k)
+    decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    opened = MemoryBank.open(bank)
+    answering = _open_model(model or _model_of(bank))
+    opened.check_made_by(answering.fingerprint())
+    for one in [question] if question is not None else _questions_from_stdin():
+        if as_json:
+            answer = answering.answer(opened, one, k=budget, decoding=decoding)
+            typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
+        else:
+            _print_answer(answering, opened, one, budget, decoding)
+
+
+@bank_app.command("ls")
+def bank_ls(bank: BankPath, as_json: Json = False) -> None:
+    """List the documents of a bank."""
+    from sedem.bank import MemoryBank
+
+    opened = MemoryBank.open(bank)
+    counts = [0] * len(opened.documents)
+    for block in opened.blocks:
+        counts[block.document] += 1
+    rows = [
+        {"document": document.name, "characters": len(document.text), "blocks": count}
+        for document, count in zip(opened.documents, counts, strict=True)
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['characters']:>12,} characters {row['blocks']:>6} blocks  {row['document']}"
+        )
+
+
+@bank_app.command("show")
+def bank_show(bank: BankPath, as_json: Json = False) -> None:
+    """Show which model made a bank, and how large it is."""
+    from sedem.building import describe
+
+    facts = describe(bank)
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) else value
+        typer.echo(f"{name.replace('_', ' '):<18} {shown}")
+
+
+@bank_app.command("verify")
+def bank_verify(bank: BankPath) -> None:
+    """Read every byte of a bank and compare it with its checksums."""
+    from sedem.store import verify
+
+    problems = verify(bank)
+    for problem in problems:
+        typer.echo(f"{bank}: {problem}")
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"{bank}: all is well")
+
+
+@bank_app.command("rm")
+def bank_rm(
+    bank: BankPath, document: Annotated[str, typer.Argument(help="Name of the document.")]
+) -> None:
+    """Take a document out of a bank."""
+    from sedem.store import remove
+
+    remove(bank, document)
+    typer.echo(f"{bank}: removed '{document}'")
+
+
+@train_app.command("stage1")
+def train_stage1(config: RecipeOption, overrides: Overrides = None) -> None:
+    """Train compressor and decompressor on plain text.
+
+    A run that was killed goes on from its last whole checkpoint when it is started again.
+    """
+    _train("stage1", config, overrides)
+
+
+@train_app.command("stage2")
+def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
+    """Train selection and answering on questions.
+
+    A run that was killed goes on from its last whole checkpoint when it is started again.
+    """
+    _train("stage2", config, overrides)
+
+
+@app.command("eval")
+def evaluate(
+    method: Annotated[str | None, typer.Argument(help="What to evaluate; see --list.")] = None,
+    data: Annotated[Path | None, typer.Option(help="File of questions.")] = None,
+    schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
+    records: Annotated[str | None, typer.Option(help="Records of the file, as start:stop.")] = None,
+    limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
+    k: BudgetOption = None,
+    control: Annotated[
+        str, typer.Option(help="Blocks to use: selected, gold, wrong or none.")
+    ] = "selected",
+    model: Model = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Limit of an answer in tokens.")] = 64,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
+    ] = None,
+    as_json: Json = False,
+    list_methods: Annotated[bool, typer.Option("--list", help="List the methods.")] = False,
+) -> None:
+    """Measure a method on a file of questions."""
+    from sedem.evaluation.methods import METHODS
+
+    if list_methods:
+        for name, (_, what) in METHODS.items():
+            typer.echo(f"{name:<14} {what}")
+        return
+    if method is None or data is None:
+        raise typer.BadParameter("give a METHOD and --data FILE, or --list")
+    from sedem.evaluation.command import run_evaluation
+
+    with _progress("answering") as progress:
+        metrics = run_evaluation(
+            method,
+            data,
+            schema=schema,
+            records=records,
+            limit=limit,
+            k=_budget(k),
+            control=control,
+            checkpoint=model or DEFAULT_MODEL,
+            max_new_tokens=max_new_tokens,
+            dtype=dtype,
+            seed=seed,
+            out=out,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    for name, value in metrics.items():
+        if isinstance(value, dict) and "mean" in value:
+            low, high = value["interval"]
+            typer.echo(
+                f"{name:<10} {value['mean']:6.2f}   [{low:.2f}, {high:.2f}]   n={value['n']}"
+            )
+    typer.echo(f"counts     {metrics['counts']}")
+
+
+@app.command()
+def cost(
+    backbone: Annotated[
+        str, typer.Argument(help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Count parameters and FLOPs of SeDeM on a backbone, without weights."""
+    from sedem.evaluation.cost import cost as count
+
+    result = count(backbone)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    parameters, flops = dict(result["parameters"]), dict(result["flops"])
+    assumptions = flops.pop("assumptions")
+    percent = parameters.pop("percent")
+    for name, value in parameters.items():
+        typer.echo(f"{name:<20} {value / 1e6:10.2f} M parameters")
+    typer.echo(f"{'added':<20} {percent:10.2f} % of the backbone\n")
+    for name, value in flops.items():
+        typer.echo(f"{name:<20} {value / 1e9:10.1f} GFLOPs")
+    typer.echo("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))
+
+
+def _open_model(name: str) -> SeDeM:
+    from transformers.utils.logging import disable_progress_bar
+
+    from sedem.model import SeDeM
+
+    disable_progress_bar()
+    return SeDeM.from_pretrained(name)
+
+
+def _model_of(bank: Path) -> str:
+    """The model that made a bank; the default for a bank that is yet to be made."""
+    from sedem.bank import MemoryBank
+
+    if not bank.exists():
+        return DEFAULT_MODEL
+    return str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
+
+
+def _budget(text: str | None) -> int | str | None:
+    if text is None or text == "all":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"k is '{text}'; it must be a whole number of at least 1, or 'all'"
+        ) from None
+
+
+def _print_answer(
+    model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, decoding: Any = None
+) -> None:
+    """The answer as it comes, then its sources."""
+    options = {} if decoding is None else {"decoding": decoding}
+    stream = model.stream(bank, question, k=k, **options)
+    for piece in stream:
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
+    assert stream.answer is not None
+    typer.echo("")
+    _print_sources(stream.answer)
+
+
+def _print_sources(answer: Answer) -> None:
+    for citation in answer.citations:
+        snippet = " ".join(citation.text.split())
+        shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
+        typer.echo(
+            f"  [{citation.rank}] {citation.document}:{citation.start}-{citation.end} "
+            f"({citation.score:.1f})  {shown}"
+        )
+    for sentence in answer.cut:
+        typer.echo(f"  note: {sentence}")
+    typer.echo("")
+
+
+def _questions_from_stdin() -> Iterator[str]:
+    if sys.stdin.isatty():
+        typer.echo("one question a line; end with Ctrl-D", err=True)
+    for line in sys.stdin:
+        if line.strip():
+            yield line.strip()
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, as a callback of done and total."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _train(stage: str, config: Path, overrides: list[str] | None) -> None:
+    import logging
+
+    from sedem.training import run
+    from sedem.training.recipe import load_recipe
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    if stage == "stage1":
+        final = run.train_stage1(load_recipe(run.Stage1Recipe, config, overrides or ()))
+    else:
+        final = run.train_stage2(load_recipe(run.Stage2Recipe, config, overrides or ()))
+    typer.echo(str(final))

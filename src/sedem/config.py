@@ -1,0 +1,209 @@
+"""SedemConfig: everything that defines a model beside its weights, and the presets of the paper."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from sedem.errors import CheckpointError, ConfigError
+
+Segmentation = Literal["window", "paragraph"]
+CompressorKind = Literal["linear", "mlp", "query"]
+LayerMixing = Literal["uniform", "learned"]
+StartPlacement = Literal["front", "between"]
+BlockOrder = Literal["document", "score"]
+
+CONFIG_FILE = "config.json"
+
+Kind = TypeVar("Kind")
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "segmentation": ("window", "paragraph"),
+    "compressor": ("linear", "mlp", "query"),
+    "layer_mixing": ("uniform", "learned"),
+    "start_placement": ("front", "between"),
+    "block_order": ("document", "score"),
+}
+
+
+@dataclass(frozen=True)
+class SedemConfig:
+    """The shape of a model and the choices that its weights were trained for.
+
+    Attributes:
+        encoder: folder or hub id of the backbone that reads.
+        decoder: folder or hub id of the backbone that answers; None means the encoder itself.
+        encoder_revision: hub revision of the encoder.
+        decoder_revision: hub revision of the decoder.
+        segment_length: T, tokens per segment.
+        compression: C, tokens per slot.
+        block_slots: N_B, slots per selectable block; None means N_M, one block per segment.
+        segmentation: fixed windows, or paragraphs (a long one becomes several segments).
+        extract_layers: numbers of encoder layers run; more than one entry makes a mixture.
+        layer_mixing: how several extraction layers are combined.
+        inject_layer: decoder layers that see the question alone.
+        compressor: "linear" (mean pool and W_in), "mlp" or "query".
+        compressor_heads: attention heads of the learned-query compressor.
+        decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
+        selector_heads: R.
+        selector_dim: H, width of one selector head; None means d_dec / R.
+        k: blocks selected when nobody says otherwise.
+        block_order: order of the selected blocks in the decoder.
+        start_placement: the start token before the memory, or between memory and question.
+        lora_rank: rank of the decoder's adapters; 0 means none.
+        lora_alpha: numerator of their scaling.
+    """
+
+    encoder: str
+    extract_layers: tuple[int, ...]
+    inject_layer: int
+    decoder: str | None = None
+    encoder_revision: str | None = None
+    decoder_revision: str | None = None
+    segment_length: int = 128
+    compression: int = 4
+    block_slots: int | None = None
+    segmentation: Segmentation = "window"
+    layer_mixing: LayerMixing = "uniform"
+    compressor: CompressorKind = "linear"
+    compressor_heads: int = 8
+    decompressor_hidden: int | None = None
+    selector_heads: int = 4
+    selector_dim: int | None = None
+    k: int = 2
+    block_order: BlockOrder = "document"
+    start_placement: StartPlacement = "front"
+    lora_rank: int = 64
+    lora_alpha: int = 128
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extract_layers", tuple(self.extract_layers))
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; "
+                    f"it can be {' or '.join(map(repr, choices))}"
+                )
+        _at_least_one(self, "segment_length", "compression", "compressor_heads", "selector_heads")
+        _at_least_one(self, "k")
+        if self.segment_length % self.compression:
+            raise ConfigError(
+                f"segment_length {self.segment_length} is not a multiple of compression "
+                f"{self.compression}; a segment must be cut into whole slots"
+            )
+        if not self.extract_layers or min(self.extract_layers) < 1:
+            raise ConfigError(
+                f"extract_layers is {list(self.extract_layers)}; it needs at least one number of "
+                "layers, each 1 or more"
+            )
+        if self.inject_layer < 0:
+            raise ConfigError(f"inject_layer is {self.inject_layer}; it must be 0 or more")
+        if self.lora_rank < 0 or self.lora_alpha < 0:
+            raise ConfigError(
+                f"lora_rank {self.lora_rank} and lora_alpha {self.lora_alpha} must not be negative"
+            )
+        if self.block_slots is not None and self.block_slots < 1:
+            raise ConfigError(f"block_slots is {self.block_slots}; it must be 1 or more")
+
+    @property
+    def slots(self) -> int:
+        """N_M: memory slots of one segment."""
+        return self.segment_length // self.compression
+
+    @property
+    def slots_per_block(self) -> int:
+        """N_B: slots of one selectable block."""
+        return self.block_slots or self.slots
+
+    @property
+    def extract_layer(self) -> int:
+        """How many encoder layers must be run: the deepest extraction layer."""
+        return max(self.extract_layers)
+
+    @property
+    def cross_model(self) -> bool:
+        """Whether one backbone reads and another answers."""
+        return self.decoder is not None and self.decoder != self.encoder
+
+    def save(self, folder: Path, **extra: Any) -> None:
+        """Write config.json; `extra` are entries that are not settings, such as versions."""
+        entries = {**asdict(self), **extra}
+        (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path, *, extra: frozenset[str] = frozenset()) -> SedemConfig:
+        """Read config.json; entries named in `extra` are not settings and are passed over.
+
+        Raises:
+            CheckpointError: the file is missing or not a sedem configuration.
+        """
+        path = folder / CONFIG_FILE
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"'{folder}' has no {CONFIG_FILE}; a sedem checkpoint is a folder with "
+                f"{CONFIG_FILE}, sedem.safetensors and adapter/"
+            ) from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"'{path}' is not readable JSON ({error})") from None
+        if not isinstance(entries, dict) or "extract_layers" not in entries:
+            raise CheckpointError(
+                f"'{path}' is not a sedem configuration (it has no 'extract_layers'); "
+                "give a folder that save_pretrained wrote"
+            )
+        return from_mapping(cls, {k: v for k, v in entries.items() if k not in extra}, str(path))
+
+    def with_changes(self, **changes: Any) -> SedemConfig:
+        """A copy with some settings changed; unknown names are refused."""
+        return from_mapping(type(self), {**asdict(self), **changes}, "the changes")
+
+
+def _at_least_one(config: SedemConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+
+def from_mapping(kind: type[Kind], entries: dict[str, Any], source: str) -> Kind:
+    """Build a dataclass from named entries, refusing unknown ones with the nearest name.
+
+    Args:
+        kind: the dataclass.
+        entries: values by field name.
+        source: where they come from, for the message.
+
+    Raises:
+        ConfigError: an entry is unknown, or a needed one is missing.
+    """
+    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    for name in entries:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(known)}"
+            raise ConfigError(f"{source}: unknown key '{name}'{hint}")
+    try:
+        return kind(**entries)
+    except TypeError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def llama_1b(**changes: Any) -> SedemConfig:
+    """The paper's Llama-3.2-1B setting; layers as docs/deviations.md explains."""
+    base = SedemConfig(encoder="meta-llama/Llama-3.2-1B", extract_layers=(11,), inject_layer=6)
+    return replace(base, **changes)
+
+
+def llama_3b(**changes: Any) -> SedemConfig:
+    """The paper's Llama-3.2-3B setting: 11 of 28 encoder layers, injection at 10."""
+    base = SedemConfig(encoder="meta-llama/Llama-3.2-3B", extract_layers=(11,), inject_layer=10)
+    return replace(base, **changes)
+
+
+def llama_1b_to_3b(**changes: Any) -> SedemConfig:
+    """The paper's cross-model setting: Llama-3.2-1B reads, Llama-3.2-3B answers."""
+    return llama_3b(encoder="meta-llama/Llama-3.2-1B", decoder="meta-llama/Llama-3.2-3B", **changes)

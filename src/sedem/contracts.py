@@ -1,0 +1,104 @@
+"""What every method speaks: documents in, answers with their sources out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from sedem.errors import DataError
+
+
+@dataclass(frozen=True)
+class Document:
+    """A named text. `name` is what citations show; within one bank it is unique."""
+
+    name: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise DataError("a document has an empty name; give it one, such as its file name")
+        if not self.text.strip():
+            raise DataError(
+                f"document '{self.name}' holds no text (it is empty or only white space); "
+                "leave it out or give its text"
+            )
+
+
+@dataclass(frozen=True)
+class Citation:
+    """One span that an answer was conditioned on; `text` is exactly `document_text[start:end]`.
+
+    Attributes:
+        rank: 1 for the block with the highest score.
+        document: name of the document.
+        start: first character of the span.
+        end: character after the span.
+        score: the selector's score of the block.
+        text: the span.
+    """
+
+    rank: int
+    document: str
+    start: int
+    end: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it stands on.
+
+    Attributes:
+        text: the answer, stripped of surrounding white space.
+        citations: the spans that conditioned it, best first.
+        k: how many blocks were used.
+        blocks: how many blocks the memory holds.
+        timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always there.
+        finish_reason: "end" (the model ended it), "stop" (a stop string) or "length" (the limit).
+        cut: one sentence for each thing that was left out or cut off; empty when nothing was.
+        model: name of the model that answered.
+    """
+
+    text: str
+    citations: tuple[Citation, ...]
+    k: int
+    blocks: int
+    timings: Mapping[str, float]
+    finish_reason: str
+    model: str
+    cut: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as JSON-ready values; the text goes under "answer"."""
+        fields = asdict(self)
+        fields["timings"] = dict(self.timings)
+        return {"answer": fields.pop("text"), **fields}
+
+
+class Reader(Protocol):
+    """What every method of the field can do: read documents once, then answer about them.
+
+    The boundary between the two calls is what makes times comparable: `read` and `answer` together
+    are the online protocol, `answer` alone is the prebuilt one.
+    """
+
+    name: str
+
+    def read(self, documents: Sequence[Document]) -> Any:
+        """Turn documents into this method's memory; no question is needed."""
+        ...
+
+    def answer(self, memory: Any, question: str) -> Answer:
+        """Answer one question about what was read."""
+        ...
+
+
+class StreamingReader(Reader, Protocol):
+    """A reader that can also give its answer piece by piece."""
+
+    def stream(self, memory: Any, question: str) -> Iterator[str]:
+        """Yield the answer as pieces of text whose concatenation is the answer."""
+        ...

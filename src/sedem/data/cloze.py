@@ -1,0 +1,156 @@
+"""Cloze supervision: questions cut from the documents themselves, their paragraph the evidence.
+
+No human labels are needed. A sentence that can stand alone loses one telling span (a date, a year,
+a number, a name) to a question word; the span is the answer. Which sentences and spans qualify is
+decided by rules alone, so the questions of a text are always the same.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sedem.contracts import Document
+from sedem.data.articles import Article, paragraphs, read_articles
+from sedem.data.examples import Evidence, Example, ExampleSet
+
+SHORTEST, LONGEST = 8, 32
+"""Words of a sentence that is asked about."""
+
+_MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
+_SENTENCE = re.compile(r"[A-Z\"(].*?[.!?](?=\s+[A-Z\"(]|\s*\Z)", re.DOTALL)
+# Kinds of span, the most telling first, with the words that take their place.
+_KINDS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(rf"\b(\d{{1,2}} (?:{_MONTH}) \d{{4}}|(?:{_MONTH}) \d{{1,2}}, \d{{4}})\b"),
+        "what date",
+    ),
+    (re.compile(rf"\b((?:{_MONTH}) \d{{4}})\b"), "what month"),
+    (re.compile(r"\bin (1[0-9]{3}|20[0-2][0-9])\b"), "what year"),
+    (
+        re.compile(r"\b(\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?)(?= (?:percent|[mb]illion|[a-z]+s)\b)"),
+        "how many",
+    ),
+    (
+        re.compile(
+            r"\b(?:by|from|with|at|to|near|called|named) ([A-Z][a-z]+(?: [A-Z][a-z]+){0,3})\b"
+        ),
+        "what",
+    ),
+)
+# A sentence that starts like this says something about another sentence.
+_DEPENDENT = re.compile(
+    r"(?:He|She|It|They|This|That|These|Those|His|Her|Its|Their|There|Here|However|But|And|Also|"
+    r"Such|Some|Others?|Another|Both|Thus|Therefore|Then|In this|At this|For this)\b"
+)
+
+
+@dataclass(frozen=True)
+class Cloze:
+    """A question, its answer, and where the sentence stands in its paragraph."""
+
+    question: str
+    answer: str
+    start: int
+    end: int
+
+
+def clozes(paragraph: str) -> Iterator[Cloze]:
+    """Questions of a paragraph: at most one a sentence."""
+    for match in _SENTENCE.finditer(paragraph):
+        sentence = match.group()
+        if not _stands_alone(sentence):
+            continue
+        for pattern, words in _KINDS:
+            found = pattern.search(sentence)
+            if found is not None and _telling(found, sentence, paragraph):
+                question = sentence[: found.start(1)] + words + sentence[found.end(1) :]
+                question = " ".join(question.rstrip(".!? ").split()) + "?"
+                yield Cloze(question, found.group(1), match.start(), match.end())
+                break
+
+
+def load(
+    path: Path, *, records: slice = slice(None), count: int = 10_000, seed: int = 0
+) -> ExampleSet:
+    """Cloze questions of the articles in a JSON-lines file.
+
+    Args:
+        path: the articles.
+        records: which of them.
+        count: how many questions at most.
+        seed: decides which.
+    """
+    return generate(read_articles(path, records), count=count, seed=seed)
+
+
+def generate(
+    articles: Sequence[Article],
+    *,
+    count: int,
+    seed: int = 0,
+    documents: int = 10,
+    longest: int = 900,
+) -> ExampleSet:
+    """Examples from articles: a question among paragraphs, half of them of its own article.
+
+    Args:
+        articles: titles and texts; paragraphs are lines.
+        count: how many examples at most.
+        seed: decides which.
+        documents: paragraphs of a context.
+        longest: characters of a paragraph that is used.
+    """
+    pool = [paragraphs(text, 200, longest) for _, text in articles]
+    usable = [index for index, own in enumerate(pool) if len(own) >= 2]
+    result = ExampleSet("cloze", [], Counter())
+    result.dropped["articles with fewer than two paragraphs"] = len(articles) - len(usable)
+    candidates = [
+        (article, index, cloze)
+        for article in usable
+        for index, paragraph in enumerate(pool[article])
+        for cloze in clozes(paragraph)
+    ]
+    rng = random.Random(f"cloze:{seed}")
+    rng.shuffle(candidates)
+    for number, (article, index, cloze) in enumerate(candidates[:count]):
+        rng = random.Random(f"cloze:{seed}:{number}")
+        near = [p for i, p in enumerate(pool[article]) if i != index]
+        texts = [pool[article][index], *rng.sample(near, min(documents // 2, len(near)))]
+        while len(texts) < documents:
+            texts.append(rng.choice(pool[rng.choice(usable)]))
+        order = rng.sample(range(len(texts)), len(texts))
+        result.examples.append(
+            Example(
+                f"cloze-{seed}-{number}",
+                tuple(Document(f"paragraph {i + 1}", texts[at]) for i, at in enumerate(order)),
+                cloze.question,
+                (cloze.answer,),
+                (Evidence(order.index(0), cloze.start, cloze.end),),
+            )
+        )
+    return result
+
+
+def _stands_alone(sentence: str) -> bool:
+    words = sentence.split()
+    return (
+        SHORTEST <= len(words) <= LONGEST
+        and not _DEPENDENT.match(sentence.lstrip('"('))
+        and sentence.count("(") == sentence.count(")")
+        and sentence.count('"') % 2 == 0
+        and "|" not in sentence
+        and "\n" not in sentence
+    )
+
+
+def _telling(found: re.Match[str], sentence: str, paragraph: str) -> bool:
+    """The span is said once in its paragraph and is no part of a quotation."""
+    span = found.group(1)
+    whole_word = re.compile(rf"(?<!\w){re.escape(span)}(?!\w)")
+    quoted = sentence.count('"', 0, found.start(1)) % 2 == 1
+    return len(whole_word.findall(paragraph)) == 1 and not quoted

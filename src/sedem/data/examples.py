@@ -1,0 +1,90 @@
+"""What a set of questions is, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sedem.contracts import Document
+from sedem.errors import DataError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A span that supports an answer: `documents[document].text[start:end]`."""
+
+    document: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question about some documents.
+
+    Attributes:
+        id: name within its set.
+        documents: the context, in order; names differ.
+        question: what is asked.
+        answers: acceptable answers, at least one; the first is the training target.
+        evidence: spans that support the answer; empty when nobody labelled any.
+    """
+
+    id: str
+    documents: tuple[Document, ...]
+    question: str
+    answers: tuple[str, ...]
+    evidence: tuple[Evidence, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.documents:
+            raise DataError(f"example '{self.id}' has no documents")
+        if not self.question.strip():
+            raise DataError(f"example '{self.id}' has an empty question")
+        if not self.answers or not all(answer.strip() for answer in self.answers):
+            raise DataError(f"example '{self.id}' has no answer, or an empty one")
+        names = [document.name for document in self.documents]
+        if len(set(names)) < len(names):
+            raise DataError(f"example '{self.id}' has two documents of one name")
+        for span in self.evidence:
+            inside = 0 <= span.document < len(self.documents)
+            length = len(self.documents[span.document].text) if inside else 0
+            if not inside or not 0 <= span.start < span.end <= length:
+                raise DataError(
+                    f"example '{self.id}' has evidence {span.start}:{span.end} in document "
+                    f"{span.document}, which has no such span"
+                )
+
+
+@dataclass
+class ExampleSet:
+    """Examples of one file or set, and what was left out of it.
+
+    Attributes:
+        name: for reports.
+        examples: in file order.
+        dropped: reasons with how many examples each cost.
+        noted: repairs with how many examples each touched; nothing was lost by them.
+    """
+
+    name: str
+    examples: list[Example]
+    dropped: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+
+
+def distinct_names(names: Sequence[str]) -> list[str]:
+    """Names of the documents of one context: a repeated one gets its count, "Paris (2)"."""
+    seen: Counter[str] = Counter()
+    distinct = []
+    for name in names:
+        name = name.strip() or "untitled"
+        seen[name] += 1
+        distinct.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return distinct
+
+
+def whole(document: int, documents: Sequence[Document]) -> Evidence:
+    """A whole document as evidence: what paragraph labels mean."""
+    return Evidence(document, 0, len(documents[document].text))

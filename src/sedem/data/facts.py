@@ -1,0 +1,185 @@
+"""The exact-facts set: does compression lose names, numbers, dates and codes?
+
+Invented people, places, contracts and shipments are described in a paragraph each and hidden among
+real paragraphs. What is asked can only be answered from the paragraph, and only exactly. Training
+and evaluation share no template, no name and no value: their templates are two lists
+(fact_templates.json), and every name and value belongs to one of the two by a hash of its text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from sedem.contracts import Document
+from sedem.data.articles import paragraphs, read_articles
+from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.errors import ConfigError, DataError
+
+Split = Literal["train", "evaluation"]
+
+_FIRST = (
+    "Ada Albin Berta Carl Clara Dora Edgar Elsa Emil Felix Greta Hanna Hugo Ida Ivan Jonas Karin "
+    "Lena Leo Mara Martin Nora Olga Otto Paula Peter Rita Rosa Simon Thea Tomas Vera Viktor Wanda"
+).split()
+_STARTS = (
+    "Al Bar Bel Bran Cal Car Cor Dal Dan Dar El Fal Far Gal Gar Hal Har Hol Kal Kar Kel Kor Lan "
+    "Lor Mal Mar Mel Mor Nor Or Pel Per Ral Ran Ros Sal San Sel Sor Stan Tal Tar Tor Ul Val Var "
+    "Vel Wal War Wen"
+).split()
+_ENDS = (
+    "bach berg bury by den don eck en er field ford gate ham holm in ing land ley lin lock man mar "
+    "mere mond more ney ow rick rin ris rod sen shire son stad stead ton vale vik ville way wick "
+    "win wood worth"
+).split()
+_MONTHS = (
+    "January February March April May June July August September October November December"
+).split()
+_GOODS = "carpets glass timber wool copper grain paper salt linen ceramics leather tin".split()
+_COINS = "crowns florins marks pounds".split()
+_TRADES = "Brothers Company Mills Works Trading Foundry".split()
+
+
+def _code(rng: random.Random) -> str:
+    letters = "".join(rng.choice("ABCDEFGHJKLMNPRSTUVWXYZ") for _ in range(2))
+    return f"{letters}-{rng.randrange(1000, 10000)}"
+
+
+_MAKERS: dict[str, Callable[[random.Random, Split], str]] = {
+    "place": lambda rng, split: rng.choice(_STARTS) + rng.choice(_ENDS),
+    "person": lambda rng, split: f"{rng.choice(_FIRST)} {make('place', split, rng)}",
+    "firm": lambda rng, split: f"{make('place', split, rng)} {rng.choice(_TRADES)}",
+    "contract": lambda rng, split: f"contract {make('code', split, rng)}",
+    "shipment": lambda rng, split: f"shipment {make('code', split, rng)}",
+    "code": lambda rng, split: _code(rng),
+    "date": lambda rng, split: (
+        f"{rng.randrange(1, 29)} {rng.choice(_MONTHS)} {rng.randrange(1801, 2024)}"
+    ),
+    "year": lambda rng, split: str(rng.randrange(1201, 2024)),
+    "count": lambda rng, split: f"{rng.randrange(1000, 100000):,}",
+    "money": lambda rng, split: f"{rng.randrange(1000, 90000):,} {rng.choice(_COINS)}",
+    "metres": lambda rng, split: f"{rng.randrange(12, 4000)} metres",
+    "kilos": lambda rng, split: f"{rng.randrange(110, 9999)} kg",
+    "goods": lambda rng, split: f"{rng.choice(_GOODS)} from {make('place', split, rng)}",
+}
+
+
+def load(
+    path: Path,
+    *,
+    records: slice = slice(None),
+    split: Split = "evaluation",
+    count: int = 1000,
+    seed: int = 0,
+) -> ExampleSet:
+    """The set with the paragraphs of articles as fillers.
+
+    Args:
+        path: JSON lines with `title` and `text`.
+        records: which articles.
+        split: "train" or "evaluation".
+        count: how many examples.
+        seed: decides everything.
+    """
+    if split not in ("train", "evaluation"):
+        raise ConfigError(f"split is '{split}'; it can be 'train' or 'evaluation'")
+    fillers = [
+        paragraph
+        for _, text in read_articles(path, records)
+        for paragraph in paragraphs(text, 250, 650)
+    ]
+    return generate(split, count, fillers, seed=seed)
+
+
+def generate(
+    split: Split,
+    count: int,
+    fillers: Sequence[str],
+    *,
+    seed: int = 0,
+    documents: int = 10,
+    facts: int = 2,
+) -> ExampleSet:
+    """Make examples.
+
+    Args:
+        split: whose templates, names and values.
+        count: how many.
+        fillers: real paragraphs to hide the facts among.
+        seed: decides everything.
+        documents: paragraphs of a context.
+        facts: paragraphs of it that are invented; one of them is asked about.
+
+    Raises:
+        DataError: there are too few fillers.
+    """
+    real = documents - facts
+    if len(fillers) < real:
+        raise DataError(
+            f"a context needs {real} filler paragraphs, {len(fillers)} are given; give more text"
+        )
+    examples = []
+    for number in range(count):
+        rng = random.Random(f"{split}:{seed}:{number}")
+        gold, question, value, start, end = _tell(split, rng)
+        texts = [
+            gold,
+            *(_tell(split, rng)[0] for _ in range(facts - 1)),
+            *rng.sample(fillers, real),
+        ]
+        order = rng.sample(range(documents), documents)
+        examples.append(
+            Example(
+                f"{split}-{seed}-{number}",
+                tuple(Document(f"paragraph {i + 1}", texts[at]) for i, at in enumerate(order)),
+                question,
+                (value,),
+                (Evidence(order.index(0), start, end),),
+            )
+        )
+    return ExampleSet(f"exact-facts-{split}", examples)
+
+
+def split_of(text: str) -> Split:
+    """The one split to which a name or value belongs."""
+    return "train" if hashlib.sha256(text.encode()).digest()[0] % 2 else "evaluation"
+
+
+@cache
+def templates() -> dict[str, Any]:
+    """Kinds of invented things with their attributes, by split."""
+    return dict(json.loads((files("sedem.data") / "fact_templates.json").read_text()))
+
+
+def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, int, int]:
+    """A paragraph about one thing, a question on it, the answer, and its sentence's span."""
+    kind = rng.choice(sorted(templates()))
+    name = make(kind, split, rng)
+    attributes = rng.sample(templates()[kind], rng.choice((3, 4)))
+    asked = rng.randrange(len(attributes))
+    text, question, answer, span = "", "", "", (0, 0)
+    for index, attribute in enumerate(attributes):
+        value = make(attribute["value"], split, rng)
+        words = attribute[split]
+        sentence = rng.choice(words["statements"]).format(name=name, value=value)
+        sentence = sentence[0].upper() + sentence[1:]
+        start = len(text) + 1 if text else 0
+        text = f"{text} {sentence}" if text else sentence
+        if index == asked:
+            question = rng.choice(words["questions"]).format(name=name)
+            answer, span = value, (start, len(text))
+    return text, question, answer, *span
+
+
+def make(kind: str, split: Split, rng: random.Random) -> str:
+    """A name or value of one split; what it is made of belongs to that split as well."""
+    while True:
+        made = _MAKERS[kind](rng, split)
+        if split_of(made) == split:
+            return made

@@ -1,0 +1,39 @@
+"""Evidence labels of blocks: from annotated spans, or from answer strings alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from sedem.contracts import Document
+from sedem.data.examples import Evidence
+from sedem.store import BlockRow
+
+
+def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> list[bool]:
+    """A block is positive when it overlaps an evidence span (appendix Dataset Processing)."""
+    return [
+        any(
+            span.document == block.document and span.start < block.end and block.start < span.end
+            for span in evidence
+        )
+        for block in blocks
+    ]
+
+
+def from_answers(
+    blocks: Sequence[BlockRow], documents: Sequence[Document], answers: Sequence[str]
+) -> list[bool]:
+    """Distant supervision: a block is positive when an answer stands in it as whole words."""
+    patterns = [
+        re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
+        for answer in answers
+        if answer.strip()
+    ]
+    return [
+        any(
+            pattern.search(documents[block.document].text, block.start, block.end)
+            for pattern in patterns
+        )
+        for block in blocks
+    ]

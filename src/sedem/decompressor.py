@@ -1,0 +1,59 @@
+"""Memory slots back into decoder states: D_psi (section 3.3).
+
+Letters: J slots, C states of a slot, D decoder width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sedem.config import SedemConfig
+
+
+class Decompressor(nn.Module):
+    """A shared two-layer MLP from each slot to C decoder states.
+
+    The last layer's output is multiplied by a fixed vector, the spread of the decoder's own states
+    at the injection layer. That is W_2 and b_2 of the paper in other units: the function class is
+    the same, but steps of the optimizer have the size of the states, whose norm is hundreds.
+
+    Args:
+        d_dec: D.
+        compression: C.
+        hidden: width of the hidden layer; the paper's parameter count implies D.
+    """
+
+    spread: Tensor
+
+    def __init__(self, d_dec: int, compression: int, hidden: int) -> None:
+        super().__init__()
+        self.compression = compression
+        self.norm = nn.LayerNorm(d_dec)
+        self.w_1 = nn.Linear(d_dec, hidden)
+        self.w_2 = nn.Linear(hidden, compression * d_dec)
+        self.register_buffer("spread", torch.ones(d_dec))
+
+    def forward(self, memory_JD: Tensor) -> Tensor:
+        """Restored states `[..., J * C, D]` of slots `[..., J, D]`."""
+        activation = F.gelu(self.w_1(self.norm(memory_JD)))
+        states_JCD = self.w_2(activation).unflatten(-1, (self.compression, -1)) * self.spread
+        return states_JCD.flatten(-3, -2)
+
+    @torch.no_grad()
+    def calibrate(self, states_PD: Tensor) -> None:
+        """Start at the place and scale of real decoder states.
+
+        Args:
+            states_PD: a sample of decoder states at the injection layer.
+        """
+        states_PD = states_PD.float()
+        self.spread.copy_(states_PD.std(0).clamp_min(1e-6))
+        centre_D = states_PD.mean(0) / self.spread
+        self.w_2.bias.copy_(centre_D.repeat(self.compression))
+
+
+def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor:
+    """The decompressor that a configuration describes."""
+    return Decompressor(d_dec, config.compression, config.decompressor_hidden or d_dec)

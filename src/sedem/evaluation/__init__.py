@@ -1,0 +1,1 @@
+"""Metrics, the harness that every method goes through, and what models cost."""

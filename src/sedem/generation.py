@@ -1,0 +1,177 @@
+"""One generate path for every method: greedy or sampled, stop strings, streaming, batches.
+
+A method gives the logits of its prefix and a function that runs one more token; this file does the
+rest. Letters: B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from sedem.errors import ConfigError
+from sedem.prompts import ANSWER_LIMIT
+
+Step = Callable[[Tensor], Tensor]
+"""Runs the given tokens `[B]` and returns the logits after them `[B, V]`."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are generated.
+
+    Attributes:
+        max_new_tokens: limit of the answer, end token included.
+        temperature: 0 is greedy; above, tokens are sampled.
+        top_k: sample among this many tokens; 0 is no limit.
+        top_p: sample among the likeliest tokens of this total probability.
+        stop: strings that end the answer and are not part of it.
+        seed: seed of sampling.
+    """
+
+    max_new_tokens: int = ANSWER_LIMIT
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
+        if self.temperature < 0:
+            raise ConfigError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ConfigError(f"top_k is {self.top_k}; it must be 0 (no limit) or more")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if any(not text for text in self.stop):
+            raise ConfigError("a stop string is empty; leave it out")
+
+    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """A function from logits `[B, V]` to tokens `[B]`."""
+        if self.temperature == 0:
+            return lambda logits_BV: logits_BV.argmax(-1)
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        generator = torch.Generator(device).manual_seed(self.seed)
+
+        def sample(logits_BV: Tensor) -> Tensor:
+            ids_B1 = logits_BV.argmax(-1, keepdim=True)
+            probabilities_BV = warpers(ids_B1, logits_BV.float()).softmax(-1)
+            return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
+
+        return sample
+
+
+class Transcript:
+    """The text of one answer as it grows.
+
+    Text is held back while it could still change: an unfinished character, or the beginning of a
+    stop string. What has been given out is never taken back.
+
+    Args:
+        tokenizer: turns tokens into text.
+        end_id: the end token.
+        decoding: limit and stop strings.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_id: int, decoding: Decoding) -> None:
+        self.tokenizer = tokenizer
+        self.end_id = end_id
+        self.decoding = decoding
+        self.ids: list[int] = []
+        self.text = ""
+        self.finish_reason: str | None = None
+        self._taken = 0
+
+    def add(self, token: int) -> None:
+        """Take one more token."""
+        if token == self.end_id:
+            self.finish_reason = "end"
+        else:
+            self.ids.append(token)
+            self.text = self.tokenizer.decode(
+                self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ).lstrip()
+            self._cut_at_stop()
+            if self.finish_reason is None and len(self.ids) >= self.decoding.max_new_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self.text = self.text.rstrip()
+
+    def take(self) -> str:
+        """The text that is certain by now and was not taken before."""
+        certain = len(self.text) if self.finish_reason is not None else self._certain()
+        piece = self.text[self._taken : certain]
+        self._taken = max(self._taken, certain)
+        return piece
+
+    def cut(self) -> tuple[str, ...]:
+        """One sentence if the answer was cut off at its limit."""
+        if self.finish_reason != "length":
+            return ()
+        limit = self.decoding.max_new_tokens
+        return (f"the answer was cut off at its limit of {limit} tokens",)
+
+    def _cut_at_stop(self) -> None:
+        found = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.finish_reason = "stop"
+
+    def _certain(self) -> int:
+        # Trailing white space may turn out to end the answer, which is given without it.
+        text = self.text.rstrip("\ufffd").rstrip()
+        held = 0
+        for stop in self.decoding.stop:
+            for size in range(1, min(len(stop), len(self.text)) + 1):
+                if self.text.endswith(stop[:size]):
+                    held = max(held, size)
+        return min(len(text), len(self.text) - held)
+
+
+def generate(
+    logits_BV: Tensor,
+    step: Step,
+    tokenizer: PreTrainedTokenizerBase,
+    end_id: int,
+    decoding: Decoding,
+) -> Iterator[list[Transcript]]:
+    """Generate a batch of answers.
+
+    Args:
+        logits_BV: logits after the prefix.
+        step: runs one more token of every row.
+        tokenizer: turns tokens into text.
+        end_id: the end token.
+        decoding: how.
+
+    Yields:
+        The transcripts of all rows, after each token; the same list every time. The last time all
+        are finished.
+    """
+    rows = [Transcript(tokenizer, end_id, decoding) for _ in range(len(logits_BV))]
+    choose = decoding.chooser(logits_BV.device)
+    while True:
+        ids_B = choose(logits_BV)
+        for row, token in zip(rows, ids_B.tolist(), strict=True):
+            if row.finish_reason is None:
+                row.add(token)
+        yield rows
+        if all(row.finish_reason is not None for row in rows):
+            return
+        logits_BV = step(ids_B)

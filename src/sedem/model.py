@@ -1,0 +1,317 @@
+"""SeDeM: the parts joined. Read documents once into a bank, then answer from K of its blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+from huggingface_hub import HfApi
+from torch import Tensor, nn
+
+from sedem import checkpoint
+from sedem.answering import AnswerStream, Request, encode_questions, respond, score_blocks
+from sedem.backbone import Backbone
+from sedem.bank import MemoryBank
+from sedem.compressor import build_compressor
+from sedem.config import SedemConfig
+from sedem.contracts import Answer, Document
+from sedem.decompressor import build_decompressor
+from sedem.encoder import LayerMixture
+from sedem.errors import ConfigError
+from sedem.generation import Decoding
+from sedem.reading import Progress, read
+from sedem.selector import Budget, build_selector
+
+GREEDY = Decoding()
+QUESTIONS = 16
+"""Questions answered together."""
+
+
+class SeDeM(nn.Module):
+    """Selective decompression of hidden-state memories.
+
+    The trained parts are kept in float32 whatever the backbones' type, so that a bank's fingerprint
+    does not depend on the machine.
+
+    Args:
+        config: the shape.
+        encoder: the backbone that reads.
+        decoder: the backbone that answers; the same object in the same-backbone setting.
+        name: what answers are signed with.
+        source: where it was opened from, for banks to remember.
+
+    Raises:
+        ConfigError: a layer of the configuration is not in a backbone.
+    """
+
+    def __init__(
+        self,
+        config: SedemConfig,
+        encoder: Backbone,
+        decoder: Backbone,
+        name: str = "sedem",
+        source: str | None = None,
+    ) -> None:
+        super().__init__()
+        _check_layers(config, encoder, decoder)
+        self.config = config
+        self.name = name
+        self.source = source
+        self.encoder = encoder
+        self.decoder = decoder
+        self.mixture = LayerMixture(
+            len(config.extract_layers), learned=config.layer_mixing == "learned"
+        )
+        self.compressor = build_compressor(config, encoder.width, decoder.width)
+        self.selector = build_selector(config, encoder.width, decoder.width)
+        self.decompressor = build_decompressor(config, decoder.width)
+        self._digest: tuple[tuple[int, ...], str] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the decoder is."""
+        return self.decoder.device
+
+    def parts(self) -> nn.ModuleDict:
+        """What is trained beside the adapters, and what sedem.safetensors holds."""
+        return nn.ModuleDict(
+            {
+                "mixture": self.mixture,
+                "compressor": self.compressor,
+                "selector": self.selector,
+                "decompressor": self.decompressor,
+            }
+        )
+
+    # Reading
+
+    def read(
+        self, documents: Sequence[Document], *, progress: Progress | None = None
+    ) -> MemoryBank:
+        """Read documents once; no question is needed.
+
+        Args:
+            documents: texts with names that differ.
+            progress: called with segments done and segments in all, after every batch.
+
+        Raises:
+            DataError: there are none, two have one name, or one has no tokens.
+        """
+        return read(self, documents, progress)
+
+    def fingerprint(self) -> str:
+        """What memory depends on, as a hash: encoder, tokenizer, layers, T, C, N_B, compressor."""
+        writers = [self.mixture, self.compressor]
+        tensors = [t for part in writers for t in part.state_dict(keep_vars=True).values()]
+        state = tuple(value for t in tensors for value in (t.data_ptr(), t._version))
+        if self._digest is None or self._digest[0] != state:
+            digest = hashlib.sha256(json.dumps(self.made_by(), sort_keys=True).encode())
+            digest.update(self.encoder.digest.encode())
+            for tensor in tensors:
+                digest.update(_bytes(tensor))
+            self._digest = (state, digest.hexdigest())
+        return self._digest[1]
+
+    def made_by(self) -> dict[str, Any]:
+        """The settings that memory depends on, for people."""
+        config = self.config
+        return {
+            "extract_layers": list(config.extract_layers),
+            "segment_length": config.segment_length,
+            "compression": config.compression,
+            "block_slots": config.slots_per_block,
+            "compressor": config.compressor,
+            "width": self.decoder.width,
+        }
+
+    # Answering
+
+    @overload
+    def answer(
+        self,
+        memory: MemoryBank,
+        question: str,
+        *,
+        k: Budget | None = None,
+        decoding: Decoding = GREEDY,
+        blocks: Sequence[int] | None = None,
+    ) -> Answer: ...
+
+    @overload
+    def answer(
+        self,
+        memory: MemoryBank,
+        question: Sequence[str],
+        *,
+        k: Budget | None = None,
+        decoding: Decoding = GREEDY,
+        blocks: Sequence[int] | None = None,
+    ) -> list[Answer]: ...
+
+    def answer(
+        self,
+        memory: MemoryBank,
+        question: str | Sequence[str],
+        *,
+        k: Budget | None = None,
+        decoding: Decoding = GREEDY,
+        blocks: Sequence[int] | None = None,
+    ) -> Answer | list[Answer]:
+        """Answer one question, or several over the same bank in batches.
+
+        Args:
+            memory: the bank.
+            question: one question, or a list for a list of answers.
+            k: how many blocks to use, "all" for the full bank; None means the model's own.
+            decoding: limit, sampling and stop strings; greedy as it stands.
+            blocks: use exactly these blocks instead of selecting.
+
+        Raises:
+            BankMismatchError: another model made the bank.
+            DataError: a question is empty or too long.
+            ConfigError: k is not a budget, or its states exceed the decoder's positions.
+        """
+        if isinstance(question, str):
+            return self.answer_requests([Request(memory, question, k, blocks)], decoding)[0]
+        requests = [Request(memory, one, k, blocks) for one in question]
+        return [
+            answer
+            for start in range(0, len(requests), QUESTIONS)
+            for answer in self.answer_requests(requests[start : start + QUESTIONS], decoding)
+        ]
+
+    def answer_requests(
+        self, requests: Sequence[Request], decoding: Decoding = GREEDY
+    ) -> list[Answer]:
+        """Answer questions as one batch; banks, K and prompt lengths may differ."""
+        answering = respond(self, requests, decoding)
+        while True:
+            try:
+                next(answering)
+            except StopIteration as finished:
+                return list(finished.value)
+
+    def stream(
+        self,
+        memory: MemoryBank,
+        question: str,
+        *,
+        k: Budget | None = None,
+        decoding: Decoding = GREEDY,
+    ) -> AnswerStream:
+        """Answer one question piece by piece.
+
+        Returns:
+            An iterator of text; when it is exhausted its `answer` is what `answer()` returns.
+        """
+        return AnswerStream(respond(self, [Request(memory, question, k)], decoding))
+
+    def scores(self, memory: MemoryBank, question: str) -> Tensor:
+        """The selector's score of every block `[N]` for one question, in fp32."""
+        memory.check_made_by(self.fingerprint())
+        hidden_1QE, mask_1Q = encode_questions(self, [question])
+        return score_blocks(self, memory, hidden_1QE[0], mask_1Q[0]).cpu()
+
+    # Checkpoints
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        revision: str | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        attention: str = "sdpa",
+    ) -> SeDeM:
+        """Open a checkpoint.
+
+        Args:
+            name: a folder or a hub id.
+            revision: hub revision.
+            dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
+            device: None means a GPU if there is one.
+            attention: "sdpa" or "eager".
+
+        Raises:
+            CheckpointError: it is missing, incomplete or of another shape; nothing is left random.
+            ConfigError: its settings or its backbone cannot be used.
+        """
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if dtype is None:
+            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        folder = checkpoint.locate(str(name), revision)
+        config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
+        encoder, decoder = checkpoint.open_backbones(
+            config, folder, dtype=dtype, device=device, attention=attention
+        )
+        model = cls(config, encoder, decoder, folder.resolve().name, str(name))
+        checkpoint.read_weights(folder, model.parts())
+        if config.lora_rank:
+            decoder.add_lora(config.lora_rank, config.lora_alpha)
+            decoder.load_lora(folder / checkpoint.ADAPTER)
+        model.parts().to(device)
+        return model.requires_grad_(False).eval()
+
+    def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False) -> None:
+        """Write a checkpoint.
+
+        Args:
+            folder: where to.
+            with_backbone: copy the encoder's folder into it, for a small backbone that is to travel
+                with its checkpoint.
+
+        Raises:
+            ConfigError: the backbone cannot travel, because it is no folder or there are two.
+        """
+        backbone = Path(self.encoder.name) if with_backbone else None
+        if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
+            raise ConfigError(
+                f"backbone '{self.encoder.name}' cannot travel with the checkpoint; that needs one "
+                "backbone in a folder here"
+            )
+        checkpoint.write(Path(folder), self.config, self.parts(), self.decoder, backbone=backbone)
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
+        """Upload the checkpoint to the hub; returns the address of the commit."""
+        api = HfApi(token=token)
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "checkpoint"
+            self.save_pretrained(folder)
+            commit = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
+            )
+        return str(commit.commit_url)
+
+
+def _check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> None:
+    if config.extract_layer > encoder.depth:
+        raise ConfigError(
+            f"extract_layers reaches {config.extract_layer}, encoder '{encoder.name}' has "
+            f"{encoder.depth} layers"
+        )
+    if config.inject_layer >= decoder.depth:
+        raise ConfigError(
+            f"inject_layer is {config.inject_layer}, decoder '{decoder.name}' has {decoder.depth} "
+            "layers; at least one must come after it"
+        )
+    if config.segment_length >= encoder.max_positions:
+        raise ConfigError(
+            f"segment_length {config.segment_length} and a start token exceed the "
+            f"{encoder.max_positions} positions of encoder '{encoder.name}'"
+        )
+    if config.selector_dim is None and decoder.width % config.selector_heads:
+        raise ConfigError(
+            f"decoder width {decoder.width} is not a multiple of selector_heads "
+            f"{config.selector_heads}; set selector_dim"
+        )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

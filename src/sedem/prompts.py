@@ -1,0 +1,43 @@
+"""The one place that knows prompt text, answer limits and the end token.
+
+Every method gets the same words, so that differences between methods are not differences of prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sedem.backbone import Backbone
+from sedem.errors import DataError
+
+ANSWER_LIMIT = 64
+"""Most tokens of an answer (appendix Implementation Details)."""
+
+LONG_ANSWER_LIMIT = 128
+"""The same for QASPER and RULER."""
+
+
+def question_prompt(question: str) -> str:
+    """What stands after the context, be it text or restored states."""
+    return f"\n\nQuestion: {question.strip()}\nAnswer:"
+
+
+def context_prompt(texts: Sequence[str]) -> str:
+    """Documents as raw text, for methods that read text."""
+    return "\n\n".join(text.strip() for text in texts)
+
+
+def question_ids(backbone: Backbone, question: str) -> list[int]:
+    """Decoder tokens of a question: start token, prompt, question.
+
+    Raises:
+        DataError: the question is empty.
+    """
+    if not question.strip():
+        raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
+    return [backbone.start_id, *backbone.token_ids(question_prompt(question))]
+
+
+def answer_ids(backbone: Backbone, answer: str) -> list[int]:
+    """Target tokens of an answer: a space, the answer, the backbone's own end token."""
+    return [*backbone.token_ids(f" {answer.strip()}"), backbone.end_id]

@@ -1,0 +1,59 @@
+"""Machine, versions and commit: what stands beside every result."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("sedem", "torch", "transformers", "peft", "accelerate")
+
+
+def provenance() -> dict[str, Any]:
+    """JSON-ready facts about this process."""
+    return {
+        "machine": {
+            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+            "threads": torch.get_num_threads(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "versions": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> dict[str, Any] | None:
+    """The commit of the source tree that this code runs from; None when it is installed."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # A source tree inside somebody else's repository is not ours to name.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
+        return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,89 @@
+"""Documents into segments of T tokens, with exact character spans (section 3, first paragraph).
+
+Letters: S segments, T tokens of a segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sedem.backbone import Backbone
+from sedem.config import Segmentation
+from sedem.errors import DataError
+
+_PARAGRAPH = re.compile(r"\S.*?(?=\n\s*\n|\s*\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of one text.
+
+    Attributes:
+        ids: token ids `[S, T]`; 0 where a short segment is padded.
+        lengths: tokens of each segment `[S]`, T for all but short ones.
+        starts: first character of each token `[S, T]`.
+        ends: character after each token `[S, T]`.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    starts: Tensor
+    ends: Tensor
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def mask(self) -> Tensor:
+        """False where a token is padding `[S, T]`."""
+        return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
+
+
+def segment_text(text: str, backbone: Backbone, length: int, how: Segmentation) -> Segments:
+    """Cut a text into segments of at most `length` tokens.
+
+    Args:
+        text: the document.
+        backbone: whose tokenizer counts.
+        length: T.
+        how: "window" cuts every T tokens; "paragraph" starts a new segment at every paragraph
+            (blank lines separate them) and cuts long ones every T tokens.
+
+    Raises:
+        DataError: the tokenizer finds nothing in the text.
+    """
+    pieces = [(0, text)] if how == "window" else list(paragraphs(text))
+    encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
+    rows: list[tuple[list[int], list[tuple[int, int]]]] = []
+    for (origin, _), ids, spans in zip(
+        pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        for at in range(0, len(ids), length):
+            shifted = [(start + origin, end + origin) for start, end in spans[at : at + length]]
+            rows.append((ids[at : at + length], shifted))
+    if not rows:
+        raise DataError("the text has no tokens; give a document with words in it")
+    return _to_tensors(rows, length)
+
+
+def paragraphs(text: str) -> Iterable[tuple[int, str]]:
+    """Paragraphs of a text with the character each starts at; blank lines separate them."""
+    for match in _PARAGRAPH.finditer(text):
+        yield match.start(), match.group()
+
+
+def _to_tensors(rows: list[tuple[list[int], list[tuple[int, int]]]], length: int) -> Segments:
+    shape = (len(rows), length)
+    ids, starts, ends = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
+    for row, (tokens, spans) in enumerate(rows):
+        count = len(tokens)
+        ids[row, :count] = torch.tensor(tokens)
+        starts[row, :count] = torch.tensor([start for start, _ in spans])
+        ends[row, :count] = torch.tensor([end for _, end in spans])
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    return Segments(ids, lengths, starts, ends)

@@ -1,0 +1,1 @@
+"""Training in two stages on transformers.Trainer; a recipe is a YAML file."""

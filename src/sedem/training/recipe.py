@@ -1,0 +1,218 @@
+"""A recipe: one YAML file that says everything about a training run, and can be diffed.
+
+`--set optimization.steps=100` changes one value. Unknown keys are refused with the nearest name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import yaml
+
+from sedem.config import from_mapping
+from sedem.errors import ConfigError
+
+RecipeKind = TypeVar("RecipeKind")
+Schedule = Literal["linear", "cosine", "constant_with_warmup", "warmup_stable_decay"]
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW and its schedule.
+
+    Attributes:
+        learning_rates: by part: compressor, decompressor, selector, lora.
+        steps: optimizer steps; either this or epochs.
+        epochs: passes over the data.
+        batch_size: examples on one device at a time.
+        accumulation: batches of one optimizer step.
+        schedule: name of a transformers schedule.
+        warmup: steps of linear warm-up.
+        weight_decay: on matrices.
+        max_grad_norm: gradients are clipped to this norm.
+        bf16: mixed precision.
+        backbone_dtype: type of the frozen weights.
+        gradient_checkpointing: trade time for memory in the decoder.
+        seed: of order, sampling and start values.
+    """
+
+    learning_rates: dict[str, float]
+    steps: int | None = None
+    epochs: float | None = None
+    batch_size: int = 16
+    accumulation: int = 1
+    schedule: Schedule = "cosine"
+    warmup: int = 0
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    bf16: bool = True
+    backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    gradient_checkpointing: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError(
+                f"optimization has steps {self.steps} and epochs {self.epochs}; give exactly one"
+            )
+        for name in ("steps", "epochs", "batch_size", "accumulation", "max_grad_norm"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"optimization.{name} is {value}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run is kept and how often it speaks.
+
+    Attributes:
+        output: folder of checkpoints, logs and the final model.
+        log_every: steps between log lines.
+        save_every: steps between checkpoints.
+        eval_every: steps between evaluations; 0 means only at the end.
+        keep: newest checkpoints kept.
+        workers: processes that load data.
+    """
+
+    output: str
+    log_every: int = 50
+    save_every: int = 500
+    eval_every: int = 0
+    keep: int = 2
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One file of examples in a mixture.
+
+    Attributes:
+        path: the file, relative to the recipe's data_root.
+        set: name of its schema; None means that it is found out.
+        records: which records of the file, as "start:stop".
+        repeat: how many times the examples count in an epoch.
+        label: "evidence" uses the file's labels, "answer" the blocks that hold an answer string.
+        options: of the schema's loader.
+    """
+
+    path: str
+    set: str | None = None
+    records: str | None = None
+    repeat: int = 1
+    label: Literal["evidence", "answer"] = "evidence"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Stage-1 text.
+
+    Attributes:
+        path: file or folder, relative to the recipe's data_root.
+        continuation: A, tokens after each context.
+        held_out: the last texts, kept for evaluation.
+        evaluation_windows: windows of them that are evaluated.
+        exclude_titles: texts of a .jsonl corpus that are left out, by their field `title`.
+        windows: at most this many training windows; None means all.
+    """
+
+    path: str
+    continuation: int = 64
+    held_out: int = 0
+    evaluation_windows: int = 256
+    exclude_titles: tuple[str, ...] = ()
+    windows: int | None = None
+
+
+def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
+    """Read a recipe.
+
+    Args:
+        kind: its dataclass.
+        path: the YAML file.
+        overrides: "dotted.key=value" entries that replace what the file says.
+
+    Raises:
+        ConfigError: it is missing, not YAML, or has an unknown key or an impossible value.
+    """
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no recipe '{path}'; recipes/ holds those that exist") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(entries, dict):
+        raise ConfigError(f"'{path}' is not a recipe: it holds no keys")
+    for override in overrides:
+        _set(entries, override)
+    recipe = _build(kind, entries, str(path))
+    assert isinstance(recipe, kind)
+    return recipe
+
+
+def as_yaml(recipe: Any) -> str:
+    """A recipe with every default written out."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items()}
+        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    return yaml.safe_dump(plain(asdict(recipe)), sort_keys=False)
+
+
+def _set(entries: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"'{override}' is not of the form key=value")
+    *parents, last = key.split(".")
+    place = entries
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"'{override}': '{parent}' holds a value, not keys")
+    place[last] = yaml.safe_load(text)
+
+
+def _build(kind: type, entries: Any, source: str) -> Any:
+    """A dataclass from nested mappings, numbers and types checked field by field."""
+    if not isinstance(entries, dict):
+        raise ConfigError(f"{source}: keys are needed here, got {entries!r}")
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}
+    values: dict[str, Any] = {}
+    for name, value in entries.items():
+        place = f"{source}: {name}"
+        if name in known and is_dataclass(hints[name]):
+            values[name] = _build(hints[name], value, f"{source}, {name}")
+        elif name in known and hints[name] == tuple[DataSource, ...]:
+            if not isinstance(value, list):
+                raise ConfigError(f"{place}: a list is needed, got {value!r}")
+            values[name] = tuple(_build(DataSource, entry, place) for entry in value)
+        else:
+            values[name] = _number(value, hints.get(name), place)
+    return from_mapping(kind, values, source)
+
+
+def _number(value: Any, hint: Any, place: str) -> Any:
+    # YAML reads 1e-4 as text; a number written like that is meant as one.
+    if (
+        hint in (float, float | None)
+        and isinstance(value, str | int)
+        and not isinstance(value, bool)
+    ):
+        try:
+            return float(value)
+        except ValueError:
+            raise ConfigError(f"{place} is {value!r}; a number is needed") from None
+    if hint == dict[str, float] and isinstance(value, dict):
+        return {key: _number(entry, float, f"{place}.{key}") for key, entry in value.items()}
+    expected = {int: int, bool: bool, str: str, int | None: int, float: float}.get(hint)
+    if expected is not None and value is not None and not isinstance(value, expected):
+        raise ConfigError(f"{place} is {value!r}; {expected.__name__} is needed")
+    if expected is int and isinstance(value, bool):
+        raise ConfigError(f"{place} is {value!r}; a whole number is needed")
+    return value

@@ -1,0 +1,260 @@
+"""Stage 1: compressor and decompressor learn to carry a context (section 4, first paragraph).
+
+Letters: B batch, T context tokens, A continuation tokens, P positions, D decoder width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sedem.encoder import encode, states_at
+from sedem.errors import ConfigError
+from sedem.injection import prefill
+from sedem.losses import (
+    distillation_loss,
+    next_token_loss,
+    reconstruction_loss,
+    state_regression_loss,
+)
+from sedem.model import SeDeM
+
+
+@dataclass(frozen=True)
+class Stage1Losses:
+    """Weights and temperatures of stage 1.
+
+    Attributes:
+        distill: lambda_distill; 0.5 stands in a commented-out line of the paper.
+        reconstruct: lambda_rec of stage 1; 1.0 in the same line.
+        pool_weight: gamma of L_rec.
+        distill_temperature: tau of L_distill.
+        context: weight of L_ctx; the paper's is 1.
+        regress: weight of the regression of restored states onto the decoder's own states at the
+            injection layer. Ours, not the paper's; 0 leaves it out.
+        regress_first: share of the training, at its start, that is this regression alone; it needs
+            no pass through the upper layers, so it is several times faster.
+        recall: share of windows whose continuation is a span of the context itself, so that what is
+            trained is copying out of memory. Ours, not the paper's; 0 leaves it out.
+    """
+
+    distill: float = 0.5
+    reconstruct: float = 1.0
+    pool_weight: float = 1.0
+    distill_temperature: float = 1.0
+    context: float = 1.0
+    regress: float = 0.0
+    regress_first: float = 0.0
+    recall: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("recall", "regress_first"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(
+                    f"losses.{name} is {getattr(self, name)}; it is a share, from 0 to 1"
+                )
+        if self.regress_first and not self.regress:
+            raise ConfigError(
+                f"losses.regress_first is {self.regress_first} but losses.regress is 0; "
+                "give the regression a weight"
+            )
+        if self.distill_temperature <= 0:
+            raise ConfigError(
+                f"losses.distill_temperature is {self.distill_temperature}; it must be above 0"
+            )
+
+
+class Stage1(nn.Module):
+    """Trains compressor and decompressor; encoder, decoder and selector stand still.
+
+    Args:
+        model: what is trained.
+        losses: weights.
+        seed: decides which windows become recall windows.
+    """
+
+    def __init__(self, model: SeDeM, losses: Stage1Losses, seed: int = 0) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = losses
+        self.seed = seed
+        self.progress = 0.0
+        self.same_tokens = model.encoder.vocabulary == model.decoder.vocabulary
+        if losses.regress and not self.same_tokens:
+            raise ConfigError(
+                f"losses.regress is {losses.regress}; encoder and decoder have different "
+                "tokenizers, so their states stand for different tokens: set it to 0"
+            )
+        model.requires_grad_(False)
+        for part in (model.mixture, model.compressor, model.decompressor):
+            part.requires_grad_(True)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Trained parameters by the name of their learning rate."""
+        return {
+            "compressor": [*self.model.mixture.parameters(), *self.model.compressor.parameters()],
+            "decompressor": list(self.model.decompressor.parameters()),
+        }
+
+    @torch.no_grad()
+    def calibrate(self, batch: dict[str, Tensor]) -> None:
+        """Put the decompressor's start at the place and scale of the decoder's states."""
+        with self.model.decoder.without_lora():
+            layer = self.model.config.inject_layer
+            states = states_at(self.model.decoder, self._decoder_context(batch)[0], [layer])[layer]
+        self.model.decompressor.calibrate(states[:, 1:].flatten(0, 1))
+
+    def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
+        """Windows as a batch: `context` `[B, T]` and `continuation` `[B, A]` of encoder tokens."""
+        return {
+            name: torch.from_numpy(np.stack([window[name] for window in windows]))
+            for name in ("context", "continuation")
+        }
+
+    def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
+        """Losses of a batch of windows.
+
+        Args:
+            context: encoder tokens `[B, T]`.
+            continuation: the tokens after them `[B, A]`.
+
+        Returns:
+            `loss` (equation of the stage-1 objective) and its parts.
+        """
+        model, weights = self.model, self.losses
+        if self.training and self.progress < weights.regress_first:
+            return self._regress(context)
+        batch = {"context": context, "continuation": self._with_recall(context, continuation)}
+        context_BP, target_BA = self._decoder_context(batch)
+        states_XBTE, own_BTD, teacher_BAV = self._teach(context, context_BP, target_BA)
+        hidden_BTE = model.mixture(states_XBTE.float())
+        mask_BT = torch.ones_like(context, dtype=torch.bool)
+        restored_BTD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
+        student_BAV = self._student(restored_BTD, mask_BT, target_BA)
+        # The target is what reconstruction aligns to; were it to move as well, the shared W_in
+        # could make every target alike.
+        parts = {
+            "context": next_token_loss(student_BAV, target_BA),
+            "distill": distillation_loss(
+                student_BAV,
+                teacher_BAV,
+                torch.ones_like(target_BA, dtype=torch.bool),
+                weights.distill_temperature,
+            ),
+            "reconstruct": reconstruction_loss(
+                restored_BTD,
+                model.compressor.target(hidden_BTE).detach(),
+                mask_BT,
+                model.config.compression,
+                weights.pool_weight,
+            ),
+        }
+        loss = (
+            weights.context * parts["context"]
+            + weights.distill * parts["distill"]
+            + weights.reconstruct * parts["reconstruct"]
+        )
+        if weights.regress:
+            parts["regress"] = state_regression_loss(
+                restored_BTD, own_BTD, mask_BT, model.decompressor.spread
+            )
+            loss = loss + weights.regress * parts["regress"]
+        return {"loss": loss, **parts}
+
+    def _regress(self, context: Tensor) -> dict[str, Tensor]:
+        """The regression alone; no layer above injection and extraction is run."""
+        model = self.model
+        mask_BT = torch.ones_like(context, dtype=torch.bool)
+        with torch.no_grad(), model.decoder.without_lora():
+            layers = {model.config.inject_layer, *model.config.extract_layers}
+            own = states_at(model.decoder, context, sorted(layers))
+        own_BTD = own[model.config.inject_layer][:, 1:]
+        if model.encoder is model.decoder:
+            encoded = torch.stack([own[layer][:, 1:] for layer in model.config.extract_layers])
+        else:
+            encoded = encode(model.encoder, context, model.config.extract_layers)
+        hidden_BTE = model.mixture(encoded.float())
+        restored_BTD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
+        loss = state_regression_loss(restored_BTD, own_BTD, mask_BT, model.decompressor.spread)
+        return {"loss": loss, "regress": loss}
+
+    def _with_recall(self, context: Tensor, continuation: Tensor) -> Tensor:
+        if not self.losses.recall:
+            return continuation
+        length = continuation.shape[1]
+        rows = []
+        for window, after in zip(context, continuation, strict=True):
+            # Decided by the window itself, so that a resumed run decides alike.
+            rng = np.random.default_rng([self.seed, *window[:8].tolist()])
+            if rng.random() < self.losses.recall:
+                start = int(rng.integers(0, len(window) - length + 1))
+                after = window[start : start + length]
+            rows.append(after)
+        return torch.stack(rows)
+
+    def _decoder_context(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Context and continuation in the decoder's tokens, trimmed to the shortest row."""
+        if self.same_tokens:
+            return batch["context"], batch["continuation"]
+        decode = self.model.encoder.tokenizer.decode
+        device = self.model.device
+        rows = [
+            [self.model.decoder.token_ids(decode(ids)) for ids in batch[name].tolist()]
+            for name in ("context", "continuation")
+        ]
+        contexts, continuations = rows
+        shortest = min(map(len, contexts)), min(map(len, continuations))
+        # What is dropped stands farthest from the boundary between the two.
+        context_BP = torch.tensor([ids[-shortest[0] :] for ids in contexts], device=device)
+        target_BA = torch.tensor([ids[: shortest[1]] for ids in continuations], device=device)
+        return context_BP, target_BA
+
+    @torch.no_grad()
+    def _teach(
+        self, context_BT: Tensor, context_BP: Tensor, target_BA: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Frozen states: the encoder's, the decoder's at the injection layer, teacher logits."""
+        model = self.model
+        extract, inject = model.config.extract_layers, model.config.inject_layer
+        before = context_BP.shape[1]
+        layers = {inject, model.decoder.depth}
+        if model.encoder is model.decoder:
+            layers |= set(extract)
+        with model.decoder.without_lora():
+            states = states_at(
+                model.decoder, torch.cat([context_BP, target_BA[:, :-1]], dim=1), sorted(layers)
+            )
+        # Causal attention: states of the context do not depend on what follows it.
+        if model.encoder is model.decoder:
+            encoded = torch.stack([states[layer][:, 1 : 1 + before] for layer in extract])
+        else:
+            encoded = encode(model.encoder, context_BT, extract)
+        own_BPD = states[inject][:, 1 : 1 + before]
+        return encoded, own_BPD, model.decoder.logits(states[model.decoder.depth][:, before:])
+
+    def _student(self, restored_BTD: Tensor, mask_BT: Tensor, target_BA: Tensor) -> Tensor:
+        """Logits of the continuation `[B, A, V]` when the decoder sees restored states alone."""
+        model = self.model
+        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.start_id)
+        ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
+        with model.decoder.without_lora():
+            filled = prefill(
+                model.decoder,
+                model.config.inject_layer,
+                ids_BP,
+                torch.ones_like(ids_BP, dtype=torch.bool),
+                restored_BTD,
+                mask_BT,
+                placement=model.config.start_placement,
+            )
+        if model.config.start_placement == "between":
+            return model.decoder.logits(filled.prefix)
+        # The start token stands before the memory; the last restored state predicts the first token
+        # of the continuation.
+        states_BAD = torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1)
+        return model.decoder.logits(states_BAD)

@@ -1,0 +1,239 @@
+"""Stage 2: selection, decompression, injection and answer, trained together (section 4).
+
+Letters: B batch, S segments, T tokens, C tokens of a slot, N blocks, J slots of a block, K selected
+blocks, U restored states, Q question tokens, P prefix and answer tokens, A answer tokens, X layers,
+E encoder width, D decoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sedem.encoder import encode
+from sedem.errors import ConfigError
+from sedem.injection import prefill
+from sedem.losses import next_token_loss, reconstruction_loss, selection_loss
+from sedem.model import SeDeM
+from sedem.slots import state_mask
+from sedem.training.prepare import Collator, Item
+
+CONDITIONING: dict[str, Callable[[float], float]] = {
+    "selected": lambda progress: 0.0,
+    "mixed": lambda progress: 0.5,
+    "gold": lambda progress: 1.0,
+    "gold-then-selected": lambda progress: max(0.0, 1.0 - 1.5 * progress),
+}
+"""Share of examples whose evidence is forced among the selected blocks, by training progress."""
+
+
+@dataclass(frozen=True)
+class Stage2Losses:
+    """Weights and temperatures of stage 2; the defaults are the paper's.
+
+    Attributes:
+        select: lambda_ret.
+        margin_weight: lambda_margin.
+        margin: gamma of L_margin.
+        selection_temperature: tau of L_InfoNCE.
+        normalize_scores: divide scores by the number of question tokens before L_InfoNCE; the
+            margin always applies to sums.
+        reconstruct: lambda_rec of stage 2.
+        pool_weight: gamma of L_rec.
+        conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
+    """
+
+    select: float = 1.0
+    margin_weight: float = 0.5
+    margin: float = 2.0
+    selection_temperature: float = 0.07
+    normalize_scores: bool = False
+    reconstruct: float = 0.1
+    pool_weight: float = 1.0
+    conditioning: str = "gold-then-selected"
+
+    def __post_init__(self) -> None:
+        if self.conditioning not in CONDITIONING:
+            raise ConfigError(
+                f"losses.conditioning is '{self.conditioning}'; it can be {', '.join(CONDITIONING)}"
+            )
+        if self.selection_temperature <= 0:
+            raise ConfigError(
+                f"losses.selection_temperature is {self.selection_temperature}; it must be above 0"
+            )
+
+
+class Stage2(nn.Module):
+    """Trains compressor, decompressor, selector and the decoder's adapters.
+
+    Args:
+        model: what is trained; its decoder has adapters, unless there are to be none.
+        losses: weights.
+        collator: makes batches.
+    """
+
+    def __init__(self, model: SeDeM, losses: Stage2Losses, collator: Collator | None) -> None:
+        super().__init__()
+        self.model = model
+        self.losses = losses
+        self.collator = collator
+        self.progress = 0.0
+        model.requires_grad_(False)
+        for part in model.parts().values():
+            part.requires_grad_(True)
+        for parameter in model.decoder.lora_parameters():
+            parameter.requires_grad_(True)
+
+    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Trained parameters by the name of their learning rate."""
+        model = self.model
+        groups = {
+            "compressor": [*model.mixture.parameters(), *model.compressor.parameters()],
+            "decompressor": list(model.decompressor.parameters()),
+            "selector": list(model.selector.parameters()),
+            "lora": model.decoder.lora_parameters(),
+        }
+        return {name: parameters for name, parameters in groups.items() if parameters}
+
+    def collate(self, items: list[Item]) -> dict[str, Any]:
+        """Examples as the arguments of `forward`."""
+        assert self.collator is not None
+        return self.collator(items)
+
+    def forward(
+        self,
+        segment_ids: Tensor,
+        segment_mask: Tensor,
+        slot_index: Tensor,
+        slot_tokens: Tensor,
+        blocks: Tensor,
+        evidence: Tensor,
+        question_ids: Tensor,
+        question_mask: Tensor,
+        ids: Tensor,
+        valid: Tensor,
+        labels: Tensor,
+        coins: Tensor,
+        budget: int,
+        states: Tensor | None = None,
+        question_states: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Losses of a batch of examples.
+
+        Args:
+            segment_ids: segments of all examples `[S, T]`.
+            segment_mask: False where a token is padding `[S, T]`.
+            slot_index: slots of each block, counted over all segments; -1 is padding `[B, N, J]`.
+            slot_tokens: real tokens behind each slot `[B, N, J]`.
+            blocks: False where a block is padding `[B, N]`.
+            evidence: e_n `[B, N]`.
+            question_ids: questions in encoder tokens `[B, Q]`.
+            question_mask: `[B, Q]`.
+            ids: prefix and answer in decoder tokens, padded on the left `[B, P]`.
+            valid: False where `ids` is padding `[B, P]`.
+            labels: tokens to predict at the last positions `[B, A]`.
+            coins: a number from 0 to 1 for each example, drawn with the batch `[B]`.
+            budget: K.
+            states: frozen states of the segments `[X, S, T, E]`; computed when not given.
+            question_states: the same of the questions `[X, B, Q, E]`.
+
+        Returns:
+            `loss` (equation of the stage-2 objective), its parts, and `recall`: the share of
+            examples with evidence among the selector's own K blocks.
+        """
+        model, weights = self.model, self.losses
+        layers = model.config.extract_layers
+        if states is None:
+            states = encode(model.encoder, segment_ids, layers)
+        if question_states is None:
+            question_states = encode(model.encoder, question_ids, layers)
+        hidden_STE = model.mixture(states.float())
+        memory_SMD = model.compressor(hidden_STE, segment_mask)
+        memory_BNJD = _gather(memory_SMD.flatten(0, 1), slot_index)
+        scores_BN = model.selector(
+            model.mixture(question_states.float()), question_mask, memory_BNJD, slot_tokens > 0
+        )
+        chosen_BK = self._condition(scores_BN.detach(), evidence, coins, budget)
+        restored_STD = model.decompressor(memory_SMD)
+        answer = self._answer(restored_STD, slot_index, slot_tokens, chosen_BK, ids, valid, labels)
+        select = self._select(scores_BN, evidence, blocks, question_mask)
+        reconstruct = reconstruction_loss(
+            restored_STD,
+            model.compressor.target(hidden_STE).detach(),
+            segment_mask,
+            model.config.compression,
+            weights.pool_weight,
+        )
+        loss = answer + weights.select * select + weights.reconstruct * reconstruct
+        own_BK = scores_BN.detach().topk(min(budget, scores_BN.shape[1])).indices
+        found_B = evidence.gather(1, own_BK).any(1)[evidence.any(1)]
+        recall = found_B.float().mean() if len(found_B) else scores_BN.new_zeros(())
+        parts = {"answer": answer, "select": select, "reconstruct": reconstruct, "recall": recall}
+        return {"loss": loss, **parts}
+
+    def _condition(
+        self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int
+    ) -> Tensor:
+        """The blocks that condition each answer `[B, K]`, in document order."""
+        share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
+        forced_BN = evidence_BN & (coins_B < share)[:, None]
+        # Above every score: a cosine sum never exceeds the number of question tokens.
+        scores_BN = torch.where(forced_BN, scores_BN + 1e6, scores_BN)
+        best_BN = scores_BN.sort(dim=1, descending=True, stable=True).indices
+        return best_BN[:, :budget].sort(1).values
+
+    def _answer(
+        self,
+        restored_STD: Tensor,
+        slot_index: Tensor,
+        slot_tokens: Tensor,
+        chosen_BK: Tensor,
+        ids: Tensor,
+        valid: Tensor,
+        labels: Tensor,
+    ) -> Tensor:
+        """L_LM: the answer given the question and the restored states of the chosen blocks."""
+        model, compression = self.model, self.model.config.compression
+        index_BKJ1 = chosen_BK[:, :, None].expand(-1, -1, slot_index.shape[2])
+        slots_BKJ = slot_index.gather(1, index_BKJ1)
+        states_LCD = restored_STD.unflatten(1, (-1, compression)).flatten(0, 1)
+        states_BUD = _gather(states_LCD, slots_BKJ).flatten(1, 3)
+        real_BU = state_mask(slot_tokens.gather(1, index_BKJ1), compression).flatten(1)
+        filled = prefill(
+            model.decoder,
+            model.config.inject_layer,
+            ids,
+            valid,
+            states_BUD,
+            real_BU,
+            placement=model.config.start_placement,
+        )
+        logits_BAV = model.decoder.logits(filled.prefix[:, -labels.shape[1] :])
+        return next_token_loss(logits_BAV, labels)
+
+    def _select(
+        self, scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, question_mask: Tensor
+    ) -> Tensor:
+        """L_ret; with `normalize_scores` InfoNCE sees means, the margin still sums."""
+        weights = self.losses
+        temperature: float | Tensor = weights.selection_temperature
+        if weights.normalize_scores:
+            temperature = weights.selection_temperature * question_mask.sum(1, keepdim=True)
+        return selection_loss(
+            scores_BN,
+            evidence_BN,
+            blocks_BN,
+            temperature=temperature,
+            margin=weights.margin,
+            margin_weight=weights.margin_weight,
+        )
+
+
+def _gather(rows_L: Tensor, index: Tensor) -> Tensor:
+    """Rows by index `[..., *row]`; index -1 is a row of zeros."""
+    padded = torch.cat([rows_L, rows_L.new_zeros(1, *rows_L.shape[1:])])
+    return padded[index]

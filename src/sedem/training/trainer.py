@@ -1,0 +1,197 @@
+"""A thin layer over transformers.Trainer: learning rates by part, loss parts, whole checkpoints.
+
+A trainable method is a module whose `forward(**batch)` returns a dict with `loss` and its named
+parts, whose `parameter_groups()` names what is trained and whose `collate` makes a batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+from sedem.weights import check_weights, load_weights
+
+logger = logging.getLogger(__name__)
+
+TRAINED = "trained.safetensors"
+COMPLETE = "COMPLETE.json"
+
+
+class Trainable(Protocol):
+    """What the trainer can train; a torch module as well."""
+
+    progress: float
+    """Share of the training that is done; the trainer keeps it up to date."""
+
+    def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
+        """Trained parameters by the name of their learning rate."""
+        ...
+
+    def collate(self, items: list[Any]) -> dict[str, Any]:
+        """Items of the dataset as the arguments of `forward`."""
+        ...
+
+
+class SedemTrainer(Trainer):
+    """Trains one `Trainable`.
+
+    Args:
+        module: what is trained.
+        learning_rates: by the names of its parameter groups.
+        args: everything else.
+        options: passed on to `Trainer`: datasets and callbacks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        learning_rates: Mapping[str, float],
+        args: TrainingArguments,
+        **options: Any,
+    ) -> None:
+        self.learning_rates = learning_rates
+        self.parts: dict[str, list[float]] = defaultdict(list)
+        trainable = cast(Trainable, module)
+        super().__init__(module, args, data_collator=trainable.collate, **options)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """AdamW with one learning rate for each part; no decay on vectors."""
+        if self.optimizer is None:
+            groups = []
+            for name, parameters in cast(Trainable, self.model).parameter_groups().items():
+                for decays in (True, False):
+                    chosen = [p for p in parameters if (p.dim() > 1) == decays]
+                    if chosen:
+                        decay = self.args.weight_decay if decays else 0.0
+                        rate = self.learning_rates[name]
+                        groups.append({"params": chosen, "lr": rate, "weight_decay": decay})
+            betas = (self.args.adam_beta1, self.args.adam_beta2)
+            self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=self.args.adam_epsilon)
+        return self.optimizer
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Run the module and remember the parts of its loss for the next log line."""
+        if model.training and self.state.max_steps:
+            progress = self.state.global_step / self.state.max_steps
+            cast(Trainable, self.model).progress = progress
+        outputs = model(**inputs)
+        for name, value in outputs.items():
+            if name != "loss":
+                self.parts[name].append(float(value.detach()))
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the mean of each part since the last line."""
+        prefix = "eval_" if any(name.startswith("eval_") for name in logs) else ""
+        for name, values in self.parts.items():
+            if values:
+                logs[f"{prefix}{name}"] = sum(values) / len(values)
+        self.parts.clear()
+        super().log(logs, start_time)
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Losses over the evaluation set; parts of training steps are kept apart."""
+        training_parts, self.parts = self.parts, defaultdict(list)
+        metrics = super().evaluate(*args, **options)
+        self.parts = training_parts
+        return metrics
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor, None, None]:
+        """Loss of one batch; nothing is predicted."""
+        with torch.no_grad():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        return loss.detach(), None, None
+
+    # Checkpoints hold the trained weights alone, and say when they are whole.
+
+    def trained_weights(self) -> dict[str, Tensor]:
+        """Trained parameters by name."""
+        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {name: tensor.contiguous() for name, tensor in self.trained_weights().items()}
+        save_file(weights, folder / TRAINED)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        path = Path(resume_from_checkpoint) / TRAINED
+        weights = load_weights(path)
+        own = self.trained_weights()
+        check_weights(own, weights, str(path))
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(weights[name])
+
+
+def seal(folder: Path) -> None:
+    """Say that a checkpoint is whole: a manifest of its files' sizes and hashes, written last."""
+    manifest = {
+        str(file.relative_to(folder)): [file.stat().st_size, _sha256(file)]
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.name != COMPLETE
+    }
+    temporary = folder / f".{COMPLETE}"
+    temporary.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+    temporary.replace(folder / COMPLETE)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint was sealed and still is what was sealed."""
+    try:
+        manifest = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return False
+    return all(
+        (folder / name).is_file()
+        and (folder / name).stat().st_size == size
+        and _sha256(folder / name) == digest
+        for name, (size, digest) in manifest.items()
+    )
+
+
+def last_whole_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of a run that is whole; what a kill left half written is put aside."""
+    found = sorted(run.glob("checkpoint-*"), key=lambda f: int(f.name.split("-")[1]), reverse=True)
+    for folder in found:
+        if is_whole(folder):
+            return folder
+        logger.warning("checkpoint '%s' is incomplete and is passed over", folder)
+        # The trainer will write a checkpoint of this very name again.
+        shutil.rmtree(folder)
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

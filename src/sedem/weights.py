@@ -1,0 +1,96 @@
+"""Weight files: safetensors only, checked name by name, and the int8 form of a small backbone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sedem.errors import CheckpointError
+
+
+def pack_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as int8 rows beside `<name>.scale`, one float32 absmax/127 a row; vectors as is."""
+    packed: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if weight.dim() != 2:
+            packed[name] = weight
+            continue
+        scale = weight.float().abs().amax(1).clamp_min(1e-12) / 127
+        packed[name] = (weight.float() / scale[:, None]).round().to(torch.int8)
+        packed[f"{name}.scale"] = scale
+    return packed
+
+
+def unpack_int8(packed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inverse of `pack_int8` up to its rounding."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in packed.items():
+        if name.endswith(".scale"):
+            continue
+        if tensor.dtype == torch.int8:
+            tensor = tensor.float() * packed[f"{name}.scale"][:, None]
+        weights[name] = tensor.to(dtype)
+    return weights
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Raises:
+        CheckpointError: the file is missing, truncated or not safetensors.
+    """
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"'{path}' is missing; the checkpoint is incomplete") from None
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"'{path}' is truncated or not a safetensors file ({error}); fetch it again"
+        ) from None
+
+
+def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
+    """Refuse weights that are missing, extra or of another shape; nothing is ever left random.
+
+    Raises:
+        CheckpointError: they differ, with the first name and both shapes.
+    """
+    missing = sorted(expected.keys() - given.keys())
+    extra = sorted(given.keys() - expected.keys())
+    if missing or extra:
+        raise CheckpointError(
+            f"'{source}' does not fit: {len(missing)} weights are missing"
+            f"{f' (such as {missing[0]})' if missing else ''} and {len(extra)} are not known"
+            f"{f' (such as {extra[0]})' if extra else ''}; it was made for another configuration"
+        )
+    for name, weight in expected.items():
+        if weight.shape != given[name].shape:
+            raise CheckpointError(
+                f"'{source}' does not fit: {name} has shape {list(given[name].shape)}, "
+                f"{list(weight.shape)} is needed"
+            )
+
+
+def weights_digest(weights: Mapping[str, Tensor], also: str = "") -> str:
+    """A hash that tells one set of weights from another, wherever its files lie.
+
+    Up to 4,096 evenly spaced values of each tensor count, as bfloat16, so that opening a model in
+    float32 or bfloat16 makes no difference.
+
+    Args:
+        weights: tensors by name.
+        also: text that is to count too.
+    """
+    digest = hashlib.sha256(also.encode())
+    for name in sorted(weights):
+        flat = weights[name].detach().flatten()
+        sample = flat[:: max(1, len(flat) // 4096)].to("cpu", torch.bfloat16)
+        digest.update(name.encode())
+        digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
