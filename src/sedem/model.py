@@ -132,7 +132,7 @@ class SeDeM(nn.Module):
     # Answering
 
     @overload
-    def answer(
+    def answer(  # type: ignore[overload-overlap]  # a str is no list of questions
         self,
         memory: MemoryBank,
         question: str,

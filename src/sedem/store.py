@@ -133,7 +133,7 @@ class Contents:
 
 def checksum(block_JD: Tensor) -> int:
     """CRC-32 of a block's bytes."""
-    return zlib.crc32(block_JD.contiguous().view(torch.uint8).numpy())
+    return zlib.crc32(block_JD.contiguous().view(torch.uint8).numpy().data)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sedem.data import cloze, facts, multihop, own, squad
+from sedem.data import cloze, facts, multihop, own, qasper, squad
 from sedem.data.examples import ExampleSet
 from sedem.data.files import open_text
 from sedem.errors import ConfigError, DataError
@@ -21,6 +21,7 @@ SETS: dict[str, Loader] = {
     "hotpotqa": multihop.load_hotpot,
     "2wikimultihopqa": multihop.load_2wiki,
     "musique": multihop.load_musique,
+    "qasper": qasper.load,
     "exact-facts": facts.load,
     "cloze": cloze.load,
 }
@@ -65,6 +66,8 @@ def sniff(path: Path) -> str:
     with open_text(path) as file:
         start = file.read(LOOKED_AT)
     fields = {name for name in _TELLING if json.dumps(name) in start}
+    if "full_text" in fields and "qas" in fields:
+        return "qasper"
     if "document_id" in fields and "qas" in fields:
         return "covidqa"
     if "qas" in fields:
@@ -86,6 +89,7 @@ _TELLING = (
     "document_id",
     "documents",
     "evidences",
+    "full_text",
     "paragraph_text",
     "qas",
     "supporting_facts",

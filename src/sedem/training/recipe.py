@@ -35,7 +35,6 @@ class Optimization:
         max_grad_norm: gradients are clipped to this norm.
         bf16: mixed precision.
         backbone_dtype: type of the frozen weights.
-        gradient_checkpointing: trade time for memory in the decoder.
         seed: of order, sampling and start values.
     """
 
@@ -50,7 +49,6 @@ class Optimization:
     max_grad_norm: float = 1.0
     bf16: bool = True
     backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    gradient_checkpointing: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

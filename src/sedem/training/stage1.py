@@ -7,6 +7,7 @@ V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -93,6 +94,12 @@ class Stage1(nn.Module):
         model.requires_grad_(False)
         for part in (model.mixture, model.compressor, model.decompressor):
             part.requires_grad_(True)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode; the frozen backbones never drop anything out."""
+        super().train(mode)
+        self.model.eval()
+        return self
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trained parameters by the name of their learning rate."""

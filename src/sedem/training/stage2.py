@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,12 @@ class Stage2(nn.Module):
             part.requires_grad_(True)
         for parameter in model.decoder.lora_parameters():
             parameter.requires_grad_(True)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode; the frozen backbones never drop anything out."""
+        super().train(mode)
+        self.model.eval()
+        return self
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trained parameters by the name of their learning rate."""

@@ -53,6 +53,8 @@ class SedemTrainer(Trainer):
         options: passed on to `Trainer`: datasets and callbacks.
     """
 
+    optimizer: torch.optim.Optimizer | None
+
     def __init__(
         self,
         module: nn.Module,

@@ -1,0 +1,17 @@
+"""The documents and questions of `sedem demo`; SOURCES.md says where the texts are from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DOCUMENTS = Path(__file__).parent
+
+QUESTIONS = (
+    "Who founded the Eastman Kodak Company?",
+    "In what year was Ulysses launched?",
+    "What are cacao flowers pollinated by?",
+    "Who was the pilot of the plane that crashed near Clear Lake?",
+    "What is the weight of shipment HK-2093?",
+    "What sum was agreed in contract QR-4471?",
+    "Who is the mayor of Belholm?",
+)
