@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from sedem.bank import MemoryBank
-from sedem.contracts import Answer
+from sedem.contracts import Answer, check_unicode
 from sedem.encoder import encode
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.generation import Decoding, Step, Transcript, generate
@@ -70,11 +71,12 @@ def encode_questions(model: SeDeM, questions: Sequence[str]) -> tuple[Tensor, Te
         States `[B, Q, E]` and mask `[B, Q]`, padded on the right.
 
     Raises:
-        DataError: a question is empty or longer than the encoder can read.
+        DataError: a question is empty, no Unicode text or longer than the encoder can read.
     """
     limit = model.encoder.max_positions - 1
     rows = []
     for question in questions:
+        check_unicode(question, "the question")
         ids = model.encoder.token_ids(question.strip())
         if not ids:
             raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
@@ -94,7 +96,13 @@ def encode_questions(model: SeDeM, questions: Sequence[str]) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def score_blocks(model: SeDeM, bank: MemoryBank, hidden_QE: Tensor, mask_Q: Tensor) -> Tensor:
-    """Exact scores `[N]` of a bank's blocks for one question, a part of the bank at a time."""
+    """Exact scores `[N]` of a bank's blocks for one question, a part of the bank at a time.
+
+    Raises:
+        BankError: the bank is empty.
+    """
+    if not len(bank):
+        raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
     query_1QRH = model.selector.queries(hidden_QE)[None]
     scores = []
     for indices, memory_NJD in bank.scan():
@@ -114,6 +122,8 @@ def choose(model: SeDeM, request: Request, scores_N: Tensor) -> Selection:
         k = model.config.k if request.k is None else request.k
         ranked = select(scores_N, resolve_budget(k, len(scores_N)))
     else:
+        if len(set(request.blocks)) < len(request.blocks):
+            raise ConfigError(f"blocks {list(request.blocks)} name a block twice; name each once")
         for index in request.blocks:
             if not 0 <= index < len(scores_N):
                 raise ConfigError(f"block {index} was asked for, the bank has {len(scores_N)}")
@@ -131,16 +141,23 @@ def restore(model: SeDeM, bank: MemoryBank, selection: Selection) -> Tensor:
     return states[real.to(states.device)]
 
 
-def check_fits(model: SeDeM, states: int, prefix: int, limit: int) -> None:
+def check_fits(model: SeDeM, sizes: Sequence[int], prefix: int, limit: int) -> None:
     """Refuse what would run past the decoder's positions.
+
+    Args:
+        model: whose decoder.
+        sizes: states of each selected block, best first.
+        prefix: prompt tokens.
+        limit: answer tokens.
 
     Raises:
         ConfigError: with all the numbers, and the largest K that fits.
     """
     room = model.decoder.max_positions
+    states = sum(sizes)
     if states + prefix + limit <= room:
         return
-    most = max(0, (room - prefix - limit) // model.config.segment_length)
+    most = sum(total + prefix + limit <= room for total in accumulate(sizes))
     remedy = f"use k of at most {most}" if most else "ask something shorter"
     raise ConfigError(
         f"{states:,} selected states, {prefix:,} prompt tokens and an answer of up to {limit:,} "
@@ -163,8 +180,6 @@ def respond(
     clock = Clock(model.device)
     for request in requests:
         request.bank.check_made_by(model.fingerprint())
-        if not len(request.bank):
-            raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
     hidden_BQE, mask_BQ = encode_questions(model, [request.question for request in requests])
     clock.lap("encode_ms")
     selections = [
@@ -173,11 +188,12 @@ def respond(
     ]
     clock.lap("score_ms")
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
+    prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
+    for request, selection, ids_P in zip(requests, selections, prefixes, strict=True):
+        sizes = request.bank.slot_tokens(selection.ranked).sum(1).tolist()
+        check_fits(model, sizes, len(ids_P), decoding.max_new_tokens)
     restored = [restore(model, r.bank, s) for r, s in zip(requests, selections, strict=True)]
     clock.lap("decompress_ms")
-    prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
-    for states_UD, ids_P in zip(restored, prefixes, strict=True):
-        check_fits(model, len(states_UD), len(ids_P), decoding.max_new_tokens)
     logits_BV, advance = start_decoding(model, restored, prefixes)
     clock.lap("prefill_ms")
     rows: list[Transcript] = []

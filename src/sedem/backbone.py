@@ -1,6 +1,6 @@
 """A Hugging Face decoder, opened so that any range of its layers can be run on its own.
 
-Letters: B batch, P positions of one call, K keys seen so far, D width, V vocabulary.
+Letters: B batch, P positions of one call, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +16,16 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DynamicCache,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from sedem.errors import CheckpointError, ConfigError
-from sedem.weights import check_weights, load_weights, unpack_int8, weights_digest
+from sedem.attention import KeyAxis
+from sedem.errors import ConfigError
+from sedem.weights import check_weights, load_weights, weights_digest
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ATTENTION = ("sdpa", "eager")
-INT8_FILE = "model.int8.safetensors"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
-
-
-@dataclass(frozen=True)
-class KeyAxis:
-    """What the cache of a range of layers holds, column by column.
-
-    Columns need not stand in reading order: who sees whom is decided by position alone.
-
-    Attributes:
-        positions: position of each column `[B, K]`.
-        valid: False where a column is padding `[B, K]`.
-        padded: whether any column is padding; kept on the host so that no step waits for a device.
-        ordered: whether columns stand in reading order, so that plain causal attention will do.
-    """
-
-    positions: Tensor
-    valid: Tensor
-    padded: bool
-    ordered: bool = True
-
-    def extended(self, positions_BP: Tensor, valid_BP: Tensor) -> KeyAxis:
-        """The axis with new columns at its end."""
-        return KeyAxis(
-            torch.cat([self.positions, positions_BP], dim=1),
-            torch.cat([self.valid, valid_BP], dim=1),
-            self.padded,
-            self.ordered,
-        )
-
-    def visible_to(
-        self, positions_BP: Tensor, valid_BP: Tensor, window: int | None = None
-    ) -> Tensor:
-        """Which columns each position may attend to, `[B, P, K]`.
-
-        A padding position sees every valid column: its output is never read, and a row with
-        nothing to attend to would be NaN.
-        """
-        back_BPK = positions_BP[:, :, None] - self.positions[:, None, :]
-        seen_BPK = back_BPK >= 0
-        if window is not None:
-            seen_BPK &= back_BPK < window
-        return self.valid[:, None, :] & (seen_BPK | ~valid_BP[:, :, None])
 
 
 class Backbone(nn.Module):
@@ -181,7 +131,7 @@ class Backbone(nn.Module):
         rope = decoder.rotary_emb(hidden_BPD, position_ids=positions_BP)
         if keys is None:
             valid_BP = torch.ones_like(positions_BP, dtype=torch.bool)
-            keys = KeyAxis(positions_BP, valid_BP, padded=False)
+            keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
         assert valid_BP is not None
         masks: dict[int | None, Tensor | None] = {}
         for index in range(first, last):
@@ -222,10 +172,10 @@ class Backbone(nn.Module):
         """None where attention needs no mask, or where SDPA's own causal one is the same."""
         sdpa = self.model.config._attn_implementation == "sdpa"
         asked, held = positions_BP.shape[1], keys.positions.shape[1]
-        if not keys.padded and (window is None or held <= window):
+        if not keys.padded and (window is None or keys.span <= window):
             if asked == 1:
                 return None
-            if sdpa and keys.ordered and asked == held:
+            if sdpa and asked == held:
                 return None
         mask_B1PK = keys.visible_to(positions_BP, valid_BP, window)[:, None]
         if sdpa:
@@ -239,7 +189,7 @@ class Backbone(nn.Module):
     @property
     def has_lora(self) -> bool:
         """Whether adapters are attached."""
-        return bool(getattr(self.model, "_hf_peft_config_loaded", False))
+        return bool(getattr(self.model, "peft_config", None))
 
     def add_lora(self, rank: int, alpha: int) -> None:
         """Attach adapters to q, k, v and o of every layer (appendix Trainable Parameters)."""
@@ -257,7 +207,8 @@ class Backbone(nn.Module):
     @contextmanager
     def without_lora(self) -> Iterator[None]:
         """Run the frozen weights alone inside the block, as the encoder must."""
-        layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
+        layers = [layer for layer in adapted if not layer.disable_adapters]
         trainable = [p for p in self.lora_parameters() if p.requires_grad]
         for layer in layers:
             layer.enable_adapters(False)
@@ -291,61 +242,6 @@ class Backbone(nn.Module):
         set_peft_model_state_dict(self.model, weights)
 
 
-def open_backbone(
-    name: str,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    attention: str = "sdpa",
-) -> Backbone:
-    """Open a backbone from a folder or the hub.
-
-    A folder may hold the weights as int8 rows with a scale a row (`model.int8.safetensors`).
-
-    Args:
-        name: folder or hub id.
-        revision: hub revision.
-        dtype: type of weights and hidden states.
-        device: where to put it.
-        attention: "sdpa" or "eager".
-
-    Raises:
-        ConfigError: it cannot be found or its layout is not supported.
-        CheckpointError: weights are missing.
-    """
-    if attention not in ATTENTION:
-        raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
-    try:
-        config = AutoConfig.from_pretrained(name, revision=revision)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"backbone '{name}' is neither a folder here nor to be had from the hub: {reason}"
-        ) from None
-    _check_family(config.model_type, name)
-    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
-    packed = Path(name) / INT8_FILE
-    if packed.is_file():
-        model = AutoModelForCausalLM.from_config(config, **options)
-        weights = unpack_int8(load_weights(packed), dtype)
-        if config.tie_word_embeddings:
-            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-        check_weights(model.state_dict(), weights, str(packed))
-        model.load_state_dict(weights)
-    else:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, output_loading_info=True, **options
-        )
-        if info["missing_keys"]:
-            raise CheckpointError(
-                f"backbone '{name}' lacks {len(info['missing_keys'])} weights, "
-                f"'{sorted(info['missing_keys'])[0]}' among them; fetch it again"
-            )
-    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
-    return Backbone(model.to(device), tokenizer, name, revision)
-
-
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
     """All that decides how a tokenizer cuts text, as JSON."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -355,7 +251,12 @@ def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def _check_family(model_type: str, name: str) -> None:
+def check_family(model_type: str, name: str) -> None:
+    """Refuse a layout whose layers sedem cannot run one by one.
+
+    Raises:
+        ConfigError: with the layouts that it can.
+    """
     if model_type not in FAMILIES:
         raise ConfigError(
             f"backbone '{name}' has the layout '{model_type}'; sedem runs decoders of the Llama "
@@ -364,7 +265,7 @@ def _check_family(model_type: str, name: str) -> None:
 
 
 def _check_layout(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    _check_family(model.config.model_type, name)
+    check_family(model.config.model_type, name)
     implementation = model.config._attn_implementation
     if implementation not in ATTENTION:
         raise ConfigError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from sedem import store
 from sedem.contracts import Citation, Document
 from sedem.errors import BankError
-from sedem.store import BlockRow
+from sedem.shard import BlockRow
 
 SCAN = 4096
 """Blocks looked at together when a whole bank is scanned."""

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sedem import store
 from sedem.bank import MemoryBank
-from sedem.contracts import Document
-from sedem.errors import DataError
+from sedem.contracts import Document, check_documents
 from sedem.model import SeDeM
 from sedem.reading import Progress
 
@@ -47,10 +45,7 @@ def build_bank(
         BankMismatchError: another model made the bank.
         DataError: two documents have one name.
     """
-    names = [document.name for document in documents]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"'{name}' was given twice; give each document once")
+    check_documents(documents)
     held: dict[str, str] = {}
     if path.exists():
         bank = MemoryBank.open(path)
@@ -83,7 +78,8 @@ def describe(path: Path) -> dict[str, Any]:
     """Facts about a bank on disk: what made it, what it holds, how large it is."""
     bank = MemoryBank.open(path)
     tokens = sum(sum(block.slot_tokens) for block in bank.blocks)
-    size = sum(file.stat().st_size for file in (path / store.SHARDS).glob("*.safetensors"))
+    slots = sum(len(block.slot_tokens) for block in bank.blocks)
+    size = 2 * slots * int(bank.made_by["width"])  # bfloat16
     return {
         "documents": len(bank.documents),
         "blocks": len(bank),

@@ -13,9 +13,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sedem.backbone import Backbone, open_backbone
+from sedem.backbone import Backbone
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.errors import CheckpointError
+from sedem.pretrained import open_backbone
 from sedem.weights import check_weights, load_weights
 
 WEIGHTS_FILE = "sedem.safetensors"

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from sedem import terminal
 from sedem.errors import ConfigError, SedemError
 
 if TYPE_CHECKING:
-    from sedem.bank import MemoryBank
-    from sedem.contracts import Answer
     from sedem.model import SeDeM
 
 DEFAULT_MODEL = "sedem-nano"
@@ -48,6 +45,18 @@ app.add_typer(bank_app, name="bank")
 app.add_typer(train_app, name="train")
 
 BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
+Question = Annotated[
+    str | None,
+    typer.Argument(metavar="QUESTION", help="Without one, they come one a line from stdin."),
+]
+DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")]
+MethodName = Annotated[
+    str | None, typer.Argument(metavar="METHOD", help="What to evaluate; see --list.")
+]
+BackboneName = Annotated[
+    str,
+    typer.Argument(metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", help="Checkpoint: a folder or a hub id. [default: sedem-nano]"),
@@ -75,15 +84,16 @@ def demo(k: BudgetOption = None) -> None:
         type(document)(Path(document.name).name, document.text)
         for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
     ]
-    with _progress("reading") as progress:
-        bank = model.read(documents, progress=progress)
+    with terminal.progress("reading") as report_progress:
+        bank = model.read(documents, progress=report_progress)
     typer.echo(
-        f"read {len(documents)} documents, {sum(len(d.text) for d in documents):,} characters, "
-        f"into {len(bank)} blocks\n"
+        f"read {terminal.count(len(documents), 'document')}, "
+        f"{sum(len(d.text) for d in documents):,} characters, "
+        f"into {terminal.count(len(bank), 'block')}\n"
     )
     for question in QUESTIONS:
         typer.echo(f"? {question}")
-        _print_answer(model, bank, question, _budget(k))
+        terminal.print_answer(model, bank, question, _budget(k))
 
 
 @app.command()
@@ -98,16 +108,18 @@ def build(
     Files that the bank already holds unchanged are passed over, changed ones are replaced. Each
     commit is durable: a build that was killed goes on when it is started again.
     """
-    from sedem.building import build_bank
     from sedem.files import read_documents
 
     documents = read_documents(files, encoding)
+    from sedem.building import build_bank
+
     opened = _open_model(model or _model_of(bank))
-    with _progress("reading") as progress:
-        report = build_bank(opened, bank, documents, progress)
+    with terminal.progress("reading") as report_progress:
+        report = build_bank(opened, bank, documents, report_progress)
     typer.echo(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
-        f"{report.documents} documents in {report.blocks} blocks"
+        f"the bank holds {terminal.count(report.documents, 'document')} "
+        f"in {terminal.count(report.blocks, 'block')}"
     )
 
 
@@ -115,7 +127,10 @@ def build(
 def ask(
     bank: BankPath,
     question: Annotated[
-        str | None, typer.Argument(help="The question; without it, one a line from stdin.")
+        str | None,
+        typer.Argument(
+            metavar="QUESTION", help="Without it, questions come one a line from stdin."
+        ),
     ] = None,
     k: BudgetOption = None,
     as_json: Json = False,
@@ -125,20 +140,20 @@ def ask(
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
 ) -> None:
     """Ask a bank; the answer comes with the spans of the documents that it was conditioned on."""
+    budget = _budget(k)
     from sedem.bank import MemoryBank
     from sedem.generation import Decoding
 
-    budget = _budget(k)
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank)
     answering = _open_model(model or _model_of(bank))
     opened.check_made_by(answering.fingerprint())
-    for one in [question] if question is not None else _questions_from_stdin():
+    for one in [question] if question is not None else terminal.questions_from_stdin():
         if as_json:
             answer = answering.answer(opened, one, k=budget, decoding=decoding)
             typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
         else:
-            _print_answer(answering, opened, one, budget, decoding)
+            terminal.print_answer(answering, opened, one, budget, decoding)
 
 
 @bank_app.command("ls")
@@ -192,7 +207,8 @@ def bank_verify(bank: BankPath) -> None:
 
 @bank_app.command("rm")
 def bank_rm(
-    bank: BankPath, document: Annotated[str, typer.Argument(help="Name of the document.")]
+    bank: BankPath,
+    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")],
 ) -> None:
     """Take a document out of a bank."""
     from sedem.store import remove
@@ -203,25 +219,21 @@ def bank_rm(
 
 @train_app.command("stage1")
 def train_stage1(config: RecipeOption, overrides: Overrides = None) -> None:
-    """Train compressor and decompressor on plain text.
-
-    A run that was killed goes on from its last whole checkpoint when it is started again.
-    """
+    """Train compressor and decompressor on plain text; a killed run goes on when started again."""
     _train("stage1", config, overrides)
 
 
 @train_app.command("stage2")
 def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
-    """Train selection and answering on questions.
-
-    A run that was killed goes on from its last whole checkpoint when it is started again.
-    """
+    """Train selection and answering on questions; a killed run goes on when started again."""
     _train("stage2", config, overrides)
 
 
 @app.command("eval")
 def evaluate(
-    method: Annotated[str | None, typer.Argument(help="What to evaluate; see --list.")] = None,
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="What to evaluate; see --list.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="File of questions.")] = None,
     schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
     records: Annotated[str | None, typer.Option(help="Records of the file, as start:stop.")] = None,
@@ -243,6 +255,7 @@ def evaluate(
     """Measure a method on a file of questions."""
     from sedem.evaluation.methods import METHODS
 
+    budget = _budget(k)
     if list_methods:
         for name, (_, what) in METHODS.items():
             typer.echo(f"{name:<14} {what}")
@@ -251,38 +264,35 @@ def evaluate(
         raise typer.BadParameter("give a METHOD and --data FILE, or --list")
     from sedem.evaluation.command import run_evaluation
 
-    with _progress("answering") as progress:
+    with terminal.progress("answering") as report_progress:
         metrics = run_evaluation(
             method,
             data,
             schema=schema,
             records=records,
             limit=limit,
-            k=_budget(k),
+            k=budget,
             control=control,
             checkpoint=model or DEFAULT_MODEL,
             max_new_tokens=max_new_tokens,
             dtype=dtype,
             seed=seed,
             out=out,
-            progress=progress,
+            progress=report_progress,
         )
     if as_json:
         typer.echo(json.dumps(metrics))
         return
-    for name, value in metrics.items():
-        if isinstance(value, dict) and "mean" in value:
-            low, high = value["interval"]
-            typer.echo(
-                f"{name:<10} {value['mean']:6.2f}   [{low:.2f}, {high:.2f}]   n={value['n']}"
-            )
-    typer.echo(f"counts     {metrics['counts']}")
+    terminal.print_metrics(metrics)
 
 
 @app.command()
 def cost(
     backbone: Annotated[
-        str, typer.Argument(help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id.")
+        str,
+        typer.Argument(
+            metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -293,15 +303,7 @@ def cost(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    parameters, flops = dict(result["parameters"]), dict(result["flops"])
-    assumptions = flops.pop("assumptions")
-    percent = parameters.pop("percent")
-    for name, value in parameters.items():
-        typer.echo(f"{name:<20} {value / 1e6:10.2f} M parameters")
-    typer.echo(f"{'added':<20} {percent:10.2f} % of the backbone\n")
-    for name, value in flops.items():
-        typer.echo(f"{name:<20} {value / 1e9:10.1f} GFLOPs")
-    typer.echo("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))
+    terminal.print_cost(result)
 
 
 def _open_model(name: str) -> SeDeM:
@@ -328,67 +330,8 @@ def _budget(text: str | None) -> int | str | None:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(
-            f"k is '{text}'; it must be a whole number of at least 1, or 'all'"
-        ) from None
-
-
-def _print_answer(
-    model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, decoding: Any = None
-) -> None:
-    """The answer as it comes, then its sources."""
-    options = {} if decoding is None else {"decoding": decoding}
-    stream = model.stream(bank, question, k=k, **options)
-    for piece in stream:
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
-    assert stream.answer is not None
-    typer.echo("")
-    _print_sources(stream.answer)
-
-
-def _print_sources(answer: Answer) -> None:
-    for citation in answer.citations:
-        snippet = " ".join(citation.text.split())
-        shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
-        typer.echo(
-            f"  [{citation.rank}] {citation.document}:{citation.start}-{citation.end} "
-            f"({citation.score:.1f})  {shown}"
-        )
-    for sentence in answer.cut:
-        typer.echo(f"  note: {sentence}")
-    typer.echo("")
-
-
-def _questions_from_stdin() -> Iterator[str]:
-    if sys.stdin.isatty():
-        typer.echo("one question a line; end with Ctrl-D", err=True)
-    for line in sys.stdin:
-        if line.strip():
-            yield line.strip()
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, as a callback of done and total."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        message = f"k is '{text}'; it must be a whole number of at least 1, or 'all'"
+        raise ConfigError(message) from None
 
 
 def _train(stage: str, config: Path, overrides: list[str] | None) -> None:
@@ -398,8 +341,5 @@ def _train(stage: str, config: Path, overrides: list[str] | None) -> None:
     from sedem.training.recipe import load_recipe
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    if stage == "stage1":
-        final = run.train_stage1(load_recipe(run.Stage1Recipe, config, overrides or ()))
-    else:
-        final = run.train_stage2(load_recipe(run.Stage2Recipe, config, overrides or ()))
-    typer.echo(str(final))
+    kind, train = run.STAGES[stage]
+    typer.echo(str(train(load_recipe(kind, config, overrides or ()))))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.config import SedemConfig
-from sedem.slots import pool
+from sedem.slots import pool, slot_tokens
 
 
 class LinearCompressor(nn.Module):
@@ -54,7 +54,8 @@ class QueryCompressor(nn.Module):
     """Learned queries that attend over the whole segment (appendix Learnable Compression).
 
     Multi-head attention from M learned queries to the segment's states, slot competition, a
-    residual from the queries and no output projection.
+    residual from the queries and no output projection. A segment of n < T tokens uses the first
+    ceil(n / C) queries alone; no other competes.
 
     Args:
         d_enc: E.
@@ -79,14 +80,18 @@ class QueryCompressor(nn.Module):
 
     def attention(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
         """A after slot competition `[S, heads, M, T]`: each token's mass sums to one over slots."""
+        used_SM = slot_tokens(mask_ST, self.compression) > 0
         keys_SThd = self._heads(self.w_key(self.norm_state(hidden_STE)))
-        queries_Mhd = self._heads(self.w_query(self.norm_query(self.queries)))
+        queries_MD = self.norm_query(self.queries[: used_SM.shape[1]])
+        queries_Mhd = self._heads(self.w_query(queries_MD))
         logits_ShMT = torch.einsum("mhd,sthd->shmt", queries_Mhd, keys_SThd)
         logits_ShMT = logits_ShMT / keys_SThd.shape[-1] ** 0.5
-        # Padding keeps a finite logit so that no row is empty; its mass is removed below.
+        # A finite logit, so that a segment of padding alone has no empty row; beside a real token
+        # its softmax is zero.
         padding_S11T = ~mask_ST[:, None, None, :]
         lowest = torch.finfo(logits_ShMT.dtype).min
         initial_ShMT = logits_ShMT.masked_fill(padding_S11T, lowest).softmax(-1)
+        initial_ShMT = initial_ShMT * used_SM[:, None, :, None]
         return initial_ShMT / (initial_ShMT.sum(2, keepdim=True) + self.epsilon)
 
     def forward(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
@@ -94,7 +99,8 @@ class QueryCompressor(nn.Module):
         values_SThd = self._heads(self.w_value(self.norm_state(hidden_STE)))
         attention_ShMT = self.attention(hidden_STE, mask_ST)
         mixed_SMhd = torch.einsum("shmt,sthd->smhd", attention_ShMT, values_SThd)
-        return self.queries + mixed_SMhd.flatten(2)
+        used_SM1 = slot_tokens(mask_ST, self.compression)[..., None] > 0
+        return (self.queries[: used_SM1.shape[1]] + mixed_SMhd.flatten(2)) * used_SM1
 
     def target(self, hidden_STE: Tensor) -> Tensor:
         """The value projection of each state `[S, T, D]`: what W_in is to the block compressor."""

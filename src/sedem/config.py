@@ -28,6 +28,23 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "block_order": ("document", "score"),
 }
 
+_WHOLE_NUMBERS = {
+    "segment_length": 1,
+    "compression": 1,
+    "block_slots": 1,
+    "compressor_heads": 1,
+    "decompressor_hidden": 1,
+    "selector_heads": 1,
+    "selector_dim": 1,
+    "k": 1,
+    "inject_layer": 0,
+    "lora_rank": 0,
+    "lora_alpha": 0,
+}
+"""Settings that count something, with the least that each can be."""
+
+_OPTIONAL = ("block_slots", "decompressor_hidden", "selector_dim")
+
 
 @dataclass(frozen=True)
 class SedemConfig:
@@ -80,33 +97,36 @@ class SedemConfig:
     lora_alpha: int = 128
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "extract_layers", tuple(self.extract_layers))
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)!r}; "
                     f"it can be {' or '.join(map(repr, choices))}"
                 )
-        _at_least_one(self, "segment_length", "compression", "compressor_heads", "selector_heads")
-        _at_least_one(self, "k")
+        for name, least in _WHOLE_NUMBERS.items():
+            value = getattr(self, name)
+            if not (_is_whole(value, least) or (value is None and name in _OPTIONAL)):
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a whole number of at least {least}"
+                )
+        layers: Any = self.extract_layers
+        listed = isinstance(layers, list | tuple) and len(layers) > 0
+        if not listed or not all(_is_whole(layer, 1) for layer in layers):
+            raise ConfigError(
+                f"extract_layers is {layers!r}; it needs at least one number of layers, "
+                "each 1 or more"
+            )
+        object.__setattr__(self, "extract_layers", tuple(layers))
         if self.segment_length % self.compression:
             raise ConfigError(
                 f"segment_length {self.segment_length} is not a multiple of compression "
                 f"{self.compression}; a segment must be cut into whole slots"
             )
-        if not self.extract_layers or min(self.extract_layers) < 1:
+        if self.compressor == "query" and self.slots_per_block % self.slots:
             raise ConfigError(
-                f"extract_layers is {list(self.extract_layers)}; it needs at least one number of "
-                "layers, each 1 or more"
+                f"block_slots is {self.block_slots}, a segment has {self.slots} slots; a learned "
+                "query sees its whole segment, so a block must hold whole segments"
             )
-        if self.inject_layer < 0:
-            raise ConfigError(f"inject_layer is {self.inject_layer}; it must be 0 or more")
-        if self.lora_rank < 0 or self.lora_alpha < 0:
-            raise ConfigError(
-                f"lora_rank {self.lora_rank} and lora_alpha {self.lora_alpha} must not be negative"
-            )
-        if self.block_slots is not None and self.block_slots < 1:
-            raise ConfigError(f"block_slots is {self.block_slots}; it must be 1 or more")
 
     @property
     def slots(self) -> int:
@@ -162,11 +182,8 @@ class SedemConfig:
         return from_mapping(type(self), {**asdict(self), **changes}, "the changes")
 
 
-def _at_least_one(config: SedemConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def from_mapping(kind: type[Kind], entries: dict[str, Any], source: str) -> Kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -24,6 +25,36 @@ class Document:
                 f"document '{self.name}' holds no text (it is empty or only white space); "
                 "leave it out or give its text"
             )
+        check_unicode(self.name, "the name of a document")
+        check_unicode(self.text, f"document '{self.name}'")
+
+
+def check_documents(documents: Sequence[Document]) -> None:
+    """Refuse documents that cannot be read together.
+
+    Raises:
+        DataError: there are none, or two have one name.
+    """
+    if not documents:
+        raise DataError("there is nothing to read; give at least one document")
+    name, count = Counter(document.name for document in documents).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"{count} documents are named '{name}'; give each document once")
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Refuse text with halves of surrogate pairs, which no file and no tokenizer can hold.
+
+    Raises:
+        DataError: with the place.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} is not Unicode text ({text[error.start]!a} at character {error.start}); "
+            "decode it with its right encoding"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -38,15 +38,21 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
             f"{' and '.join(ENDINGS)} files can be read: save it as plain text"
         )
     content = path.read_bytes()
-    if b"\0" in content:
-        raise DataError(f"'{path}' holds binary data, not text; save it as plain text")
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
+        if b"\0" in content:
+            raise _binary(path) from None
         raise DataError(
             f"'{path}' is not {encoding} text (byte {error.start}); "
             "name its encoding, such as --encoding latin-1"
         ) from None
     except LookupError:
         raise DataError(f"there is no encoding '{encoding}'; try utf-8 or latin-1") from None
+    if "\0" in text:
+        raise _binary(path)
     return Document(os.path.normpath(path), text.removeprefix("\ufeff"))
+
+
+def _binary(path: Path) -> DataError:
+    return DataError(f"'{path}' holds binary data, not text; save it as plain text")

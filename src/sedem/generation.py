@@ -25,6 +25,9 @@ from sedem.prompts import ANSWER_LIMIT
 Step = Callable[[Tensor], Tensor]
 """Runs the given tokens `[B]` and returns the logits after them `[B, V]`."""
 
+UNFINISHED = "\ufffd"
+"""What tokenizers give for the bytes of a character that is not complete."""
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -47,12 +50,15 @@ class Decoding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ConfigError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
-        if self.temperature < 0:
-            raise ConfigError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ConfigError(f"top_k is {self.top_k}; it must be 0 (no limit) or more")
+        if isinstance(self.stop, str):  # type: ignore[unreachable]  # a caller may be untyped
+            raise ConfigError(f"stop is the string {self.stop!r}; give a list of strings")
+        _check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
+        _check_whole("top_k", self.top_k, 0, 2**31)
+        _check_whole("seed", self.seed, 0, 2**63)
+        if self.temperature != 0 and not 1e-3 <= self.temperature < float("inf"):
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or at least 0.001"
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
         if any(not text for text in self.stop):
@@ -75,6 +81,13 @@ class Decoding:
             return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
 
         return sample
+
+
+def _check_whole(name: str, value: object, least: int, limit: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a whole number of at least {least} and below {limit}"
+        )
 
 
 class Transcript:
@@ -104,9 +117,7 @@ class Transcript:
             self.finish_reason = "end"
         else:
             self.ids.append(token)
-            self.text = self.tokenizer.decode(
-                self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-            ).lstrip()
+            self._decode()
             self._cut_at_stop()
             if self.finish_reason is None and len(self.ids) >= self.decoding.max_new_tokens:
                 self.finish_reason = "length"
@@ -127,6 +138,16 @@ class Transcript:
         limit = self.decoding.max_new_tokens
         return (f"the answer was cut off at its limit of {limit} tokens",)
 
+    def _decode(self) -> None:
+        text = self.tokenizer.decode(
+            self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        # Half a character is no text, and where single bytes are tokens it can spoil the
+        # characters before it until it is whole.
+        text = text.lstrip().rstrip(UNFINISHED)
+        if len(text) > len(self.text):
+            self.text = text
+
     def _cut_at_stop(self) -> None:
         found = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
         if found:
@@ -134,14 +155,13 @@ class Transcript:
             self.finish_reason = "stop"
 
     def _certain(self) -> int:
-        # Trailing white space may turn out to end the answer, which is given without it.
-        text = self.text.rstrip("\ufffd").rstrip()
         held = 0
         for stop in self.decoding.stop:
             for size in range(1, min(len(stop), len(self.text)) + 1):
                 if self.text.endswith(stop[:size]):
                     held = max(held, size)
-        return min(len(text), len(self.text) - held)
+        # White space before what is held back may turn out to end the answer.
+        return len(self.text[: len(self.text) - held].rstrip())
 
 
 def generate(

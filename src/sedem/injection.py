@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.backbone import Backbone, KeyAxis
+from sedem.attention import KeyAxis
+from sedem.backbone import Backbone
 from sedem.config import StartPlacement
 
 
@@ -105,19 +106,19 @@ def prefill(
     """
     prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, placement)
     padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
-    lower = KeyAxis(prefix_BP, valid_BP, padded)
+    span = ids_BP.shape[1] + restored_BUD.shape[1]
+    lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
     )
-    # Positions, not columns, decide who sees whom, so any layout is right. In reading order no mask
-    # is needed; with padding there is one anyway, and memory goes first.
+    # With padding a mask decides by position who sees whom, so any layout is right and memory goes
+    # first. Without, columns must stand in reading order, and no mask is needed.
     head = 1 if placement == "front" and not padded else 0
-    ordered = head == 1 or placement == "between" or not restored_BUD.shape[1]
 
     def join(prefix: Tensor, memory: Tensor) -> Tensor:
         return torch.cat([prefix[:, :head], memory, prefix[:, head:]], dim=1)
 
-    upper = KeyAxis(join(prefix_BP, memory_BU), join(valid_BP, restored_valid_BU), padded, ordered)
+    upper = KeyAxis(join(prefix_BP, memory_BU), join(valid_BP, restored_valid_BU), padded, span)
     joined_BLD = backbone.run(
         join(hidden_BPD, restored_BUD.to(hidden_BPD.dtype)),
         inject_layer,
@@ -131,7 +132,8 @@ def prefill(
     first_BD, restored_BUD, rest_BD = joined_BLD.split(
         [head, count, joined_BLD.shape[1] - head - count], dim=1
     )
-    stream = None if cache is None else Stream(cache, lower, upper, prefix_BP.amax(1) + 1)
+    next_B = valid_BP.sum(1) + restored_valid_BU.sum(1)
+    stream = None if cache is None else Stream(cache, lower, upper, next_B)
     return Prefilled(torch.cat([first_BD, rest_BD], dim=1), restored_BUD, stream)
 
 

@@ -56,6 +56,8 @@ def reconstruction_loss(
 def next_token_loss(logits_BPV: Tensor, labels_BP: Tensor) -> Tensor:
     """L_ctx of stage 1 and L_LM of stage 2: mean over a row's labelled tokens, then over rows.
 
+    A row without labels does not count.
+
     Args:
         logits_BPV: prediction of the next token at each position.
         labels_BP: that next token; -100 where a position does not count.
@@ -64,7 +66,8 @@ def next_token_loss(logits_BPV: Tensor, labels_BP: Tensor) -> Tensor:
     loss_BP = F.cross_entropy(
         logits_BPV.flatten(0, 1).float(), labels_BP.flatten(), reduction="none"
     ).view_as(labels_BP)
-    return (loss_BP.sum(1) / labelled_BP.sum(1).clamp_min(1)).mean()
+    counts_B = labelled_BP.sum(1)
+    return _mean_where(loss_BP.sum(1) / counts_B.clamp_min(1), counts_B > 0)
 
 
 def distillation_loss(

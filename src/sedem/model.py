@@ -250,7 +250,9 @@ class SeDeM(nn.Module):
         encoder, decoder = checkpoint.open_backbones(
             config, folder, dtype=dtype, device=device, attention=attention
         )
-        model = cls(config, encoder, decoder, folder.resolve().name, str(name))
+        # A bank remembers its model's folder; it may be asked from elsewhere.
+        source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
+        model = cls(config, encoder, decoder, Path(name).resolve().name, source)
         checkpoint.read_weights(folder, model.parts())
         if config.lora_rank:
             decoder.add_lora(config.lora_rank, config.lora_alpha)
@@ -264,12 +266,13 @@ class SeDeM(nn.Module):
         Args:
             folder: where to.
             with_backbone: copy the encoder's folder into it, for a small backbone that is to travel
-                with its checkpoint.
+                with its checkpoint; one that came inside a checkpoint always does.
 
         Raises:
             ConfigError: the backbone cannot travel, because it is no folder or there are two.
         """
-        backbone = Path(self.encoder.name) if with_backbone else None
+        inside = self.config.encoder == checkpoint.BACKBONE
+        backbone = Path(self.encoder.name) if with_backbone or inside else None
         if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
             raise ConfigError(
                 f"backbone '{self.encoder.name}' cannot travel with the checkpoint; that needs one "
@@ -277,13 +280,30 @@ class SeDeM(nn.Module):
             )
         checkpoint.write(Path(folder), self.config, self.parts(), self.decoder, backbone=backbone)
 
-    def push_to_hub(self, repo_id: str, *, private: bool = False, token: str | None = None) -> str:
-        """Upload the checkpoint to the hub; returns the address of the commit."""
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        token: str | None = None,
+        with_backbone: bool = False,
+    ) -> str:
+        """Upload the checkpoint to the hub.
+
+        Args:
+            repo_id: where to, as "owner/name"; it is made if it is not there.
+            private: who may see a repository that is made.
+            token: of the hub; None means the one that is logged in.
+            with_backbone: as in `save_pretrained`.
+
+        Returns:
+            The address of the commit.
+        """
         api = HfApi(token=token)
         api.create_repo(repo_id, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"
-            self.save_pretrained(folder)
+            self.save_pretrained(folder, with_backbone=with_backbone)
             commit = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
             )
@@ -305,6 +325,11 @@ def _check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> 
         raise ConfigError(
             f"segment_length {config.segment_length} and a start token exceed the "
             f"{encoder.max_positions} positions of encoder '{encoder.name}'"
+        )
+    if config.compressor == "query" and decoder.width % config.compressor_heads:
+        raise ConfigError(
+            f"decoder width {decoder.width} is not a multiple of compressor_heads "
+            f"{config.compressor_heads}"
         )
     if config.selector_dim is None and decoder.width % config.selector_heads:
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sedem.backbone import Backbone
+from sedem.contracts import check_unicode
 from sedem.errors import DataError
 
 ANSWER_LIMIT = 64
@@ -17,22 +18,27 @@ LONG_ANSWER_LIMIT = 128
 """The same for QASPER and RULER."""
 
 
+SEPARATOR = "\n\n"
+"""Stands between two documents, and between a context and what is asked about it."""
+
+
 def question_prompt(question: str) -> str:
     """What stands after the context, be it text or restored states."""
-    return f"\n\nQuestion: {question.strip()}\nAnswer:"
+    return f"{SEPARATOR}Question: {question.strip()}\nAnswer:"
 
 
 def context_prompt(texts: Sequence[str]) -> str:
     """Documents as raw text, for methods that read text."""
-    return "\n\n".join(text.strip() for text in texts)
+    return SEPARATOR.join(text.strip() for text in texts)
 
 
 def question_ids(backbone: Backbone, question: str) -> list[int]:
     """Decoder tokens of a question: start token, prompt, question.
 
     Raises:
-        DataError: the question is empty.
+        DataError: the question is empty or no Unicode text.
     """
+    check_unicode(question, "the question")
     if not question.strip():
         raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
     return [backbone.start_id, *backbone.token_ids(question_prompt(question))]

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from sedem.bank import InMemory, MemoryBank
-from sedem.contracts import Document
+from sedem.contracts import Document, check_documents
 from sedem.encoder import encode
-from sedem.errors import DataError
 from sedem.segment import Segments, segment_text
+from sedem.shard import BlockRow
 from sedem.slots import slot_tokens
-from sedem.store import BlockRow
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -43,12 +42,7 @@ def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None)
     Raises:
         DataError: there are none, two have one name, or one has no tokens.
     """
-    if not documents:
-        raise DataError("there is nothing to read; give at least one document")
-    names = [document.name for document in documents]
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"two documents are named '{name}'; names must differ within a bank")
+    check_documents(documents)
     config = model.config
     segments = [
         segment_text(d.text, model.encoder, config.segment_length, config.segmentation)
@@ -96,7 +90,9 @@ def compress(
         states = encode(model.encoder, ids_BT, model.config.extract_layers)
         mask_BT = mask_BT.to(states.device)
         memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
-        memory_BMD = memory_BMD[:, : longest // compression]
+        # Padding is zero whatever a segment was encoded with, for a bank's bytes depend on it.
+        padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
+        memory_BMD = memory_BMD.masked_fill(padding_BM1, 0.0)
         memory_SMD[batch_B, : memory_BMD.shape[1]] = memory_BMD.to("cpu", torch.bfloat16)
         done += len(batch_B)
         if progress is not None:

@@ -16,7 +16,8 @@ from sedem.backbone import Backbone
 from sedem.config import Segmentation
 from sedem.errors import DataError
 
-_PARAGRAPH = re.compile(r"\S.*?(?=\n\s*\n|\s*\Z)", re.DOTALL)
+# Lines up to a blank one; every run of white space is looked at once, however long it is.
+_PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def segment_text(text: str, backbone: Backbone, length: int, how: Segmentation) 
     Raises:
         DataError: the tokenizer finds nothing in the text.
     """
-    pieces = [(0, text)] if how == "window" else list(paragraphs(text))
+    pieces = [(0, text)] if how == "window" else list(paragraphs(text)) or [(0, "")]
     encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
     rows: list[tuple[list[int], list[tuple[int, int]]]] = []
     for (origin, _), ids, spans in zip(
@@ -74,7 +75,7 @@ def segment_text(text: str, backbone: Backbone, length: int, how: Segmentation) 
 def paragraphs(text: str) -> Iterable[tuple[int, str]]:
     """Paragraphs of a text with the character each starts at; blank lines separate them."""
     for match in _PARAGRAPH.finditer(text):
-        yield match.start(), match.group()
+        yield match.start(), match.group().rstrip()
 
 
 def _to_tensors(rows: list[tuple[list[int], list[tuple[int, int]]]], length: int) -> Segments:

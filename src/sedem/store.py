@@ -20,25 +20,22 @@ import json
 import os
 import shutil
 import sqlite3
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from sedem.errors import BankError, BankMismatchError
+from sedem.shard import BlockRow, Shard, check_size, checksum, sha256, sync_folder, write_shard
 
 SCHEMA_VERSION = 1
 CATALOG = "catalog.sqlite"
 SHARDS = "shards"
 LOCK = "LOCK"
-MEMORY = "memory"
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -47,7 +44,7 @@ CREATE TABLE shards (
     bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
 );
 CREATE TABLE documents (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, text TEXT NOT NULL
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, text TEXT NOT NULL, sha256 TEXT NOT NULL
 );
 CREATE TABLE blocks (
     id INTEGER PRIMARY KEY,
@@ -58,65 +55,6 @@ CREATE TABLE blocks (
 );
 CREATE INDEX blocks_document ON blocks (document);
 """
-
-
-@dataclass(frozen=True)
-class BlockRow:
-    """One block beside its memory.
-
-    Attributes:
-        document: index of its document.
-        start: first character of its span.
-        end: character after its span.
-        slot_tokens: real tokens behind each of its J slots.
-    """
-
-    document: int
-    start: int
-    end: int
-    slot_tokens: tuple[int, ...]
-
-
-class Shard:
-    """A sealed shard, memory-mapped; each block's checksum is verified when it is first touched."""
-
-    def __init__(self, path: Path, rows: list[int], checksums: list[int]) -> None:
-        self.path = path
-        self.rows = rows
-        self.checksums = checksums
-        self._verified = [False] * len(rows)
-        self._memory: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, indices: Sequence[int]) -> Tensor:
-        """Memory `[n, J, D]` of some of this shard's live blocks.
-
-        Raises:
-            BankError: the shard is missing or damaged.
-        """
-        memory = self._open()
-        for index in indices:
-            if not self._verified[index]:
-                if checksum(memory[self.rows[index]]) != self.checksums[index]:
-                    raise BankError(
-                        f"block {self.rows[index]} of '{self.path}' is damaged (its checksum "
-                        "differs); restore the file or build the bank again"
-                    )
-                self._verified[index] = True
-        return memory[[self.rows[index] for index in indices]]
-
-    def _open(self) -> Tensor:
-        if self._memory is None:
-            try:
-                with safe_open(self.path, framework="pt") as file:
-                    self._memory = file.get_tensor(MEMORY)
-            except FileNotFoundError:
-                raise BankError(f"shard '{self.path}' is missing; restore it") from None
-            except (SafetensorError, OSError) as error:
-                raise BankError(f"shard '{self.path}' is damaged ({error}); restore it") from None
-        return self._memory
 
 
 @dataclass(frozen=True)
@@ -131,11 +69,6 @@ class Contents:
     places: list[tuple[int, int]]
 
 
-def checksum(block_JD: Tensor) -> int:
-    """CRC-32 of a block's bytes."""
-    return zlib.crc32(block_JD.contiguous().view(torch.uint8).numpy().data)
-
-
 @contextmanager
 def creating(folder: Path, fingerprint: str, made_by: dict[str, Any]) -> Iterator[Path]:
     """Make a bank; it appears under its name, whole, when the block ends without an error.
@@ -144,29 +77,20 @@ def creating(folder: Path, fingerprint: str, made_by: dict[str, Any]) -> Iterato
         The folder in which it is being made, already a bank without documents.
 
     Raises:
-        BankError: something is there already.
+        BankError: something is there already, another process makes it, or it cannot be written.
     """
-    if folder.exists():
-        raise BankError(f"'{folder}' exists already; choose another name or append to it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_existing(folder)
     unfinished = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    (unfinished / SHARDS).mkdir(parents=True)
-    (unfinished / CATALOG).touch()
-    with _connect(unfinished) as connection:
-        connection.executescript(_SCHEMA)
-        connection.executemany(
-            "INSERT INTO meta VALUES (?, ?)",
-            [
-                ("schema_version", str(SCHEMA_VERSION)),
-                ("fingerprint", fingerprint),
-                ("made_by", json.dumps(made_by)),
-            ],
-        )
-    yield unfinished
-    _sync_folder(unfinished)
-    unfinished.rename(folder)
-    _sync_folder(folder.parent)
+    with _refusals_told(folder):
+        unfinished.mkdir(parents=True, exist_ok=True)
+        with _lock(unfinished, os.O_RDONLY):
+            # Who held the lock may have finished: then the folder that is locked now is the bank.
+            _refuse_existing(folder)
+            _start_empty(unfinished, fingerprint, made_by)
+            yield unfinished
+            sync_folder(unfinished)
+            unfinished.rename(folder)
+            sync_folder(folder.parent)
 
 
 def append(
@@ -193,17 +117,18 @@ def append(
         check_fingerprint(str(folder), _meta(folder, connection)["fingerprint"], fingerprint)
         (newest,) = connection.execute("SELECT coalesce(max(id), 0) FROM shards").fetchone()
         name = f"{newest + 1:06d}.safetensors"
-        size, digest = _write_shard(folder / SHARDS, name, memory_NJD)
+        size, digest = write_shard(folder / SHARDS, name, memory_NJD)
         with connection:
             shard = connection.execute(
                 "INSERT INTO shards (file, blocks, bytes, sha256) VALUES (?, ?, ?, ?)",
                 (name, len(blocks), size, digest),
             ).lastrowid
             ids = []
-            for document in documents:
-                connection.execute("DELETE FROM documents WHERE name = ?", document[:1])
+            for document, text in documents:
+                connection.execute("DELETE FROM documents WHERE name = ?", (document,))
                 cursor = connection.execute(
-                    "INSERT INTO documents (name, text) VALUES (?, ?)", document
+                    "INSERT INTO documents (name, text, sha256) VALUES (?, ?, ?)",
+                    (document, text, _text_digest(text)),
                 )
                 ids.append(cursor.lastrowid)
             connection.executemany(
@@ -246,6 +171,8 @@ def load(folder: Path) -> Contents:
         BankError: there is no bank, or its catalog is damaged or of another version.
     """
     with _connect(folder) as connection:
+        # One transaction: what another process commits meanwhile is seen wholly or not at all.
+        connection.execute("BEGIN")
         meta = _meta(folder, connection)
         documents = connection.execute(
             "SELECT id, name, text FROM documents ORDER BY id"
@@ -256,16 +183,14 @@ def load(folder: Path) -> Contents:
         ).fetchall()
     document_index = {row[0]: index for index, row in enumerate(documents)}
     shard_index = {row[0]: index for index, row in enumerate(shards)}
-    opened = [Shard(folder / SHARDS / file, [], []) for _, file, _ in shards]
+    opened = [Shard(folder / SHARDS / file) for _, file, _ in shards]
     for shard, (_, _, size) in zip(opened, shards, strict=True):
-        _check_size(shard.path, size)
+        check_size(shard.path, size)
     blocks, places = [], []
     for document, shard_id, row, start, end, slot_tokens, crc in rows:
         shard = opened[shard_index[shard_id]]
         places.append((shard_index[shard_id], len(shard)))
-        shard.rows.append(row)
-        shard.checksums.append(crc)
-        shard._verified.append(False)
+        shard.add(row, crc)
         blocks.append(BlockRow(document_index[document], start, end, tuple(slot_tokens)))
     return Contents(
         meta["fingerprint"],
@@ -290,14 +215,22 @@ def verify(folder: Path) -> list[str]:
         _meta(folder, connection)
         intact = connection.execute("PRAGMA integrity_check").fetchone()[0]
         shards = connection.execute("SELECT file, sha256 FROM shards ORDER BY id").fetchall()
+        documents = connection.execute("SELECT name, text, sha256 FROM documents").fetchall()
     problems = [] if intact == "ok" else [f"the catalog is damaged: {intact}"]
+    for document, text, digest in documents:
+        if _text_digest(text) != digest:
+            problems.append(f"the text of document '{document}' is damaged (its SHA-256 differs)")
     for file, digest in shards:
         path = folder / SHARDS / file
         if not path.is_file():
             problems.append(f"shard '{file}' is missing")
-        elif _sha256(path) != digest:
+        elif sha256(path) != digest:
             problems.append(f"shard '{file}' is damaged (its SHA-256 differs)")
     return problems
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_fingerprint(bank: str, has: str, needs: str) -> None:
@@ -308,74 +241,90 @@ def check_fingerprint(bank: str, has: str, needs: str) -> None:
     """
     if has != needs:
         raise BankMismatchError(
-            f"bank '{bank}' was built by model {has[:12]}, this model is {needs[:12]}; "
-            "memory means nothing to another model: use the one that built it, or build it again "
-            "with 'sedem build'"
+            f"bank '{bank}' was built by model {has[:12]}, this model is {needs[:12]}; memory "
+            "means nothing to another model: use that one, or build again with 'sedem build'"
         )
 
 
-def _check_size(path: Path, size: int) -> None:
-    if not path.is_file():
-        raise BankError(f"shard '{path}' is missing; restore it or build the bank again")
-    if path.stat().st_size != size:
-        raise BankError(
-            f"shard '{path}' has {path.stat().st_size} bytes, {size} are needed; restore it or "
-            "build the bank again"
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists():
+        raise BankError(f"'{folder}' exists already; choose another name or append to it")
+
+
+def _start_empty(folder: Path, fingerprint: str, made_by: dict[str, Any]) -> None:
+    """Make a folder a bank without documents, whatever a killed process left in it."""
+    for entry in folder.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    (folder / SHARDS).mkdir()
+    (folder / CATALOG).touch()
+    with _connect(folder) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.executescript(_SCHEMA)
+        connection.executemany(
+            "INSERT INTO meta VALUES (?, ?)",
+            [
+                ("schema_version", str(SCHEMA_VERSION)),
+                ("fingerprint", fingerprint),
+                ("made_by", json.dumps(made_by)),
+            ],
         )
-
-
-def _write_shard(folder: Path, name: str, memory_NJD: Tensor) -> tuple[int, str]:
-    temporary = folder / f".{name}.partial"
-    save_file({MEMORY: memory_NJD.contiguous()}, temporary)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    size, digest = temporary.stat().st_size, _sha256(temporary)
-    # A shard of this number that the catalog does not know was left by a crash.
-    temporary.replace(folder / name)
-    _sync_folder(folder)
-    return size, digest
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
     _check_is_bank(folder)
-    with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BankError(
-                f"bank '{folder}' is being written by another process; wait until it is done"
-            ) from None
+    with _refusals_told(folder), _lock(folder / LOCK, os.O_RDWR | os.O_CREAT):
         yield
+
+
+@contextmanager
+def _lock(path: Path, flags: int) -> Iterator[None]:
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _refusals_told(bank: Path) -> Iterator[None]:
+    """What the system refuses a writer, in words."""
+    try:
+        yield
+    except BlockingIOError:
+        raise BankError(
+            f"bank '{bank}' is being written by another process; wait until it is done"
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise BankError(f"bank '{bank}' cannot be written ({error}); it is as it was") from None
 
 
 @contextmanager
 def _connect(folder: Path) -> Iterator[sqlite3.Connection]:
     _check_is_bank(folder)
     try:
-        with closing(sqlite3.connect(folder / CATALOG)) as connection:
-            connection.execute("PRAGMA journal_mode = WAL")
+        with closing(sqlite3.connect(_address(folder), uri=True)) as connection:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA foreign_keys = ON")
             yield connection
             connection.commit()
+    except sqlite3.OperationalError as error:
+        # A full disk, a lock, a missing right: the bank itself is as it was.
+        raise BankError(f"the catalog of bank '{folder}' cannot be used now ({error})") from None
     except sqlite3.DatabaseError as error:
         raise BankError(
             f"the catalog of bank '{folder}' cannot be used ({error}); restore it or build again"
         ) from None
+
+
+def _address(folder: Path) -> str:
+    """The catalog for SQLite, which must not want to write where it cannot."""
+    address = (folder / CATALOG).absolute().as_uri()
+    if os.access(folder, os.W_OK):
+        return f"{address}?mode=rw"
+    unfinished = (folder / f"{CATALOG}-wal").exists()
+    return f"{address}?mode=ro{'' if unfinished else '&immutable=1'}"
 
 
 def _check_is_bank(folder: Path) -> None:
@@ -393,5 +342,9 @@ def _meta(folder: Path, connection: sqlite3.Connection) -> dict[str, str]:
         raise BankError(
             f"bank '{folder}' has format {meta.get('schema_version')}, this sedem reads "
             f"{SCHEMA_VERSION}; use the sedem that wrote it or build it again"
+        )
+    if lacking := {"fingerprint", "made_by"} - meta.keys():
+        raise BankError(
+            f"the catalog of bank '{folder}' lacks its {min(lacking)}; restore it or build again"
         )
     return meta

@@ -27,14 +27,30 @@ def pack_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def unpack_int8(packed: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The inverse of `pack_int8` up to its rounding."""
+def unpack_int8(
+    packed: Mapping[str, Tensor], dtype: torch.dtype, source: str = "the file"
+) -> dict[str, Tensor]:
+    """The inverse of `pack_int8` up to its rounding.
+
+    Args:
+        packed: rows and scales.
+        dtype: of the result.
+        source: where the weights are from, for the message.
+
+    Raises:
+        CheckpointError: a matrix has no scale.
+    """
     weights: dict[str, Tensor] = {}
     for name, tensor in packed.items():
         if name.endswith(".scale"):
             continue
         if tensor.dtype == torch.int8:
-            tensor = tensor.float() * packed[f"{name}.scale"][:, None]
+            scale = packed.get(f"{name}.scale")
+            if scale is None:
+                raise CheckpointError(
+                    f"'{source}': '{name}' is int8 but has no '{name}.scale'; fetch it again"
+                )
+            tensor = tensor.float() * scale[:, None]
         weights[name] = tensor.to(dtype)
     return weights
 
@@ -80,7 +96,7 @@ def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], s
 def weights_digest(weights: Mapping[str, Tensor], also: str = "") -> str:
     """A hash that tells one set of weights from another, wherever its files lie.
 
-    Up to 4,096 evenly spaced values of each tensor count, as bfloat16, so that opening a model in
+    Some 4,096 evenly spaced values of each tensor count, as bfloat16, so that opening a model in
     float32 or bfloat16 makes no difference.
 
     Args:

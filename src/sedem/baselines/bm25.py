@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sedem.answering import Clock
 from sedem.backbone import Backbone
 from sedem.baselines.full_context import FullContext
-from sedem.contracts import Answer, Document
+from sedem.contracts import Answer, Document, check_documents
 from sedem.generation import Decoding
+from sedem.selector import Budget, resolve_budget
 
 
 @dataclass(frozen=True)
 class TextIndex:
-    """What the BM25 reader keeps: the documents and their index."""
+    """What the BM25 reader keeps: the documents and their index, None where there are no words."""
 
     documents: list[Document]
-    index: object
+    index: Any
 
 
 class BM25(FullContext):
@@ -29,35 +31,48 @@ class BM25(FullContext):
         k: documents that are read.
     """
 
-    def __init__(self, backbone: Backbone, decoding: Decoding, k: int) -> None:
+    def __init__(self, backbone: Backbone, decoding: Decoding, k: Budget) -> None:
         super().__init__(backbone, decoding, "bm25")
         self.k = k
 
     def read(self, documents: Sequence[Document]) -> TextIndex:  # type: ignore[override]
         """Index the documents."""
+        check_documents(documents)
         return TextIndex(list(documents), index_texts([document.text for document in documents]))
 
     def answer(self, memory: TextIndex, question: str) -> Answer:  # type: ignore[override]
-        """Answer from the k best documents."""
+        """Answer from the k best documents.
+
+        Raises:
+            ConfigError: k is not a budget.
+            DataError: the question is empty or alone exceeds the backbone's positions.
+        """
         clock = Clock(self.backbone.device)
-        scores = bm25_scores(memory.index, question)
-        best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: self.k]
+        scores = bm25_scores(memory, question)
+        count = resolve_budget(self.k, len(scores))
+        best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:count]
         used = sorted(best)
         return self.answer_from(memory.documents, used, [scores[i] for i in used], question, clock)
 
 
-def index_texts(texts: Sequence[str]) -> object:
-    """A BM25 index of some texts (bm25s with its defaults)."""
+def index_texts(texts: Sequence[str]) -> Any:
+    """A BM25 index of some texts (bm25s with its defaults); None when it finds no word in them."""
     import bm25s
 
+    words = bm25s.tokenize(list(texts), return_ids=False, show_progress=False)
+    if not any(words):
+        return None
     index = bm25s.BM25()
-    index.index(bm25s.tokenize(list(texts), show_progress=False), show_progress=False)
+    index.index(words, show_progress=False)
     return index
 
 
-def bm25_scores(index: object, question: str) -> list[float]:
-    """BM25 score of every indexed text."""
+def bm25_scores(memory: TextIndex, question: str) -> list[float]:
+    """BM25 score of every document; zero where question or documents have no words."""
     import bm25s
 
-    tokens = bm25s.tokenize(question, return_ids=False, show_progress=False)[0]
-    return [float(score) for score in index.get_scores(tokens)]  # type: ignore[attr-defined]
+    rows = bm25s.tokenize([question], return_ids=False, show_progress=False)
+    words = [word for row in rows for word in row]
+    if memory.index is None or not words:
+        return [0.0] * len(memory.documents)
+    return [float(score) for score in memory.index.get_scores(words)]

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from sedem.answering import Clock
 from sedem.backbone import Backbone
-from sedem.contracts import Answer, Citation, Document
+from sedem.contracts import Answer, Citation, Document, check_documents
 from sedem.errors import DataError
 from sedem.generation import Decoding, Transcript, generate
 from sedem.injection import prefill, step
@@ -36,6 +36,7 @@ class FullContext:
 
     def read(self, documents: Sequence[Document]) -> list[Document]:
         """The documents themselves: raw text has no memory that could be built ahead."""
+        check_documents(documents)
         return list(documents)
 
     def answer(self, memory: Sequence[Document], question: str) -> Answer:
@@ -75,31 +76,23 @@ class FullContext:
                 f"{self.decoding.max_new_tokens} exceed the {backbone.max_positions:,} positions "
                 f"of '{backbone.name}'; ask something shorter"
             )
-        context = backbone.token_ids(context_prompt([documents[index].text for index in used]))
-        cut = []
+        prompt_text = context_prompt([documents[index].text for index in used])
+        encoded = backbone.tokenize([prompt_text], offsets=True)
+        context, offsets = encoded["input_ids"][0], encoded["offset_mapping"][0]
+        cut, seen = [], len(prompt_text)
         if len(context) > room:
             cut.append(
                 f"the context has {len(context):,} tokens, only its first {room:,} fit the model"
             )
+            seen = offsets[room - 1][1] if room else 0
         ids_1P = torch.tensor([[start, *context[:room], *prompt]], device=backbone.device)
         transcript = self._generate(ids_1P, clock)
         assert transcript.finish_reason is not None
-        ranked = sorted(range(len(used)), key=lambda i: -scores[i])
-        citations = tuple(
-            Citation(
-                rank,
-                documents[used[i]].name,
-                0,
-                len(documents[used[i]].text),
-                scores[i],
-                documents[used[i]].text,
-            )
-            for rank, i in enumerate(ranked, start=1)
-        )
+        citations = cite([documents[index] for index in used], scores, seen)
         return Answer(
             text=transcript.text,
             citations=citations,
-            k=len(used),
+            k=len(citations),
             blocks=len(documents),
             timings=dict(clock.timings),
             finish_reason=transcript.finish_reason,
@@ -135,3 +128,25 @@ class FullContext:
         clock.mark("total_ms")
         assert transcript is not None
         return transcript
+
+
+def cite(documents: Sequence[Document], scores: Sequence[float], seen: int) -> tuple[Citation, ...]:
+    """The documents that were read, as far as they were, best first.
+
+    Args:
+        documents: in reading order.
+        scores: why each of these.
+        seen: characters of the context that fitted the backbone.
+    """
+    texts = [document.text for document in documents]
+    read = []
+    for i, (document, score) in enumerate(zip(documents, scores, strict=True)):
+        left_out = max(0, len(context_prompt(texts[: i + 1])) - seen)
+        if left_out < len(document.text.strip()):
+            end = len(document.text.rstrip()) - left_out if left_out else len(document.text)
+            read.append((document, end, score))
+    read.sort(key=lambda entry: -entry[2])
+    return tuple(
+        Citation(rank, document.name, 0, end, score, document.text[:end])
+        for rank, (document, end, score) in enumerate(read, start=1)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,14 @@ def open_examples(
     name = schema or sniff(path)
     if name not in SETS:
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
+    load = SETS[name]
     try:
-        return SETS[name](path, records=parse_records(records), **options)
+        signature(load).bind(path, **options)
     except TypeError as error:
         raise ConfigError(f"'{path}' as {name}: {error}") from None
-    except (KeyError, IndexError, ValueError) as error:
+    try:
+        return load(path, records=parse_records(records), **options)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"'{path}' is not in the schema of {name}: {error!r}") from None
 
 

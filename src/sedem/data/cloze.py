@@ -17,6 +17,7 @@ from pathlib import Path
 from sedem.contracts import Document
 from sedem.data.articles import Article, paragraphs, read_articles
 from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.errors import DataError
 
 SHORTEST, LONGEST = 8, 32
 """Words of a sentence that is asked about."""
@@ -104,9 +105,17 @@ def generate(
         seed: decides which.
         documents: paragraphs of a context.
         longest: characters of a paragraph that is used.
+
+    Raises:
+        DataError: there are too few paragraphs.
     """
-    pool = [paragraphs(text, 200, longest) for _, text in articles]
+    pool = [list(dict.fromkeys(paragraphs(text, 200, longest))) for _, text in articles]
     usable = [index for index, own in enumerate(pool) if len(own) >= 2]
+    given = len({paragraph for index in usable for paragraph in pool[index]})
+    if given < documents:
+        raise DataError(
+            f"a context needs {documents} paragraphs, {given} are given; give more text"
+        )
     result = ExampleSet("cloze", [], Counter())
     result.dropped["articles with fewer than two paragraphs"] = len(articles) - len(usable)
     candidates = [
@@ -122,7 +131,9 @@ def generate(
         near = [p for i, p in enumerate(pool[article]) if i != index]
         texts = [pool[article][index], *rng.sample(near, min(documents // 2, len(near)))]
         while len(texts) < documents:
-            texts.append(rng.choice(pool[rng.choice(usable)]))
+            other = rng.choice(pool[rng.choice(usable)])
+            if other not in texts:
+                texts.append(other)
         order = rng.sample(range(len(texts)), len(texts))
         result.examples.append(
             Example(

@@ -76,12 +76,14 @@ class ExampleSet:
 
 def distinct_names(names: Sequence[str]) -> list[str]:
     """Names of the documents of one context: a repeated one gets its count, "Paris (2)"."""
-    seen: Counter[str] = Counter()
-    distinct = []
+    distinct: list[str] = []
     for name in names:
         name = name.strip() or "untitled"
-        seen[name] += 1
-        distinct.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        own, count = name, 1
+        while own in distinct:
+            count += 1
+            own = f"{name} ({count})"
+        distinct.append(own)
     return distinct
 
 

@@ -127,12 +127,14 @@ def generate(
     examples = []
     for number in range(count):
         rng = random.Random(f"{split}:{seed}:{number}")
-        gold, question, value, start, end = _tell(split, rng)
-        texts = [
-            gold,
-            *(_tell(split, rng)[0] for _ in range(facts - 1)),
-            *rng.sample(fillers, real),
-        ]
+        name, gold, question, value, start, end = _tell(split, rng)
+        texts = [gold]
+        while len(texts) < facts:
+            _, other, *_ = _tell(split, rng)
+            # What is asked has one answer: no other paragraph is about the same thing.
+            if name.lower() not in other.lower():
+                texts.append(other)
+        texts += rng.sample(fillers, real)
         order = rng.sample(range(documents), documents)
         examples.append(
             Example(
@@ -157,8 +159,8 @@ def templates() -> dict[str, Any]:
     return dict(json.loads((files("sedem.data") / "fact_templates.json").read_text()))
 
 
-def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, int, int]:
-    """A paragraph about one thing, a question on it, the answer, and its sentence's span."""
+def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, str, int, int]:
+    """A thing's name, a paragraph about it, a question on it, the answer, its sentence's span."""
     kind = rng.choice(sorted(templates()))
     name = make(kind, split, rng)
     attributes = rng.sample(templates()[kind], rng.choice((3, 4)))
@@ -174,7 +176,7 @@ def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, int, int]:
         if index == asked:
             question = rng.choice(words["questions"]).format(name=name)
             answer, span = value, (start, len(text))
-    return text, question, answer, *span
+    return name, text, question, answer, *span
 
 
 def make(kind: str, split: Split, rng: random.Random) -> str:

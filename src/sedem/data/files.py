@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
         raise DataError(
             f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start})"
         ) from None
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"'{path}' cannot be read: {error}") from None
 
 
@@ -53,8 +54,11 @@ def _open_zstd(path: Path) -> Iterator[IO[str]]:
         raise DataError(
             f"'{path}' is compressed with zstd; install 'zstandard' to read it"
         ) from None
-    with zstandard.open(path, "rt", encoding="utf-8") as file:
-        yield file
+    try:
+        with zstandard.open(path, "rt", encoding="utf-8") as file:
+            yield file
+    except zstandard.ZstdError as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
 
 
 def read_json(path: Path) -> Any:

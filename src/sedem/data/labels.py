@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sedem.contracts import Document
 from sedem.data.examples import Evidence
-from sedem.store import BlockRow
+from sedem.shard import BlockRow
 
 
 def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> list[bool]:
@@ -30,10 +30,17 @@ def from_answers(
         for answer in answers
         if answer.strip()
     ]
+    # Found in the whole text: at the border of a block half a word would pass for a word.
+    found = [
+        (index, match.start(), match.end())
+        for index, document in enumerate(documents)
+        for pattern in patterns
+        for match in pattern.finditer(document.text)
+    ]
     return [
         any(
-            pattern.search(documents[block.document].text, block.start, block.end)
-            for pattern in patterns
+            index == block.document and block.start <= start and end <= block.end
+            for index, start, end in found
         )
         for block in blocks
     ]

@@ -35,9 +35,7 @@ def load(path: Path, *, records: slice = slice(None)) -> ExampleSet:
         DataError: with the line and the field.
     """
     entries = list(read_lines(path))[records]
-    return ExampleSet(
-        path.stem, [_example(entry, f"'{path}', line {line}") for line, entry in entries]
-    )
+    return ExampleSet(path.stem, [_example(entry, path, line) for line, entry in entries])
 
 
 def dump(examples: Iterable[Example], path: Path) -> None:
@@ -61,7 +59,8 @@ def to_entry(example: Example) -> dict[str, Any]:
     }
 
 
-def _example(entry: dict[str, Any], where: str) -> Example:
+def _example(entry: dict[str, Any], path: Path, line: int) -> Example:
+    where = f"'{path}', line {line}"
     unknown = sorted(entry.keys() - _FIELDS)
     if unknown:
         raise DataError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS)}")
@@ -86,7 +85,7 @@ def _example(entry: dict[str, Any], where: str) -> Example:
         raise DataError(f"{where}, field 'answers': a list of strings is needed")
     try:
         return Example(
-            str(entry.get("id", where)),
+            str(entry.get("id", f"line {line}")),
             documents,
             _text(entry, "question", where),
             tuple(answers),

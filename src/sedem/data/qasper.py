@@ -52,7 +52,7 @@ def load(path: Path, *, records: slice = slice(None)) -> ExampleSet:
 
 
 def _papers(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if path.name.split(".")[1:2] != ["jsonl"]:
+    if ".jsonl" not in path.suffixes:
         content = read_json(path)
         if isinstance(content, dict) and "full_text" not in content:
             yield from content.items()

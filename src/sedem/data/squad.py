@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sedem.contracts import Document
-from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.examples import Evidence, Example, ExampleSet, distinct_names
 from sedem.data.files import read_json
 from sedem.errors import DataError
 
@@ -28,13 +28,14 @@ def load(
         distractors: paragraphs beside the gold one; (distractors + 1) // 2 of its own article.
         seed: decides distractors and order, question by question.
     """
-    articles = _articles(path)[records]
+    articles = [article for article in _articles(path)[records] if article["paragraphs"]]
+    titles = distinct_names([a.get("title") or f"article {n}" for n, a in enumerate(articles)])
     pool = [
         [
-            Document(f"{article.get('title') or f'article {a}'} §{p + 1}", paragraph["context"])
+            Document(f"{title} §{p + 1}", paragraph["context"])
             for p, paragraph in enumerate(article["paragraphs"])
         ]
-        for a, article in enumerate(articles)
+        for title, article in zip(titles, articles, strict=True)
     ]
     result = ExampleSet("squad", [])
     for a, article in enumerate(articles):
@@ -117,7 +118,9 @@ def _among_distractors(
     gold = pool[article][paragraph]
     near = [d for p, d in enumerate(pool[article]) if p != paragraph]
     chosen = rng.sample(near, min((distractors + 1) // 2, len(near)))
-    while len(chosen) < distractors and len(pool) > 1:
+    far = sum(map(len, pool)) - len(pool[article])
+    wanted = min(distractors, len(chosen) + far)
+    while len(chosen) < wanted:
         other = rng.randrange(len(pool))
         document = rng.choice(pool[other])
         if other != article and document not in chosen:

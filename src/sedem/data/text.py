@@ -35,12 +35,7 @@ def read_texts(path: Path, exclude_titles: Collection[str] = ()) -> Iterator[str
     Raises:
         DataError: there is nothing to read, or a line has no text.
     """
-    files = [path]
-    if path.is_dir():
-        files = sorted(f for f in path.rglob("*") if _kind(f) in TEXT_ENDINGS)
-    if not files:
-        raise DataError(f"folder '{path}' holds no {', '.join(TEXT_ENDINGS)} file")
-    for file in files:
+    for file in _text_files(path):
         if _kind(file) == ".jsonl":
             for number, entry in read_lines(file):
                 if not isinstance(entry.get("text"), str):
@@ -82,8 +77,11 @@ class Tokens:
         """
         if not path.exists():
             raise DataError(f"there is no file or folder '{path}'")
-        stamp = f"{path.resolve()} {path.stat().st_mtime_ns} {path.stat().st_size}"
-        chosen = f"{stamp} {backbone.vocabulary} {sorted(exclude_titles)}"
+        stamps = [
+            f"{file.resolve()} {file.stat().st_mtime_ns} {file.stat().st_size}"
+            for file in _text_files(path)
+        ]
+        chosen = f"{' '.join(stamps)} {backbone.vocabulary} {sorted(exclude_titles)}"
         key = hashlib.sha256(chosen.encode()).hexdigest()[:16]
         folder = cache / f"tokens-{key}"
         if not (folder / "bounds.npy").is_file():
@@ -146,6 +144,15 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
         start = self.starts[index]
         tokens = np.asarray(self.corpus.tokens[start : start + self.width], dtype=np.int64)
         return {"context": tokens[: self.context], "continuation": tokens[self.context :]}
+
+
+def _text_files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if _kind(file) in TEXT_ENDINGS)
+    if not files:
+        raise DataError(f"folder '{path}' holds no {', '.join(TEXT_ENDINGS)} file")
+    return files
 
 
 def _kind(file: Path) -> str:

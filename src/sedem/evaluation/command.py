@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sedem.backbone import ADAPTER_WEIGHTS
+from sedem.checkpoint import ADAPTER, WEIGHTS_FILE, locate
 from sedem.data.catalog import open_examples, sniff
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import METHODS, Setting, open_method
+from sedem.evaluation.methods import Setting, open_method
 from sedem.evaluation.run import Progress, evaluate, sample
 from sedem.selector import Budget
 
@@ -56,8 +59,6 @@ def run_evaluation(
     Raises:
         SedemError: something in this is not known or cannot be read.
     """
-    if method not in METHODS:
-        raise ConfigError(f"there is no method '{method}'; there are {', '.join(METHODS)}")
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is '{dtype}'; it can be {' or '.join(DTYPES)}")
     found = schema or sniff(data)
@@ -67,6 +68,8 @@ def run_evaluation(
     settings = {
         "method": method,
         "data": data.name,
+        "data_sha256": _digest(data),
+        "weights_sha256": _digest(*_weight_files(locate(checkpoint))),
         "schema": found,
         "records": records,
         "limit": limit,
@@ -74,7 +77,19 @@ def run_evaluation(
         **asdict(setting),
         "dropped": dict(examples.dropped),
     }
-    chosen = sample(examples.examples, limit, seed)
-    opened = open_method(method, setting)
+    opened, chosen = open_method(method, setting), sample(examples.examples, limit, seed)
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         return evaluate(opened, chosen, settings, Path(str(folder)), progress)
+
+
+def _weight_files(checkpoint: Path) -> list[Path]:
+    files = (checkpoint / WEIGHTS_FILE, checkpoint / ADAPTER / ADAPTER_WEIGHTS)
+    return [file for file in files if file.is_file()]
+
+
+def _digest(*paths: Path) -> str:
+    """SHA-256 of some files: a name may come to stand for another content between two runs."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

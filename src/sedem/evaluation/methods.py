@@ -1,28 +1,18 @@
-"""The methods that can be evaluated by name, each made from a checkpoint and a few settings."""
+"""The methods that can be evaluated by name, and the settings that they share.
+
+Nothing heavy is imported here: a method's home is, when it is opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
-from sedem.answering import Request
-from sedem.backbone import Backbone
-from sedem.bank import InMemory, MemoryBank
-from sedem.baselines.bm25 import BM25
-from sedem.baselines.full_context import FullContext
-from sedem.checkpoint import EXTRA_ENTRIES, locate, open_backbones
-from sedem.config import SedemConfig
-from sedem.contracts import Answer, Document, Reader
-from sedem.data import labels
+from sedem.contracts import Answer
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
-from sedem.generation import Decoding
-from sedem.model import SeDeM
-from sedem.selector import Budget, resolve_budget, select
-from sedem.store import BlockRow
 
 CONTROLS = ("selected", "gold", "wrong", "none")
 
@@ -42,7 +32,7 @@ class Setting:
     """
 
     checkpoint: str
-    k: Budget | None = None
+    k: int | str | None = None
     control: str = "selected"
     max_new_tokens: int = 64
     dtype: str = "float32"
@@ -59,121 +49,12 @@ class Method(Protocol):
         ...
 
 
-class OneByOne:
-    """Any reader as a method: each example is read and answered alone, nothing is kept."""
-
-    batch = 1
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-
-    def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents."""
-        return [self.reader.answer(self.reader.read(e.documents), e.question) for e in examples]
-
-
-class Sedem:
-    """SeDeM over contexts that share documents: each text is read once, examples go in batches.
-
-    Args:
-        model: reads and answers.
-        setting: budget, control and limit.
-    """
-
-    def __init__(self, model: SeDeM, setting: Setting) -> None:
-        if setting.control not in CONTROLS:
-            raise ConfigError(f"control is '{setting.control}'; it can be {', '.join(CONTROLS)}")
-        self.model = model
-        self.setting = setting
-        self.batch = setting.batch
-        self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
-        self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
-
-    def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents."""
-        self._read_new(examples)
-        requests = []
-        for example in examples:
-            bank = self._bank(example.documents)
-            requests.append(
-                Request(bank, example.question, self.setting.k, self._forced(bank, example))
-            )
-        return self.model.answer_requests(requests, self.decoding)
-
-    def _read_new(self, examples: Sequence[Example]) -> None:
-        texts = {d.text for e in examples for d in e.documents} - self._read.keys()
-        if not texts:
-            return
-        ordered = sorted(texts)
-        bank = self.model.read([Document(str(i), text) for i, text in enumerate(ordered)])
-        indices: dict[int, list[int]] = {}
-        for index, block in enumerate(bank.blocks):
-            indices.setdefault(block.document, []).append(index)
-        for number, text in enumerate(ordered):
-            own = indices[number]
-            self._read[text] = ([bank.blocks[i] for i in own], InMemory(bank.memory(own)))
-
-    def _bank(self, documents: Sequence[Document]) -> MemoryBank:
-        parts = [self._read[document.text] for document in documents]
-        blocks = [
-            BlockRow(number, row.start, row.end, row.slot_tokens)
-            for number, (rows, _) in enumerate(parts)
-            for row in rows
-        ]
-        memories = [memory for _, memory in parts]
-        return MemoryBank(
-            self.model.fingerprint(), self.model.made_by(), list(documents), blocks, [*memories]
-        )
-
-    def _forced(self, bank: MemoryBank, example: Example) -> list[int] | None:
-        control = self.setting.control
-        if control == "selected":
-            return None
-        if control == "none":
-            return []
-        evidence = torch.tensor(labels.from_evidence(bank.blocks, example.evidence))
-        scores = self.model.scores(bank, example.question)
-        shift = 1e6 if control == "gold" else -1e6
-        k = self.model.config.k if self.setting.k is None else self.setting.k
-        return select(scores + shift * evidence, resolve_budget(k, len(bank))).tolist()
-
-
-def open_sedem(setting: Setting) -> Method:
-    """SeDeM from a checkpoint."""
-    model = SeDeM.from_pretrained(setting.checkpoint, dtype=getattr(torch, setting.dtype))
-    return Sedem(model, setting)
-
-
-def open_full_context(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the whole raw context."""
-    return OneByOne(FullContext(_decoder(setting), _decoding(setting)))
-
-
-def open_bm25(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the k documents that BM25 finds."""
-    k = 2 if setting.k is None else setting.k
-    if not isinstance(k, int):
-        raise ConfigError(f"k is {k!r}; BM25 needs a number of documents")
-    return OneByOne(BM25(_decoder(setting), _decoding(setting), k))
-
-
-def _decoding(setting: Setting) -> Decoding:
-    return Decoding(max_new_tokens=setting.max_new_tokens)
-
-
-def _decoder(setting: Setting) -> Backbone:
-    folder = locate(setting.checkpoint)
-    config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return open_backbones(config, folder, dtype=getattr(torch, setting.dtype), device=device)[1]
-
-
-METHODS: dict[str, tuple[Callable[[Setting], Method], str]] = {
-    "sedem": (open_sedem, "hidden-state memories, K blocks selected and decompressed"),
-    "full-context": (open_full_context, "the frozen backbone reads every document as text"),
-    "bm25": (open_bm25, "BM25 picks K documents, the frozen backbone reads them as text"),
+METHODS: dict[str, tuple[str, str]] = {
+    "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
+    "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
+    "bm25": ("open_bm25", "BM25 picks K documents, the frozen backbone reads them as text"),
 }
-"""What a user can name, how it is opened, and what it is."""
+"""What a user can name: the function of `readers.py` that opens it, and what it is."""
 
 
 def open_method(name: str, setting: Setting) -> Method:
@@ -184,4 +65,6 @@ def open_method(name: str, setting: Setting) -> Method:
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method '{name}'; there are {', '.join(METHODS)}")
-    return METHODS[name][0](setting)
+    readers = importlib.import_module("sedem.evaluation.readers")
+    method: Method = getattr(readers, METHODS[name][0])(setting)
+    return method

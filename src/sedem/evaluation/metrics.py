@@ -67,10 +67,10 @@ def bootstrap(
     return float(numbers.mean()), float(low), float(high)
 
 
-def summarize(values: Sequence[float]) -> dict[str, Any]:
+def summarize(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
     """A metric as results show it: mean, interval and number of examples."""
-    mean, low, high = bootstrap(values)
-    return {"mean": round(mean, 2), "interval": [round(low, 2), round(high, 2)], "n": len(values)}
+    mean, low, high = (round(value, digits) for value in bootstrap(values))
+    return {"mean": mean, "interval": [low, high], "n": len(values)}
 
 
 def _best(score: Callable[[str, str], float], prediction: str, references: Sequence[str]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,10 +56,13 @@ def evaluate(
 
     Raises:
         ConfigError: the folder holds results of other settings.
-        DataError: there are no examples.
+        DataError: there are no examples, or two have one id.
     """
     if not examples:
         raise DataError("there are no examples to evaluate")
+    for name, count in Counter(example.id for example in examples).items():
+        if count > 1:
+            raise DataError(f"two examples have the id '{name}'; give each its own")
     _claim(out, settings)
     path = out / PREDICTIONS
     done = {record["id"]: record for record in _kept(path)}
@@ -161,5 +165,6 @@ def _kept(path: Path) -> Iterator[dict[str, Any]]:
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         path.write_bytes(whole)
-    for line in whole.decode("utf-8").splitlines():
+    # Of bytes: Unicode has line separators that are ordinary characters in a line of JSON.
+    for line in whole.splitlines():
         yield json.loads(line)

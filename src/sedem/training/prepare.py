@@ -26,7 +26,7 @@ from sedem.model import SeDeM
 from sedem.prompts import answer_ids, question_ids
 from sedem.reading import partition
 from sedem.segment import segment_text
-from sedem.store import BlockRow
+from sedem.shard import BlockRow
 from sedem.training.encodings import Encodings
 
 Labelling = Literal["evidence", "answer"]
@@ -180,18 +180,40 @@ class Collator:
         """The arguments of `Stage2.forward`."""
         rng = random.Random(f"{self.seed}:{[item.question for item in items]}")
         chosen = [self._blocks(item, rng) for item in items]
-        config = self.prepared.model.config
         used = sorted(
             {
-                s
+                segment
                 for item, kept in zip(items, chosen, strict=True)
                 for at in kept
-                for s in self._segments(item.blocks[at])
+                for segment in self._segments(item.blocks[at])
             }
         )
-        place = {segment: row for row, segment in enumerate(used)}
+        compression = self.prepared.model.config.compression
         longest = max(len(self.prepared.segments[segment]) for segment in used)
-        slots = -(-longest // config.compression)
+        slots = -(-longest // compression)
+        batch: dict[str, Any] = self._layout(items, chosen, used, slots)
+        batch["budget"] = rng.choice(self.budgets)
+        batch["coins"] = torch.tensor([rng.random() for _ in items])
+        batch["segment_ids"], batch["segment_mask"] = _padded(
+            [self.prepared.segments[segment] for segment in used], slots * compression
+        )
+        questions = [item.question for item in items]
+        batch["question_ids"], batch["question_mask"] = _padded(
+            [self.prepared.questions[question] for question in questions]
+        )
+        if self.states is not None and self.question_states is not None:
+            states = self.states.batch(used)
+            missing = slots * compression - states.shape[2]
+            batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
+            batch["question_states"] = self.question_states.batch(questions)
+        return {**batch, **_targets(items)}
+
+    def _layout(
+        self, items: list[Item], chosen: list[list[int]], used: list[int], slots: int
+    ) -> dict[str, Tensor]:
+        """Where the slots of each block stand among those of the batch's segments, and labels."""
+        config = self.prepared.model.config
+        place = {segment: row for row, segment in enumerate(used)}
         shape = (len(items), max(map(len, chosen)), config.slots_per_block)
         slot_index = torch.full(shape, -1)
         slot_tokens = torch.zeros(shape, dtype=torch.long)
@@ -199,8 +221,8 @@ class Collator:
         blocks = torch.zeros(shape[:2], dtype=torch.bool)
         for b, (item, kept) in enumerate(zip(items, chosen, strict=True)):
             for n, at in enumerate(kept):
-                text = self.prepared.texts[item.blocks[at][0]]
-                row = item.blocks[at][1]
+                number, row = item.blocks[at]
+                text = self.prepared.texts[number]
                 slot_tokens[b, n] = torch.tensor(text.blocks[row].slot_tokens)
                 own = text.slots[row]
                 batch_row = torch.tensor(
@@ -210,26 +232,12 @@ class Collator:
                 slot_index[b, n] = torch.where(slot_tokens[b, n] > 0, index, -1)
                 evidence[b, n] = item.evidence[at]
                 blocks[b, n] = True
-        batch = {
+        return {
             "slot_index": slot_index,
             "slot_tokens": slot_tokens,
             "blocks": blocks,
             "evidence": evidence,
-            "budget": rng.choice(self.budgets),
-            "coins": torch.tensor([rng.random() for _ in items]),
         }
-        segment_ids = _padded([self.prepared.segments[s] for s in used], slots * config.compression)
-        batch["segment_ids"], batch["segment_mask"] = segment_ids
-        questions = [item.question for item in items]
-        batch["question_ids"], batch["question_mask"] = _padded(
-            [self.prepared.questions[q] for q in questions]
-        )
-        if self.states is not None and self.question_states is not None:
-            states = self.states.batch(used)
-            missing = slots * config.compression - states.shape[2]
-            batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
-            batch["question_states"] = self.question_states.batch(questions)
-        return {**batch, **_targets(items)}
 
     def _blocks(self, item: Item, rng: random.Random) -> list[int]:
         if len(item.blocks) <= self.max_blocks:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from types import UnionType
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -56,10 +58,19 @@ class Optimization:
             raise ConfigError(
                 f"optimization has steps {self.steps} and epochs {self.epochs}; give exactly one"
             )
-        for name in ("steps", "epochs", "batch_size", "accumulation", "max_grad_norm"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"optimization.{name} is {value}; it must be above 0")
+        if not self.learning_rates:
+            raise ConfigError("optimization.learning_rates is empty; give one for each part")
+        for name, rate in self.learning_rates.items():
+            if rate < 0:
+                raise ConfigError(
+                    f"optimization.learning_rates.{name} is {rate}; it must be 0 or more"
+                )
+        check_numbers(
+            self,
+            "optimization",
+            positive=("steps", "epochs", "batch_size", "accumulation", "max_grad_norm"),
+            not_negative=("warmup", "weight_decay"),
+        )
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,14 @@ class Run:
     keep: int = 2
     workers: int = 0
 
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            "run",
+            positive=("log_every", "save_every", "keep"),
+            not_negative=("eval_every", "workers"),
+        )
+
 
 @dataclass(frozen=True)
 class DataSource:
@@ -103,6 +122,9 @@ class DataSource:
     label: Literal["evidence", "answer"] = "evidence"
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_numbers(self, f"'{self.path}'", positive=("repeat",))
+
 
 @dataclass(frozen=True)
 class TextSource:
@@ -123,6 +145,33 @@ class TextSource:
     evaluation_windows: int = 256
     exclude_titles: tuple[str, ...] = ()
     windows: int | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            "text",
+            positive=("continuation", "evaluation_windows", "windows"),
+            not_negative=("held_out",),
+        )
+
+
+def check_numbers(
+    settings: Any,
+    section: str,
+    *,
+    positive: Sequence[str] = (),
+    not_negative: Sequence[str] = (),
+) -> None:
+    """Refuse impossible numbers; None is possible where a setting allows it.
+
+    Raises:
+        ConfigError: with the setting and its value.
+    """
+    for name in (*positive, *not_negative):
+        value = getattr(settings, name)
+        if value is not None and (value < 0 or (value == 0 and name in positive)):
+            needed = "above 0" if name in positive else "0 or more"
+            raise ConfigError(f"{section}.{name} is {value}; it must be {needed}")
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
@@ -172,45 +221,59 @@ def _set(entries: dict[str, Any], override: str) -> None:
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
             raise ConfigError(f"'{override}': '{parent}' holds a value, not keys")
-    place[last] = yaml.safe_load(text)
+    try:
+        place[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"'{override}' has a value that is not YAML: {reason}") from None
 
 
 def _build(kind: type, entries: Any, source: str) -> Any:
-    """A dataclass from nested mappings, numbers and types checked field by field."""
+    """A dataclass from nested mappings, every value checked against its field's type."""
     if not isinstance(entries, dict):
         raise ConfigError(f"{source}: keys are needed here, got {entries!r}")
     hints = get_type_hints(kind)
-    known = {f.name for f in fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in entries.items():
-        place = f"{source}: {name}"
-        if name in known and is_dataclass(hints[name]):
-            values[name] = _build(hints[name], value, f"{source}, {name}")
-        elif name in known and hints[name] == tuple[DataSource, ...]:
-            if not isinstance(value, list):
-                raise ConfigError(f"{place}: a list is needed, got {value!r}")
-            values[name] = tuple(_build(DataSource, entry, place) for entry in value)
-        else:
-            values[name] = _number(value, hints.get(name), place)
+    values = {
+        name: _value(hints[name], value, f"{source}: {name}") if name in hints else value
+        for name, value in entries.items()
+    }
     return from_mapping(kind, values, source)
 
 
-def _number(value: Any, hint: Any, place: str) -> Any:
-    # YAML reads 1e-4 as text; a number written like that is meant as one.
-    if (
-        hint in (float, float | None)
-        and isinstance(value, str | int)
-        and not isinstance(value, bool)
+_NEEDED = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
+
+
+def _value(hint: Any, value: Any, place: str) -> Any:
+    """What YAML holds as a value of one type."""
+    if is_dataclass(hint):
+        return _build(cast(type, hint), value, place)
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is UnionType:  # always with None
+        return None if value is None else _value(parts[0], value, place)
+    if origin is Literal:
+        if value not in parts:
+            raise ConfigError(f"{place} is {value!r}; it can be {', '.join(parts)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ConfigError(f"{place} is {value!r}; a list is needed")
+        return tuple(_value(parts[0], entry, f"{place}[{i}]") for i, entry in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{place}: keys are needed here, got {value!r}")
+        return {key: _value(parts[1], entry, f"{place}.{key}") for key, entry in value.items()}
+    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
+        # YAML reads 1e-4 as text; a number written like that is meant as one.
+        with suppress(ValueError):
+            value = float(value)
+    # A bool is an int to Python, not to people.
+    if hint is not Any and (
+        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
     ):
-        try:
-            return float(value)
-        except ValueError:
-            raise ConfigError(f"{place} is {value!r}; a number is needed") from None
-    if hint == dict[str, float] and isinstance(value, dict):
-        return {key: _number(entry, float, f"{place}.{key}") for key, entry in value.items()}
-    expected = {int: int, bool: bool, str: str, int | None: int, float: float}.get(hint)
-    if expected is not None and value is not None and not isinstance(value, expected):
-        raise ConfigError(f"{place} is {value!r}; {expected.__name__} is needed")
-    if expected is int and isinstance(value, bool):
-        raise ConfigError(f"{place} is {value!r}; a whole number is needed")
+        raise ConfigError(f"{place} is {value!r}; {_NEEDED[hint]} is needed")
     return value

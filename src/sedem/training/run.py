@@ -1,20 +1,16 @@
-"""Running a recipe: open what it names, train, resume, leave a checkpoint and its provenance."""
+"""The two recipes, and running them: open what one names and hand it to the trainer."""
 
 from __future__ import annotations
 
-import json
 import logging
-import time
-from contextlib import redirect_stdout
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from sys import stderr
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import Dataset, Subset
-from transformers import TrainingArguments, set_seed
+from transformers import set_seed
 
 from sedem.checkpoint import open_backbones
 from sedem.config import SedemConfig
@@ -22,18 +18,13 @@ from sedem.data.catalog import open_examples
 from sedem.data.text import Tokens, Windows
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
-from sedem.provenance import provenance
+from sedem.training.fit import claim_output, fit
 from sedem.training.prepare import Collator, Prepared
-from sedem.training.recipe import DataSource, Optimization, Run, TextSource, as_yaml
+from sedem.training.recipe import DataSource, Optimization, Run, TextSource, check_numbers
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.training.trainer import SedemTrainer, last_whole_checkpoint
 
 logger = logging.getLogger(__name__)
-
-RECIPE_FILE = "recipe.yaml"
-SUMMARY_FILE = "training.json"
-FINAL = "final"
 
 
 @dataclass(frozen=True)
@@ -60,6 +51,13 @@ class Stage1Recipe:
     cache: str = "runs/cache"
     start_from: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.losses.recall and self.text.continuation > self.model.segment_length:
+            raise ConfigError(
+                f"text.continuation is {self.text.continuation} but a recalled span must fit into "
+                f"segment_length {self.model.segment_length}; make it shorter or losses.recall 0"
+            )
+
 
 def train_stage1(recipe: Stage1Recipe) -> Path:
     """Run a stage-1 recipe to its end, from its last whole checkpoint if there is one.
@@ -80,6 +78,11 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
         Path(recipe.cache),
         source.exclude_titles,
     )
+    if source.held_out >= len(corpus):
+        raise ConfigError(
+            f"text.held_out is {source.held_out}, the corpus has {len(corpus)} texts; "
+            "some must be left to train on"
+        )
     length, seed = recipe.model.segment_length, recipe.optimization.seed
     seen = range(len(corpus) - source.held_out)
     windows: Dataset[Any] = Windows(corpus, length, source.continuation, seed, seen)
@@ -116,6 +119,14 @@ class Stage2Data:
     budgets: tuple[int, ...] = (2,)
     answer_limit: int = 64
     cache_states: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("training", "budgets"):
+            if not getattr(self, name):
+                raise ConfigError(f"data.{name} is empty; give at least one")
+        if min(self.budgets) < 1:
+            raise ConfigError(f"data.budgets has {min(self.budgets)}; it must be above 0")
+        check_numbers(self, "data", positive=("max_blocks", "answer_limit"))
 
 
 @dataclass(frozen=True)
@@ -181,14 +192,14 @@ def add_source(prepared: Prepared, source: DataSource, data_root: Path) -> None:
     examples = open_examples(
         data_root / source.path, source.set, records=source.records, **source.options
     )
-    before = len(prepared)
+    before, dropped = len(prepared), prepared.dropped.copy()
     prepared.add(examples, source.label, source.repeat)
     logger.info(
         "%s: %d examples (%d in an epoch); left out: %s",
         examples.name,
         len(examples.examples),
         len(prepared) - before,
-        dict(examples.dropped + prepared.dropped) or "none",
+        dict(examples.dropped + (prepared.dropped - dropped)) or "none",
     )
 
 
@@ -196,7 +207,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     """A model to train: fresh parts on the recipe's backbones, or a checkpoint's.
 
     Raises:
-        ConfigError: the checkpoint has another shape than the recipe.
+        ConfigError: the checkpoint has another shape than the recipe, or stands on other backbones.
     """
     dtype = getattr(torch, optimization.backbone_dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -206,109 +217,30 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
         model.parts().to(device)
         return model
     model = SeDeM.from_pretrained(start_from, dtype=dtype, device=device)
-    free = {"encoder", "decoder", "lora_rank", "lora_alpha", "k", "block_order"}
+    free = {"encoder", "decoder", "k", "block_order"}
+    if not model.decoder.has_lora:
+        free |= {"lora_rank", "lora_alpha"}
     for name, value in asdict(config).items():
         if name not in free and value != asdict(model.config)[name]:
             raise ConfigError(
                 f"model.{name} is {value} in the recipe, checkpoint '{start_from}' has "
                 f"{asdict(model.config)[name]}"
             )
+    named = config.encoder, config.decoder
+    if named != (model.config.encoder, model.config.decoder):
+        # A backbone may have moved, but it must be the one that the parts were trained for.
+        opened = [backbone.digest for backbone in open_backbones(config, dtype=dtype)]
+        if opened != [model.encoder.digest, model.decoder.digest]:
+            raise ConfigError(
+                f"model.encoder and model.decoder are {named} in the recipe, checkpoint "
+                f"'{start_from}' was trained on other weights"
+            )
     model.config = config
     return model
 
 
-def claim_output(run: Run, recipe: Any) -> Path:
-    """The output folder, with the recipe in it.
-
-    Raises:
-        ConfigError: it holds a run with other settings.
-    """
-    output = Path(run.output)
-    text = as_yaml(recipe)
-    kept = output / RECIPE_FILE
-    if kept.is_file() and kept.read_text(encoding="utf-8") != text:
-        raise ConfigError(
-            f"'{output}' holds a run with other settings (compare '{kept}'); "
-            "set run.output to another folder, or remove this one"
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    kept.write_text(text, encoding="utf-8")
-    return output
-
-
-def fit(
-    stage: nn.Module,
-    model: SeDeM,
-    optimization: Optimization,
-    run: Run,
-    output: Path,
-    training: Dataset[Any],
-    evaluation: Dataset[Any] | None,
-    recipe: Any,
-) -> Path:
-    """Train, evaluate, and write the final checkpoint and training.json."""
-    trainer = SedemTrainer(
-        stage,
-        optimization.learning_rates,
-        _arguments(optimization, run, output, evaluation is not None),
-        train_dataset=training,
-        eval_dataset=evaluation,
-    )
-    checkpoint = last_whole_checkpoint(output)
-    started = time.time()
-    # The trainer prints its log lines to stdout, which belongs to results.
-    with redirect_stdout(stderr):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        metrics = trainer.evaluate() if evaluation is not None else {}
-    final = output / FINAL
-    model.save_pretrained(final)
-    summary = {
-        "recipe": asdict(recipe),
-        "steps": trainer.state.global_step,
-        "examples_seen": trainer.state.global_step
-        * optimization.batch_size
-        * optimization.accumulation,
-        "trained_parameters": {
-            name: sum(p.numel() for p in parameters)
-            for name, parameters in stage.parameter_groups().items()  # type: ignore[operator]
-        },
-        "seconds": round(time.time() - started, 1),
-        "resumed_from": checkpoint.name if checkpoint else None,
-        "evaluation": metrics,
-        "log": trainer.state.log_history,
-        **provenance(),
-    }
-    (output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, default=str) + "\n")
-    return final
-
-
-def _arguments(
-    optimization: Optimization, run: Run, output: Path, evaluates: bool
-) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=str(output),
-        max_steps=optimization.steps or -1,
-        num_train_epochs=optimization.epochs or 1.0,
-        per_device_train_batch_size=optimization.batch_size,
-        per_device_eval_batch_size=optimization.batch_size,
-        gradient_accumulation_steps=optimization.accumulation,
-        learning_rate=max(optimization.learning_rates.values()),
-        lr_scheduler_type=optimization.schedule,
-        warmup_steps=optimization.warmup,
-        weight_decay=optimization.weight_decay,
-        max_grad_norm=optimization.max_grad_norm,
-        bf16=optimization.bf16,
-        use_cpu=not torch.cuda.is_available(),
-        seed=optimization.seed,
-        data_seed=optimization.seed,
-        logging_steps=run.log_every,
-        logging_first_step=True,
-        save_steps=run.save_every,
-        save_total_limit=run.keep,
-        eval_strategy="steps" if evaluates and run.eval_every else "no",
-        eval_steps=run.eval_every or None,
-        dataloader_num_workers=run.workers,
-        remove_unused_columns=False,
-        report_to=["tensorboard"],
-        label_names=[],
-    )
+STAGES: dict[str, tuple[type[Any], Callable[[Any], Path]]] = {
+    "stage1": (Stage1Recipe, train_stage1),
+    "stage2": (Stage2Recipe, train_stage2),
+}
+"""What `sedem train` can run: the kind of recipe, and what runs it."""

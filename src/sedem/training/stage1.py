@@ -18,12 +18,14 @@ from sedem.encoder import encode, states_at
 from sedem.errors import ConfigError
 from sedem.injection import prefill
 from sedem.losses import (
+    IGNORED,
     distillation_loss,
     next_token_loss,
     reconstruction_loss,
     state_regression_loss,
 )
 from sedem.model import SeDeM
+from sedem.prompts import SEPARATOR
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Stage1Losses:
             injection layer. Ours, not the paper's; 0 leaves it out.
         regress_first: share of the training, at its start, that is this regression alone; it needs
             no pass through the upper layers, so it is several times faster.
-        recall: share of windows whose continuation is a span of the context itself, so that what is
-            trained is copying out of memory. Ours, not the paper's; 0 leaves it out.
+        recall: share of windows whose continuation is a separator and then a span of the context
+            itself, so that what is trained is copying out of memory. The separator tells the two
+            kinds apart; it is no target. Ours, not the paper's; 0 leaves it out.
     """
 
     distill: float = 0.5
@@ -136,22 +139,23 @@ class Stage1(nn.Module):
         model, weights = self.model, self.losses
         if self.training and self.progress < weights.regress_first:
             return self._regress(context)
-        batch = {"context": context, "continuation": self._with_recall(context, continuation)}
+        continuation, recalled_B = self._with_recall(context, continuation)
+        batch = {"context": context, "continuation": continuation}
         context_BP, target_BA = self._decoder_context(batch)
         states_XBTE, own_BTD, teacher_BAV = self._teach(context, context_BP, target_BA)
         hidden_BTE = model.mixture(states_XBTE.float())
         mask_BT = torch.ones_like(context, dtype=torch.bool)
         restored_BTD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         student_BAV = self._student(restored_BTD, mask_BT, target_BA)
+        labels_BA = target_BA.clone()
+        separator = len(model.decoder.token_ids(SEPARATOR))
+        labels_BA[recalled_B, :separator] = IGNORED
         # The target is what reconstruction aligns to; were it to move as well, the shared W_in
         # could make every target alike.
         parts = {
-            "context": next_token_loss(student_BAV, target_BA),
+            "context": next_token_loss(student_BAV, labels_BA),
             "distill": distillation_loss(
-                student_BAV,
-                teacher_BAV,
-                torch.ones_like(target_BA, dtype=torch.bool),
-                weights.distill_temperature,
+                student_BAV, teacher_BAV, labels_BA != IGNORED, weights.distill_temperature
             ),
             "reconstruct": reconstruction_loss(
                 restored_BTD,
@@ -190,19 +194,26 @@ class Stage1(nn.Module):
         loss = state_regression_loss(restored_BTD, own_BTD, mask_BT, model.decompressor.spread)
         return {"loss": loss, "regress": loss}
 
-    def _with_recall(self, context: Tensor, continuation: Tensor) -> Tensor:
-        if not self.losses.recall:
-            return continuation
+    def _with_recall(self, context: Tensor, continuation: Tensor) -> tuple[Tensor, Tensor]:
+        """Continuations, some replaced by spans of their context, and which those are `[B]`."""
         length = continuation.shape[1]
-        rows = []
+        separator = torch.tensor(self.model.encoder.token_ids(SEPARATOR), device=context.device)
+        if self.losses.recall and length <= len(separator):
+            raise ConfigError(
+                f"text.continuation is {length} tokens, but a recalled span stands after a "
+                f"separator of {len(separator)} tokens; make it longer or losses.recall 0"
+            )
+        rows, recalled = [], []
         for window, after in zip(context, continuation, strict=True):
             # Decided by the window itself, so that a resumed run decides alike.
             rng = np.random.default_rng([self.seed, *window[:8].tolist()])
-            if rng.random() < self.losses.recall:
-                start = int(rng.integers(0, len(window) - length + 1))
-                after = window[start : start + length]
+            recalled.append(bool(rng.random() < self.losses.recall))
+            if recalled[-1]:
+                size = length - len(separator)
+                start = int(rng.integers(0, len(window) - size + 1))
+                after = torch.cat([separator, window[start : start + size]])
             rows.append(after)
-        return torch.stack(rows)
+        return torch.stack(rows), torch.tensor(recalled, device=context.device)
 
     def _decoder_context(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Context and continuation in the decoder's tokens, trimmed to the shortest row."""

@@ -184,13 +184,15 @@ class Stage2(nn.Module):
     def _condition(
         self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int
     ) -> Tensor:
-        """The blocks that condition each answer `[B, K]`, in document order."""
+        """The blocks that condition each answer `[B, K]`, in the order of the configuration."""
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
         forced_BN = evidence_BN & (coins_B < share)[:, None]
         # Above every score: a cosine sum never exceeds the number of question tokens.
         scores_BN = torch.where(forced_BN, scores_BN + 1e6, scores_BN)
         best_BN = scores_BN.sort(dim=1, descending=True, stable=True).indices
-        return best_BN[:, :budget].sort(1).values
+        chosen_BK = best_BN[:, :budget]
+        in_place = self.model.config.block_order == "document"
+        return chosen_BK.sort(1).values if in_place else chosen_BK
 
     def _answer(
         self,

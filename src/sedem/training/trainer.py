@@ -18,8 +18,10 @@ from typing import Any, Protocol, cast
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 
+from sedem.errors import ConfigError
 from sedem.weights import check_weights, load_weights
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,11 @@ class SedemTrainer(Trainer):
         module: what is trained.
         learning_rates: by the names of its parameter groups.
         args: everything else.
+        keep: newest checkpoints kept; None means all.
         options: passed on to `Trainer`: datasets and callbacks.
+
+    Raises:
+        ConfigError: a part has no learning rate.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -60,12 +66,33 @@ class SedemTrainer(Trainer):
         module: nn.Module,
         learning_rates: Mapping[str, float],
         args: TrainingArguments,
+        keep: int | None = None,
         **options: Any,
     ) -> None:
         self.learning_rates = learning_rates
+        self.keep = keep
         self.parts: dict[str, list[float]] = defaultdict(list)
         trainable = cast(Trainable, module)
+        missing = [name for name in trainable.parameter_groups() if name not in learning_rates]
+        if missing:
+            raise ConfigError(
+                f"optimization.learning_rates has {', '.join(learning_rates)}, but not "
+                f"{', '.join(missing)}; every part that is trained needs one"
+            )
         super().__init__(module, args, data_collator=trainable.collate, **options)
+
+    def run(self, checkpoint: Path | None) -> None:
+        """Train to the end, from a checkpoint if there is one.
+
+        A checkpoint of the last step is only loaded: `train` would add a step to it.
+        """
+        if checkpoint is not None:
+            state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+            if state.global_step >= state.max_steps:
+                self._load_from_checkpoint(str(checkpoint))
+                self.state = state
+                return
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with one learning rate for each part; no decay on vectors."""
@@ -142,7 +169,11 @@ class SedemTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            seal(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+            run = Path(self.args.output_dir)
+            seal(run / f"checkpoint-{self.state.global_step}")
+            # Only now may old ones go: a kill must never leave a run without a whole one.
+            for folder in checkpoints(run)[self.keep :] if self.keep else []:
+                shutil.rmtree(folder)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
@@ -182,10 +213,15 @@ def is_whole(folder: Path) -> bool:
     )
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """Checkpoints of a run, whole or not, the newest first."""
+    found = run.glob("checkpoint-*")
+    return sorted(found, key=lambda folder: int(folder.name.split("-")[1]), reverse=True)
+
+
 def last_whole_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint of a run that is whole; what a kill left half written is put aside."""
-    found = sorted(run.glob("checkpoint-*"), key=lambda f: int(f.name.split("-")[1]), reverse=True)
-    for folder in found:
+    """The newest checkpoint of a run that is whole; what a kill left half written is removed."""
+    for folder in checkpoints(run):
         if is_whole(folder):
             return folder
         logger.warning("checkpoint '%s' is incomplete and is passed over", folder)

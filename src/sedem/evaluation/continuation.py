@@ -1,0 +1,134 @@
+"""How much of a segment its memory carries: the loss on what follows it, under several conditions.
+
+Letters: B batch, T context tokens, A continuation tokens, D decoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from sedem.encoder import encode, states_at
+from sedem.errors import ConfigError
+from sedem.evaluation.metrics import summarize
+from sedem.injection import prefill
+from sedem.losses import next_token_loss
+from sedem.model import SeDeM
+from sedem.prompts import SEPARATOR
+
+BATCH = 32
+CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")
+
+
+@torch.no_grad()
+def continuation_losses(
+    model: SeDeM, windows: Dataset[dict[str, Any]], progress: Callable[[int, int], None]
+) -> dict[str, dict[str, Any]]:
+    """Mean cross-entropy, in nats a token, of continuations and of spans of the context itself.
+
+    The first token of a continuation is left out: only with text or memory in front of it is there
+    a state to predict it from. Spans of the context stand after the separator of prompts, which is
+    no target. Adapters are off: this measures stage 1.
+
+    Args:
+        model: one backbone, or two with one tokenizer.
+        windows: items with `context` `[T]` and `continuation` `[A]`.
+        progress: called with windows done and windows in all.
+
+    Returns:
+        By target ("continuation", "recall") and condition: raw text in front; the decoder's own
+        states injected; restored states; those of another window; nothing. `recall` asks for
+        tokens of the context's second half.
+
+    Raises:
+        ConfigError: the backbones have different tokenizers.
+    """
+    if model.encoder.vocabulary != model.decoder.vocabulary:
+        raise ConfigError("continuation losses need encoder and decoder of one tokenizer")
+    losses: dict[str, dict[str, list[float]]] = {
+        target: {condition: [] for condition in CONDITIONS} for target in ("continuation", "recall")
+    }
+    total = len(windows)  # type: ignore[arg-type]
+    separator = torch.tensor(model.decoder.token_ids(SEPARATOR), device=model.device)
+    with model.decoder.without_lora():
+        for start in range(0, total, BATCH):
+            items = [windows[i] for i in range(start, min(start + BATCH, total))]
+            context_BT = _stack(items, "context").to(model.device)
+            after_BA = _stack(items, "continuation").to(model.device)
+            states = _conditions(model, context_BT)
+            half = context_BT.shape[1] // 2
+            span_BA = context_BT[:, half : half + after_BA.shape[1] - len(separator)]
+            recall_BA = torch.cat([separator.expand(len(span_BA), -1), span_BA], dim=1)
+            for target, wanted_BA, skipped in (
+                ("continuation", after_BA, 1),
+                ("recall", recall_BA, len(separator)),
+            ):
+                for condition in CONDITIONS:
+                    losses[target][condition] += _losses(
+                        model, condition, context_BT, states.get(condition), wanted_BA, skipped
+                    )
+            progress(min(start + BATCH, total), total)
+    return {
+        target: {name: summarize(values, digits=4) for name, values in by_condition.items()}
+        for target, by_condition in losses.items()
+    }
+
+
+def _conditions(model: SeDeM, context_BT: Tensor) -> dict[str, Tensor]:
+    """What is injected under each condition that injects anything `[B, T, D]`."""
+    layer = model.config.inject_layer
+    true_BTD = states_at(model.decoder, context_BT, [layer])[layer][:, 1:]
+    hidden_BTE = model.mixture(
+        encode(model.encoder, context_BT, model.config.extract_layers).float()
+    )
+    mask_BT = torch.ones_like(context_BT, dtype=torch.bool)
+    memory_BMD = model.compressor(hidden_BTE, mask_BT).to(torch.bfloat16).float()
+    restored_BTD = model.decompressor(memory_BMD)
+    return {
+        "true_states": true_BTD,
+        "memory": restored_BTD,
+        "other_memory": restored_BTD.roll(1, 0),
+        "nothing": restored_BTD[:, :0],
+    }
+
+
+def _losses(
+    model: SeDeM,
+    condition: str,
+    context_BT: Tensor,
+    states: Tensor | None,
+    wanted_BA: Tensor,
+    skipped: int,
+) -> list[float]:
+    """One loss a window; the first tokens are no targets."""
+    start_B1 = wanted_BA.new_full((len(wanted_BA), 1), model.decoder.start_id)
+    if states is None:
+        ids_BP = torch.cat([start_B1, context_BT, wanted_BA], dim=1)
+        states, layer = torch.zeros(len(ids_BP), 0, model.decoder.width, device=model.device), 0
+    else:
+        ids_BP = torch.cat([start_B1, wanted_BA], dim=1)
+        layer = model.config.inject_layer
+    filled = prefill(
+        model.decoder,
+        layer,
+        ids_BP,
+        torch.ones_like(ids_BP, dtype=torch.bool),
+        states,
+        torch.ones(states.shape[:2], dtype=torch.bool, device=model.device),
+        placement=model.config.start_placement,
+    )
+    targets_BA = wanted_BA[:, skipped:]
+    length = targets_BA.shape[1]
+    logits_BAV = model.decoder.logits(filled.prefix[:, -length - 1 : -1])
+    return [
+        float(next_token_loss(logits[None], targets[None]))
+        for logits, targets in zip(logits_BAV, targets_BA, strict=True)
+    ]
+
+
+def _stack(items: list[dict[str, Any]], name: str) -> Tensor:
+    return torch.stack([torch.as_tensor(item[name]) for item in items])

@@ -1,0 +1,126 @@
+"""One training kept in one folder: checkpoints, logs, the final model and its provenance."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from transformers import TrainingArguments
+
+from sedem.errors import ConfigError
+from sedem.model import SeDeM
+from sedem.provenance import provenance
+from sedem.training.recipe import Optimization, Run, as_yaml
+from sedem.training.trainer import SedemTrainer, checkpoints, last_whole_checkpoint
+
+RECIPE_FILE = "recipe.yaml"
+SUMMARY_FILE = "training.json"
+FINAL = "final"
+
+
+def claim_output(run: Run, recipe: Any) -> Path:
+    """The output folder, with the recipe in it.
+
+    A run that left no checkpoint, such as one whose data could not be found, holds no folder.
+
+    Raises:
+        ConfigError: it holds a run with other settings.
+    """
+    output = Path(run.output)
+    text = as_yaml(recipe)
+    kept = output / RECIPE_FILE
+    begun = (output / FINAL).is_dir() or bool(checkpoints(output))
+    if begun and kept.is_file() and kept.read_text(encoding="utf-8") != text:
+        raise ConfigError(
+            f"'{output}' holds a run with other settings (compare '{kept}'); "
+            "set run.output to another folder, or remove this one"
+        )
+    output.mkdir(parents=True, exist_ok=True)
+    kept.write_text(text, encoding="utf-8")
+    return output
+
+
+def fit(
+    stage: nn.Module,
+    model: SeDeM,
+    optimization: Optimization,
+    run: Run,
+    output: Path,
+    training: Dataset[Any],
+    evaluation: Dataset[Any] | None,
+    recipe: Any,
+) -> Path:
+    """Train, evaluate, and write the final checkpoint and training.json."""
+    trainer = SedemTrainer(
+        stage,
+        optimization.learning_rates,
+        _arguments(optimization, run, output, evaluation is not None),
+        run.keep,
+        train_dataset=training,
+        eval_dataset=evaluation,
+    )
+    checkpoint = last_whole_checkpoint(output)
+    started = time.time()
+    # The trainer prints its log lines to stdout, which belongs to results.
+    with redirect_stdout(sys.stderr):
+        trainer.run(checkpoint)
+        metrics = trainer.evaluate() if evaluation is not None else {}
+    final = output / FINAL
+    model.save_pretrained(final)
+    summary = {
+        "recipe": asdict(recipe),
+        "steps": trainer.state.global_step,
+        "examples_seen": trainer.state.global_step
+        * optimization.batch_size
+        * optimization.accumulation,
+        "trained_parameters": {
+            name: sum(p.numel() for p in parameters)
+            for name, parameters in stage.parameter_groups().items()  # type: ignore[operator]
+        },
+        "seconds": round(time.time() - started, 1),
+        "resumed_from": checkpoint.name if checkpoint else None,
+        "evaluation": metrics,
+        "log": trainer.state.log_history,
+        **provenance(),
+    }
+    (output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, default=str) + "\n")
+    return final
+
+
+def _arguments(
+    optimization: Optimization, run: Run, output: Path, evaluates: bool
+) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(output),
+        max_steps=optimization.steps or -1,
+        num_train_epochs=optimization.epochs or 1.0,
+        per_device_train_batch_size=optimization.batch_size,
+        per_device_eval_batch_size=optimization.batch_size,
+        gradient_accumulation_steps=optimization.accumulation,
+        learning_rate=max(optimization.learning_rates.values()),
+        lr_scheduler_type=optimization.schedule,
+        warmup_steps=optimization.warmup,
+        weight_decay=optimization.weight_decay,
+        max_grad_norm=optimization.max_grad_norm,
+        bf16=optimization.bf16,
+        use_cpu=not torch.cuda.is_available(),
+        seed=optimization.seed,
+        data_seed=optimization.seed,
+        logging_steps=run.log_every,
+        logging_first_step=True,
+        save_steps=run.save_every,
+        eval_strategy="steps" if evaluates and run.eval_every else "no",
+        eval_steps=run.eval_every or None,
+        dataloader_num_workers=run.workers,
+        remove_unused_columns=False,
+        report_to=["tensorboard"],
+        label_names=[],
+    )
