@@ -1,0 +1,131 @@
+"""Tiny random models of every family, made here: no network, no downloads, seconds on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from sedem import Document, SeDeM, SedemConfig
+from sedem.backbone import FAMILIES, Backbone
+from sedem.pretrained import open_backbone
+
+START, END = "<start>", "<end>"
+WIDTH, DEPTH, POSITIONS = 32, 4, 512
+
+LEASE = (
+    "The flat in Mill Lane 4 is let from 1 May. The rent is 900 euros a month, due on the third "
+    "working day. The tenant may leave with three months' notice. Pets need the landlord's word. "
+    "The deposit of 1,800 euros is paid back within six weeks of the end of the lease."
+)
+RECIPE = (
+    "Take two eggs, 200 g of flour and a pinch of salt. Beat the eggs first. Bake at 180 degrees "
+    "for 25 minutes.\n\nServe with plums or, as in Görlitz, with poppy seed. 🥧 It keeps two days."
+)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of single bytes: every text can be cut, every offset checked by eye."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: index + 2 for index, symbol in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab={START: 0, END: 1, **vocabulary}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=START, eos_token=END, pad_token=END
+    )
+
+
+def save_tiny(
+    folder: Path,
+    family: str = "llama",
+    *,
+    width: int = WIDTH,
+    depth: int = DEPTH,
+    seed: int = 0,
+    **changes: object,
+) -> str:
+    """Write a tiny random backbone of a family; weights are large enough to matter."""
+    torch.manual_seed(seed)
+    settings: dict[str, object] = {
+        "vocab_size": 258,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": width // 4,
+        "max_position_embeddings": POSITIONS,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 1,
+        "initializer_range": 0.15,
+        "tie_word_embeddings": True,
+        **changes,
+    }
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Makes folders of tiny backbones, each once a session."""
+    made: dict[str, str] = {}
+
+    def make(family: str = "llama", **settings: object) -> str:
+        key = f"{family} {sorted(settings.items())}"
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family)
+            made[key] = save_tiny(folder, family, **settings)  # type: ignore[arg-type]
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(params=FAMILIES)
+def any_backbone(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> Backbone:
+    """A tiny backbone of each family in turn."""
+    return open_backbone(tiny_folder(request.param))
+
+
+@pytest.fixture
+def backbone(tiny_folder: Callable[..., str]) -> Backbone:
+    """A tiny Llama."""
+    return open_backbone(tiny_folder())
+
+
+@pytest.fixture
+def config(tiny_folder: Callable[..., str]) -> SedemConfig:
+    """A small shape on the tiny Llama: T=16, C=4, so four slots a segment."""
+    return SedemConfig(
+        encoder=tiny_folder(),
+        extract_layers=(3,),
+        inject_layer=2,
+        segment_length=16,
+        compression=4,
+        lora_rank=4,
+        lora_alpha=8,
+    )
+
+
+@pytest.fixture
+def model(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    """A model with fresh parts, the same every time."""
+    torch.manual_seed(1)
+    return SeDeM(config, backbone, backbone).eval()
+
+
+@pytest.fixture
+def documents() -> list[Document]:
+    """A lease and a recipe; the second has characters of several bytes."""
+    return [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]

@@ -1,0 +1,903 @@
+"""What somebody at a terminal may rely on: words, streams, exit codes, and nothing half done."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer.main
+from conftest import LEASE, POSITIONS, RECIPE
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from sedem import Document, MemoryBank, SeDeM, SedemConfig, building, store
+from sedem.cli import app
+from sedem.evaluation.readers import Sedem
+from sedem.pretrained import open_backbone
+
+RENT = "What is the rent?"
+ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with HF_HUB_OFFLINE=1, which the hub's client reads only once."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def sedem(*arguments: object, stdin: str | None = None) -> Result:
+    """Run the command line here; an error that it does not handle is one of the test."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def succeeds(*arguments: object, stdin: str | None = None) -> str:
+    """What a command prints that must succeed."""
+    result = sedem(*arguments, stdin=stdin)
+    assert result.exit_code == 0, result.stderr
+    return str(result.stdout)
+
+
+def prints_json(*arguments: object, stdin: str | None = None) -> Any:
+    """The one JSON value that a command prints, and nothing else."""
+    return json.loads(succeeds(*arguments, stdin=stdin))
+
+
+def refused(*arguments: object, words: str, stdin: str | None = None) -> None:
+    """The command says in one line on stderr what is wrong, prints nothing and exits with 1."""
+    result = sedem(*arguments, stdin=stdin)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert re.search(rf"^error: .*{words}", lines[0]), lines[0]
+
+
+def make_checkpoint(folder: Path, backbone: str, *, lora: bool = False, **changes: object) -> Path:
+    """A tiny checkpoint with fresh parts."""
+    config = SedemConfig(
+        encoder=backbone,
+        extract_layers=(3,),
+        inject_layer=2,
+        segment_length=16,
+        compression=4,
+        lora_rank=4,
+        lora_alpha=8,
+    ).with_changes(**changes)
+    opened = open_backbone(backbone)
+    if lora:
+        opened.add_lora(config.lora_rank, config.lora_alpha)
+    torch.manual_seed(1)
+    SeDeM(config, opened, opened).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny", tiny_folder())
+
+
+@pytest.fixture(scope="module")
+def stranger(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that reads differently."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "stranger"
+    return make_checkpoint(folder, tiny_folder(), extract_layers=(2,))
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with adapters."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "trained"
+    return make_checkpoint(folder, tiny_folder(), lora=True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two text files, to be in."""
+    monkeypatch.chdir(tmp_path)
+    Path("lease.txt").write_text(LEASE, encoding="utf-8")
+    Path("recipe.md").write_text(RECIPE, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def bank(here: Path, checkpoint: Path) -> Path:
+    """A bank of both files."""
+    succeeds("build", "both.bank", "lease.txt", "recipe.md", "-m", checkpoint)
+    return Path("both.bank")
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Help
+
+
+def commands() -> Iterator[tuple[list[str], Any]]:
+    """Every verb with the words that call it."""
+
+    def walk(words: list[str], command: Any) -> Iterator[tuple[list[str], Any]]:
+        yield words, command
+        for name, child in getattr(command, "commands", {}).items():
+            yield from walk([*words, name], child)
+
+    return walk([], typer.main.get_command(app))
+
+
+@pytest.mark.parametrize(
+    ("words", "command"), [pytest.param(w, c, id=" ".join(w) or "sedem") for w, c in commands()]
+)
+def test_help_explains_a_verb_with_all_its_arguments(words: list[str], command: Any) -> None:
+    text = " ".join(succeeds(*words, "--help").split())
+    assert command.help.split(".")[0].split("\n")[0] in text
+    for parameter in command.params:
+        if parameter.name == "help":
+            continue
+        names = parameter.opts
+        if parameter.param_type_name == "argument":
+            names = [parameter.metavar or parameter.name]
+        assert any(name in text for name in names), parameter.name
+        assert parameter.help, f"{parameter.name} has no help"
+        assert parameter.help.split(".")[0][:30] in text
+    for name, child in getattr(command, "commands", {}).items():
+        assert name in text
+        assert child.help.split(".")[0][:30] in text
+
+
+def test_help_names_every_verb_of_today() -> None:
+    verbs = {" ".join(words) for words, _ in commands()} - {""}
+    assert verbs >= {
+        "demo",
+        "build",
+        "ask",
+        "bank ls",
+        "bank show",
+        "bank verify",
+        "bank rm",
+        "train stage1",
+        "train stage2",
+        "eval",
+        "cost",
+    }
+
+
+HELP_WITHOUT_TORCH = """
+import sys
+import sedem
+from sedem.cli import app
+for words in ([], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["cost"]):
+    try:
+        app([*words, "--help"])
+    except SystemExit as end:
+        assert not end.code, words
+heavy = {"torch", "transformers", "peft", "numpy", "safetensors", "huggingface_hub"}
+print("imported:", sorted(heavy & sys.modules.keys()))
+"""
+
+
+def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+CALL = "from sedem.cli import app; app()"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    done = python(HELP_WITHOUT_TORCH)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "imported: []"
+
+
+# Real processes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "stdout", "stderr"),
+    [
+        (["--help"], 0, "Usage", ""),
+        (["bank", "rm", "a.bank", "x"], 1, "", r"\Aerror: there is no bank 'a\.bank'; .*\n\Z"),
+        (["build"], 2, "", "Missing argument 'BANK'"),
+        (["fly"], 2, "", "No such command 'fly'"),
+        (["eval", "sedem", "--limit", "few"], 2, "", "Invalid value for '--limit'"),
+        (["ask", "a.bank", "?", "--loud"], 2, "", "No such option: --loud"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_process_ends_with_its_code_and_keeps_its_streams_apart(
+    arguments: list[str], code: int, stdout: str, stderr: str, tmp_path: Path
+) -> None:
+    done = python(CALL, *arguments, cwd=tmp_path)
+    assert done.returncode == code
+    assert re.search(stdout, done.stdout) if stdout else done.stdout == ""
+    assert re.search(stderr, done.stderr) if stderr else done.stderr == ""
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bank_can_be_listed_by_a_process_of_its_own(bank: Path) -> None:
+    done = python(CALL, "bank", "ls", bank, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [entry["document"] for entry in json.loads(done.stdout)] == ["lease.txt", "recipe.md"]
+
+
+# Building
+
+
+def test_building_says_what_it_did_and_shows_progress_only_on_stderr(
+    here: Path, checkpoint: Path
+) -> None:
+    def build(*files: str, reads: bool = True) -> str:
+        result = sedem("build", "a.bank", *files, "-m", checkpoint)
+        assert result.exit_code == 0
+        assert ("reading" in result.stderr) == reads
+        return str(result.stdout)
+
+    assert build("lease.txt") == (
+        "a.bank: 1 added, 0 replaced, 0 unchanged; the bank holds 1 document in 17 blocks\n"
+    )
+    before = bytes_of(Path("a.bank"))
+    again = build("lease.txt", reads=False)
+    assert again.startswith("a.bank: 0 added, 0 replaced, 1 unchanged; the bank holds 1 document ")
+    assert bytes_of(Path("a.bank")) == before
+    assert build("recipe.md", "lease.txt").startswith("a.bank: 1 added, 0 replaced, 1 unchanged;")
+    Path("lease.txt").write_text("The rent is 950 euros.")
+    assert build("lease.txt", "recipe.md").startswith("a.bank: 0 added, 1 replaced, 1 unchanged;")
+    assert [d.text for d in MemoryBank.open("a.bank").documents] == [
+        RECIPE,
+        "The rent is 950 euros.",
+    ]
+    assert succeeds("bank", "verify", "a.bank") == "a.bank: all is well\n"
+
+
+def test_building_from_parts_of_a_bank_equals_building_at_once(
+    here: Path, checkpoint: Path
+) -> None:
+    succeeds("build", "once.bank", "lease.txt", "recipe.md", "-m", checkpoint)
+    succeeds("build", "twice.bank", "lease.txt", "-m", checkpoint)
+    succeeds("build", "twice.bank", "recipe.md")
+    once, twice = MemoryBank.open("once.bank"), MemoryBank.open("twice.bank")
+    assert (once.documents, once.blocks) == (twice.documents, twice.blocks)
+    assert once.fingerprint == twice.fingerprint
+
+
+def test_a_build_that_was_killed_goes_on(
+    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, documents = SeDeM.read, ["lease.txt", "recipe.md", "note.txt"]
+    Path("note.txt").write_text("The cellar key hangs behind the door.")
+
+    def killed(self: SeDeM, batch: list[Document], **options: Any) -> MemoryBank:
+        if batch[0].name == "recipe.md":
+            raise KeyboardInterrupt
+        return read(self, batch, **options)
+
+    # Every document is a commit of its own.
+    monkeypatch.setattr(building, "COMMIT", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(SeDeM, "read", killed)
+        assert sedem("build", "a.bank", *documents, "-m", checkpoint).exit_code != 0
+    assert [d.name for d in MemoryBank.open("a.bank").documents] == documents[:1]
+    assert succeeds("build", "a.bank", *documents).startswith(
+        "a.bank: 2 added, 0 replaced, 1 unchanged; the bank holds 3 documents"
+    )
+
+
+def test_progress_of_a_build_counts_all_characters_and_never_goes_back(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "COMMIT", 300)
+    seen: list[tuple[int, int]] = []
+    documents = [Document("lease.txt", LEASE), Document("long.txt", LEASE * 5)]
+    building.build_bank(
+        SeDeM.from_pretrained(checkpoint),
+        tmp_path / "a.bank",
+        documents,
+        lambda done, total: seen.append((done, total)),
+    )
+    total = len(LEASE) * 6
+    assert {entry[1] for entry in seen} == {total}
+    assert [entry[0] for entry in seen] == sorted(entry[0] for entry in seen)
+    assert seen[-1] == (total, total)
+
+
+BAD_FILES = {
+    "empty.txt": (b"", r"'empty\.txt' holds no text \(it is empty or only white space\)"),
+    "white.md": (b" \n\t \n", r"'white\.md' holds no text"),
+    "mark.txt": (b"\xef\xbb\xbf\n", r"'mark\.txt' holds no text"),
+    "noise.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\xff", r"'noise\.txt' holds binary data, not text"),
+    "nul.txt": (b"text\0text", r"'nul\.txt' holds binary data, not text"),
+    "latin.txt": (b"Caf\xe9 in G\xf6rlitz", r"not utf-8 text \(byte 3\); .* --encoding latin-1"),
+    "paper.pdf": (b"%PDF-1.7", r"'paper\.pdf' is of the type '\.pdf'; \.txt and \.md files can"),
+    "README": (b"text", r"'README' is of the type 'without ending'; \.txt and \.md"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
+    name: str, here: Path, checkpoint: Path
+) -> None:
+    content, words = BAD_FILES[name]
+    Path(name).write_bytes(content)
+    refused("build", "a.bank", "lease.txt", name, "-m", checkpoint, words=words)
+    assert not [path for path in here.iterdir() if "bank" in path.name]
+
+
+def test_a_bad_file_leaves_an_existing_bank_alone(bank: Path, checkpoint: Path) -> None:
+    before = bytes_of(bank)
+    Path("empty.txt").write_text("")
+    Path("note.txt").write_text("A note.")
+    refused("build", bank, "note.txt", "empty.txt", words="holds no text")
+    assert bytes_of(bank) == before
+
+
+def test_folders_missing_files_and_repeated_ones_are_refused(here: Path, checkpoint: Path) -> None:
+    Path("texts").mkdir()
+    model = ("-m", checkpoint)
+    refused("build", "a.bank", "texts", *model, words=r"'texts' is a folder; give its files, such")
+    refused("build", "a.bank", "no.txt", *model, words=r"there is no file 'no\.txt'")
+    refused(
+        "build",
+        "a.bank",
+        "lease.txt",
+        "./lease.txt",
+        *model,
+        words="2 documents are named",
+    )
+    refused(
+        "build",
+        "a.bank",
+        "lease.txt",
+        "--encoding",
+        "klingon",
+        *model,
+        words="no encoding 'klingon'",
+    )
+    assert not Path("a.bank").exists()
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "cp1252"])
+def test_a_named_encoding_is_used(encoding: str, here: Path, checkpoint: Path) -> None:
+    Path("cafe.txt").write_bytes("Café in Görlitz".encode(encoding))
+    succeeds("build", "a.bank", "cafe.txt", "--encoding", encoding, "-m", checkpoint)
+    assert MemoryBank.open("a.bank").documents == [Document("cafe.txt", "Café in Görlitz")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")
+def test_a_file_whose_name_is_no_text_is_refused(here: Path, checkpoint: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    Path(name).write_text("Text.")
+    refused(
+        "build", "a.bank", name, "-m", checkpoint,
+        words=r"the name of a document is not Unicode text \('\\udce9' at character 3\)",
+    )  # fmt: skip
+    assert not [path for path in here.iterdir() if "bank" in path.name]
+
+
+def test_a_byte_order_mark_is_no_text(here: Path, checkpoint: Path) -> None:
+    Path("mark.txt").write_bytes(b"\xef\xbb\xbfText.")
+    succeeds("build", "a.bank", "mark.txt", "-m", checkpoint)
+    assert MemoryBank.open("a.bank").documents[0].text == "Text."
+
+
+def test_a_bank_of_another_model_is_neither_extended_nor_asked(
+    bank: Path, checkpoint: Path, stranger: Path
+) -> None:
+    before = bytes_of(bank)
+    Path("note.txt").write_text("A note.")
+    words = "was built by model [0-9a-f]{12}, this model is [0-9a-f]{12}; .*'sedem build'"
+    refused("build", bank, "note.txt", "-m", stranger, words=words)
+    refused("ask", bank, RENT, "-m", stranger, words=words)
+    assert bytes_of(bank) == before
+
+
+def test_a_bank_that_is_none_is_refused(here: Path, checkpoint: Path) -> None:
+    Path("folder").mkdir()
+    for verb in (
+        ["ask", "folder", RENT],
+        ["build", "folder", "lease.txt"],
+        ["bank", "ls", "folder"],
+    ):
+        refused(*verb, words=r"'folder' is not a bank: it holds no catalog\.sqlite")
+    for verb in (["ask", "none", RENT], ["bank", "show", "none"], ["bank", "verify", "none"]):
+        refused(*verb, words="there is no bank 'none'; make one with 'sedem build none FILE")
+    assert list(Path("folder").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["truncated", "config", "foreign", "file", "unknown"])
+def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
+    damage: str, here: Path, checkpoint: Path, tiny_folder: Callable[..., str]
+) -> None:
+    broken, words = Path("broken"), r"sedem\.safetensors' is truncated or not a safetensors file"
+    broken.mkdir()
+    for path in checkpoint.iterdir():
+        if path.is_file():
+            (broken / path.name).write_bytes(path.read_bytes())
+    if damage == "truncated":
+        os.truncate(broken / "sedem.safetensors", 1000)
+    elif damage == "config":
+        (broken / "config.json").write_text("{")
+        words = r"config\.json' is not readable JSON"
+    elif damage == "foreign":
+        broken = Path(tiny_folder())
+        words = "is not a sedem configuration"
+    elif damage == "file":
+        broken = Path("lease.txt")
+        words = r"'lease\.txt' is a file; a checkpoint is a folder"
+    else:
+        broken = Path("no-such-model")
+        words = "checkpoint 'no-such-model' is neither a folder here nor to be had from the hub"
+    refused("build", "a.bank", "lease.txt", "-m", broken, words=words)
+    assert not [path for path in here.iterdir() if "bank" in path.name]
+
+
+# Asking
+
+
+def test_an_answer_comes_with_its_sources(bank: Path) -> None:
+    lines = succeeds("ask", bank, RENT, "-k", "2").splitlines()
+    sources = r"^  \[[12]\] (lease\.txt|recipe\.md):\d+-\d+ \(\d+\.\d\)  \S"
+    assert len(re.findall(sources, "\n".join(lines), re.MULTILINE)) == 2
+    assert "  note: the answer was cut off at its limit of 64 tokens" in lines
+
+
+def test_json_has_exactly_the_promised_keys_and_exact_citations(
+    bank: Path, checkpoint: Path
+) -> None:
+    entry = prints_json("ask", bank, RENT, "-k", 3, "--json")
+    assert set(entry) == ANSWER_KEYS
+    assert (entry["k"], entry["blocks"], entry["model"]) == (3, 29, "tiny")
+    assert {"select_ms", "ttft_ms", "total_ms"} <= set(entry["timings"])
+    texts = {d.name: d.text for d in MemoryBank.open(bank).documents}
+    assert [c["rank"] for c in entry["citations"]] == [1, 2, 3]
+    for citation in entry["citations"]:
+        assert set(citation) == {"rank", "document", "start", "end", "score", "text"}
+        span = texts[citation["document"]][citation["start"] : citation["end"]]
+        assert span == citation["text"]
+
+
+def test_asking_equals_the_python_interface(bank: Path, checkpoint: Path) -> None:
+    answer = SeDeM.from_pretrained(checkpoint).answer(MemoryBank.open(bank), RENT)
+    expected = {**answer.to_dict(), "timings": None}
+    assert {**prints_json("ask", bank, RENT, "--json"), "timings": None} == json.loads(
+        json.dumps(expected)
+    )
+    assert succeeds("ask", bank, RENT).startswith(answer.text)
+
+
+def test_questions_come_from_stdin_one_a_line(bank: Path) -> None:
+    alone = [prints_json("ask", bank, q, "--json")["answer"] for q in (RENT, "Pets?")]
+    lines = succeeds("ask", bank, "--json", stdin=f"{RENT}\n\n  Pets?  \n").splitlines()
+    assert [json.loads(line)["answer"] for line in lines] == alone
+    assert succeeds("ask", bank, "--json", stdin="") == ""
+
+
+def test_limits_and_sampling_are_passed_on(bank: Path) -> None:
+    def ask(*options: object) -> dict[str, Any]:
+        return dict(prints_json("ask", bank, RENT, "--json", *options))
+
+    short = ask("--max-new-tokens", 3)
+    assert short["cut"] == ["the answer was cut off at its limit of 3 tokens"]
+    hot = ("--temperature", 5, "--max-new-tokens", 16)
+    assert ask(*hot, "--seed", 1)["answer"] == ask(*hot, "--seed", 1)["answer"]
+    assert ask(*hot, "--seed", 1)["answer"] != ask(*hot, "--seed", 2)["answer"]
+    refused(
+        "ask",
+        bank,
+        RENT,
+        "--max-new-tokens",
+        0,
+        words="max_new_tokens is 0; it must be a whole number",
+    )
+    refused("ask", bank, RENT, "--temperature", -1, words="temperature is -1")
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
+    for output in ([], ["--json"]):
+        refused(
+            "ask", bank, RENT, "-k", k, *output, words=f"k is {k}; it must be a whole number of at"
+        )
+
+
+@pytest.mark.parametrize("k", ["many", "1.5", "", "ALL", "two"])
+def test_a_k_that_is_no_number_is_refused(k: str, bank: Path) -> None:
+    refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'all'")
+
+
+def test_a_k_beyond_the_bank_is_the_whole_bank(bank: Path) -> None:
+    short = ("--json", "--max-new-tokens", 8)
+    whole = prints_json("ask", bank, RENT, "-k", "all", *short)
+    beyond = prints_json("ask", bank, RENT, "-k", 10**9, *short)
+    assert whole["k"] == beyond["k"] == whole["blocks"] == 29
+    assert whole["answer"] == beyond["answer"]
+
+
+def test_a_k_whose_states_do_not_fit_is_refused_with_numbers(here: Path, checkpoint: Path) -> None:
+    Path("long.txt").write_text(LEASE * 3)
+    succeeds("build", "long.bank", "long.txt", "-m", checkpoint)
+    words = rf"{3 * len(LEASE):,} selected states, .* positions, the decoder has {POSITIONS}; use k"
+    for k in (10**9, "all"):
+        refused("ask", "long.bank", RENT, "-k", k, words=rf"{words} of at most \d+")
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("", "the question is empty; ask something"),
+        (" \t ", "the question is empty; ask something"),
+        ("?" * 10_000, "the question has 10,000 tokens, the model reads at most 511; ask"),
+    ],
+    ids=["none", "white", "10,000"],
+)
+def test_a_question_of_no_or_too_many_tokens_is_refused(
+    question: str, words: str, bank: Path
+) -> None:
+    refused("ask", bank, question, words=words)
+    refused("ask", bank, question, "--json", words=words)
+
+
+# Banks
+
+
+def test_a_bank_finds_its_model_from_any_folder(
+    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(checkpoint, "model")
+    succeeds("build", "a.bank", "lease.txt", "-m", "model")
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert prints_json("ask", "../a.bank", RENT, "--json")["model"] == "model"
+    succeeds("build", "../a.bank", "../recipe.md")
+
+
+def test_a_bank_is_listed_shown_and_reduced(bank: Path, checkpoint: Path) -> None:
+    assert prints_json("bank", "ls", bank, "--json") == [
+        {"document": "lease.txt", "characters": len(LEASE), "blocks": 17},
+        {"document": "recipe.md", "characters": len(RECIPE), "blocks": 12},
+    ]
+    listed = succeeds("bank", "ls", bank).splitlines()
+    assert [line.split()[-1] for line in listed] == ["lease.txt", "recipe.md"]
+    facts = prints_json("bank", "show", bank, "--json")
+    assert facts["documents"] == 2
+    assert facts["blocks"] == 29
+    assert facts["tokens"] == len(LEASE) + len(RECIPE.encode())
+    assert facts["fingerprint"] == MemoryBank.open(bank).fingerprint
+    assert facts["model"] == str(checkpoint)
+    shown = succeeds("bank", "show", bank)
+    assert all(name.replace("_", " ") in shown for name in facts)
+    assert succeeds("bank", "rm", bank, "lease.txt") == "both.bank: removed 'lease.txt'\n"
+    assert [d["document"] for d in prints_json("bank", "ls", bank, "--json")] == ["recipe.md"]
+    refused("bank", "rm", bank, "lease.txt", words=r"no document 'lease\.txt'; it has recipe\.md")
+
+
+def test_a_bank_from_which_all_was_taken_says_so(bank: Path) -> None:
+    for name in ("lease.txt", "recipe.md"):
+        succeeds("bank", "rm", bank, name)
+    assert prints_json("bank", "ls", bank, "--json") == []
+    assert prints_json("bank", "show", bank, "--json")["tokens"] == 0
+    refused("ask", bank, RENT, words="the bank holds no documents; add some with 'sedem build")
+    assert "2 documents in 29 blocks" in succeeds("build", bank, "lease.txt", "recipe.md")
+
+
+def test_verify_tells_damage_with_exit_code_1(bank: Path) -> None:
+    assert succeeds("bank", "verify", bank) == "both.bank: all is well\n"
+    shard = bank / store.SHARDS / "000001.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    result = sedem("bank", "verify", bank)
+    assert result.exit_code == 1
+    assert (
+        result.stdout == "both.bank: shard '000001.safetensors' is damaged (its SHA-256 differs)\n"
+    )
+    refused("ask", bank, RENT, "-k", "all", words="is damaged .its checksum differs.; restore")
+
+
+# Evaluating
+
+
+def own_questions(path: Path, count: int = 5) -> Path:
+    """Questions in the schema for own files; odd numbers have evidence."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            text = f"Flat {number}. The rent of flat {number} is {900 + number} euros a month."
+            entry: dict[str, Any] = {
+                "id": f"q{number}",
+                "documents": [
+                    {"name": "lease.txt", "text": text},
+                    {"name": "recipe.md", "text": RECIPE},
+                ],
+                # Line separators of Unicode are ordinary characters in a line of JSON.
+                "question": f"What is the rent of flat {number}?\u2028\u0085",
+                "answers": [f"{900 + number} euros"],
+            }
+            if number % 2:
+                entry["evidence"] = [{"document": "lease.txt", "start": 8, "end": len(text)}]
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    return path
+
+
+SQUAD = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": title,
+            "paragraphs": [
+                {
+                    "context": f"{title} number {p} lies at {p * 100} metres.",
+                    "qas": [
+                        {
+                            "id": f"{title}-{p}",
+                            "question": f"How high is {title} number {p}?",
+                            "answers": [
+                                {
+                                    "text": f"{p * 100} metres",
+                                    "answer_start": len(f"{title} number {p} lies at "),
+                                }
+                            ],
+                        }
+                    ],
+                }
+                for p in (1, 2)
+            ],
+        }
+        for title in ("Hill", "Lake")
+    ],
+}
+
+
+def test_methods_are_listed() -> None:
+    listed = [line.split()[0] for line in succeeds("eval", "--list").splitlines()]
+    assert {"sedem", "full-context", "bm25"} <= set(listed)
+
+
+def check_metric(metric: dict[str, Any], count: int) -> None:
+    assert set(metric) == {"mean", "interval", "n"}
+    low, high = metric["interval"]
+    assert 0 <= low <= metric["mean"] <= high <= 100
+    assert metric["n"] == count
+
+
+@pytest.mark.parametrize("method", ["sedem", "full-context", "bm25"])
+def test_a_method_is_measured_on_own_questions(method: str, here: Path, checkpoint: Path) -> None:
+    data = own_questions(here / "own.jsonl")
+    options = ("--data", data, "-m", checkpoint, "--max-new-tokens", 4)
+    metrics = prints_json("eval", method, *options, "--json")
+    for name in ("em", "f1", "rouge_l"):
+        check_metric(metrics[name], 5)
+    # Only two of the five have evidence.
+    check_metric(metrics["recall@1"], 2)
+    assert metrics["counts"]["examples"] == 5
+    assert metrics["counts"]["ended_by_limit"] <= 5
+    assert metrics["settings"]["method"] == method
+    assert metrics["settings"]["schema"] == "own"
+    assert {"machine", "versions", "commit"} <= set(metrics)
+    shown = succeeds("eval", method, *options)
+    assert re.search(r"^em +\d+\.\d\d +\[\d+\.\d\d, \d+\.\d\d\] +n=5$", shown, re.MULTILINE)
+
+
+def test_a_method_is_measured_on_squad(here: Path, checkpoint: Path) -> None:
+    Path("squad.json").write_text(json.dumps(SQUAD))
+    metrics = prints_json(
+        "eval", "sedem", "--data", "squad.json", "-m", checkpoint, "--max-new-tokens", 4, "--json"
+    )
+    assert metrics["settings"]["schema"] == "squad"
+    assert metrics["counts"]["examples"] == 4
+    check_metric(metrics["f1"], 4)
+    check_metric(metrics["recall@2"], 4)
+    assert metrics["recall@1"]["mean"] <= metrics["recall@2"]["mean"]
+    sampled = prints_json(
+        "eval", "sedem", "--data", "squad.json", "-m", checkpoint, "--limit", 2, "--records", "1:",
+        "--max-new-tokens", 4, "--json",
+    )  # fmt: skip
+    assert sampled["counts"]["examples"] == 2
+
+
+def test_gold_blocks_are_found_and_wrong_ones_are_not(here: Path, checkpoint: Path) -> None:
+    Path("squad.json").write_text(json.dumps(SQUAD))
+
+    def recall(control: str) -> float:
+        metrics = prints_json(
+            "eval", "sedem", "--data", "squad.json", "-m", checkpoint, "--control", control,
+            "-k", 1, "--max-new-tokens", 2, "--json",
+        )  # fmt: skip
+        return float(metrics["recall@1"]["mean"])
+
+    assert (recall("gold"), recall("wrong")) == (100.0, 0.0)
+
+
+def test_predictions_and_metrics_are_kept(here: Path, checkpoint: Path) -> None:
+    data = own_questions(here / "own.jsonl")
+    result = sedem(
+        "eval", "sedem", "--data", data, "-m", checkpoint, "--max-new-tokens", 4, "--out", "run",
+        "--json",
+    )  # fmt: skip
+    assert "answering" in result.stderr
+    assert json.loads(result.stdout) == json.loads(Path("run/metrics.json").read_text())
+    records = read_records(Path("run"))
+    assert [record["id"] for record in records] == [f"q{number}" for number in range(5)]
+    assert records[1]["references"] == ["901 euros"]
+    assert [record["labelled"] for record in records] == [False, True, False, True, False]
+    assert all(record["k"] == len(record["selected"]) == 2 for record in records)
+
+
+def read_records(out: Path) -> list[dict[str, Any]]:
+    content = (out / "predictions.jsonl").read_text(encoding="utf-8")
+    assert content.endswith("\n")
+    return [json.loads(line) for line in content.removesuffix("\n").split("\n")]
+
+
+@pytest.mark.parametrize("cut", [1, 40, "line"])
+def test_an_evaluation_that_was_killed_goes_on_after_its_last_whole_line(
+    cut: int | str, here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = (
+        "eval", "sedem", "--data", own_questions(here / "own.jsonl"), "-m", checkpoint,
+        "--max-new-tokens", 4, "--out", "run", "--json",
+    )  # fmt: skip
+    whole = prints_json(*arguments)
+    path = Path("run/predictions.jsonl")
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    answered: list[str] = []
+    real = Sedem.answer
+
+    def counting(self: Sedem, examples: Any) -> Any:
+        answered.extend(example.id for example in examples)
+        return real(self, examples)
+
+    kept = 3
+    half = b"" if cut == "line" else lines[kept][: int(cut)]
+    path.write_bytes(b"".join(line + b"\n" for line in lines[:kept]) + half)
+    monkeypatch.setattr(Sedem, "answer", counting)
+    again = prints_json(*arguments)
+    assert answered == ["q3", "q4"]
+    assert path.read_bytes().split(b"\n")[:kept] == lines[:kept]
+    assert [record["id"] for record in read_records(Path("run"))] == [f"q{n}" for n in range(5)]
+    assert {name: again[name] for name in ("em", "f1", "counts")} == {
+        name: whole[name] for name in ("em", "f1", "counts")
+    }
+    assert prints_json(*arguments)["f1"] == whole["f1"]
+    assert answered == ["q3", "q4"], "a finished run answers nothing again"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [("--limit", 2), ("-k", 1), ("--seed", 1), ("--max-new-tokens", 5), ("--control", "gold")],
+    ids=lambda option: option[0],
+)
+def test_results_of_other_settings_are_not_mixed(
+    other: tuple[object, ...], here: Path, checkpoint: Path
+) -> None:
+    arguments = (
+        "eval", "sedem", "--data", own_questions(here / "own.jsonl"), "-m", checkpoint,
+        "--max-new-tokens", 4, "--out", "run",
+    )  # fmt: skip
+    succeeds(*arguments)
+    before = bytes_of(Path("run"))
+    refused(
+        *arguments, *other, words=r"'run' holds results of other settings .*; give another --out"
+    )
+    assert bytes_of(Path("run")) == before
+
+
+@pytest.mark.parametrize("changed", ["data", "weights", "adapter"])
+def test_results_of_files_that_have_changed_since_are_not_mixed(
+    changed: str, here: Path, trained: Path
+) -> None:
+    data = own_questions(here / "own.jsonl", 2)
+    shutil.copytree(trained, "model")
+    arguments = (
+        "eval", "sedem", "--data", data, "-m", "model", "--max-new-tokens", 4, "--out", "run",
+    )  # fmt: skip
+    succeeds(*arguments)
+    if changed == "data":
+        own_questions(data, 3)
+    else:
+        names = {"weights": "sedem.safetensors", "adapter": "adapter/adapter_model.safetensors"}
+        path = Path("model") / names[changed]
+        save_file({n: w + 0.01 for n, w in load_file(path).items()}, path)
+    refused(*arguments, words="'run' holds results of other settings")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["fly"], "there is no method 'fly'; there are sedem, full-context, bm25"),
+        (["sedem", "--schema", "mine"], "there is no schema 'mine'; known are own, squad"),
+        (["sedem", "--records", "first"], "records is 'first'; it must be 'start:stop'"),
+        (["sedem", "--records", "9:"], "there are no examples to evaluate"),
+        (["sedem", "--limit", "0"], "limit is 0; it must be at least 1"),
+        (["sedem", "--limit", "-3"], "limit is -3; it must be at least 1"),
+        (["sedem", "--control", "best"], "control is 'best'; it can be selected, gold, wrong"),
+        (["sedem", "--dtype", "int8"], "dtype is 'int8'; it can be float32 or bfloat16"),
+        (["sedem", "-k", "0"], "k is 0; it must be a whole number of at least 1"),
+        (["bm25", "-k", "0"], "k is 0; it must be a whole number of at least 1"),
+        (["bm25", "-k", "-1"], "k is -1; it must be a whole number of at least 1"),
+        (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
+        (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_evaluation_that_cannot_be_is_refused(
+    options: list[str], words: str, here: Path, checkpoint: Path
+) -> None:
+    data = own_questions(here / "own.jsonl", 2)
+    arguments = options if "-m" in options else [*options, "-m", checkpoint]
+    refused("eval", *arguments, "--data", data, words=words)
+
+
+def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> None:
+    Path("odd.jsonl").write_text('{"text": "no question"}\n')
+    Path("half.jsonl").write_text('{"documents": [], "answers": [], "question": ')
+    Path("none.jsonl").write_text("")
+    for name, words in (
+        ("no.jsonl", r"there is no file 'no\.jsonl'"),
+        ("odd.jsonl", r"'odd\.jsonl' is in no schema that can be told"),
+        ("half.jsonl", r"'half\.jsonl', line 1: not JSON"),
+        ("none.jsonl", r"none\.jsonl"),
+        (".", "is a folder; give a file"),
+    ):
+        refused("eval", "sedem", "--data", name, "-m", checkpoint, words=words)
+
+
+def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> None:
+    data = own_questions(here / "own.jsonl", 3)
+    data.write_text(data.read_text(encoding="utf-8").replace('"q2"', '"q0"'), encoding="utf-8")
+    refused(
+        "eval", "sedem", "--data", data, "-m", checkpoint, "--out", "run",
+        words="two examples have the id 'q0'",
+    )  # fmt: skip
+    assert not Path("run/predictions.jsonl").exists()
+
+
+# Costs
+
+
+def test_costs_of_a_preset_are_counted() -> None:
+    result = prints_json("cost", "llama-3.2-1b", "--json")
+    assert set(result) == {"backbone", "parameters", "flops"}
+    parameters = result["parameters"]
+    parts = ("compressor", "decompressor", "selector", "lora")
+    assert parameters["total"] == sum(parameters[part] for part in parts)
+    assert parameters["backbone"] == 1_235_814_400
+    assert parameters["percent"] == pytest.approx(
+        100 * parameters["total"] / parameters["backbone"], abs=0.01
+    )
+    flops = result["flops"]
+    stages = ("read", "select", "restore", "prefill", "decode")
+    assert flops["total"] == pytest.approx(sum(flops[stage] for stage in stages), abs=5)
+    assert set(flops["assumptions"]) >= {"context_tokens", "k", "extract_layer", "inject_layer"}
+
+
+def test_costs_of_a_checkpoint_are_those_of_its_weights(checkpoint: Path) -> None:
+    parameters = prints_json("cost", checkpoint, "--json")["parameters"]
+    model = SeDeM.from_pretrained(checkpoint)
+    for part in ("compressor", "selector", "decompressor"):
+        assert parameters[part] == sum(p.numel() for p in model.parts()[part].parameters())
+    assert parameters["lora"] == sum(p.numel() for p in model.decoder.lora_parameters())
+
+
+def test_costs_of_a_backbone_folder_are_counted(tiny_folder: Callable[..., str]) -> None:
+    shown = succeeds("cost", tiny_folder())
+    assert "M parameters" in shown
+    assert "GFLOPs" in shown
+
+
+@pytest.mark.parametrize("name", ["llama-9", "a/b/c", "."])
+def test_costs_of_an_unknown_backbone_are_refused_with_what_is_known(name: str, here: Path) -> None:
+    refused("cost", name, "--json", words=rf"backbone '{re.escape(name)}' is not known; give llama")

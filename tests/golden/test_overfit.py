@@ -1,0 +1,157 @@
+"""Each stage learns a handful of examples by heart, which nothing but a whole gradient can do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sedem import Document, SeDeM, SedemConfig
+from sedem.data import own
+from sedem.data.examples import Evidence, Example
+from sedem.training.recipe import DataSource, Optimization, Run, TextSource
+from sedem.training.run import (
+    Stage1Recipe,
+    Stage2Data,
+    Stage2Recipe,
+    train_stage1,
+    train_stage2,
+)
+from sedem.training.stage1 import Stage1Losses
+from sedem.training.stage2 import Stage2Losses
+
+RENT = "The flat in Mill Lane is let from May. The rent is 900 euros a month, due on the third."
+CAKE = "Take two eggs and flour. Beat the eggs first and bake for 25 minutes."
+SHIP = "The ship left on 4 June."
+QUESTIONS = [
+    ("What is the rent?", "900 euros", [RENT, CAKE]),
+    ("What comes first?", "the eggs", [CAKE, SHIP, RENT]),
+    ("When did the ship leave?", "4 June", [SHIP, CAKE]),
+    ("Where is the flat?", "Mill Lane", [RENT, CAKE]),
+]
+
+
+def learnt(folder: Path) -> dict[str, float]:
+    """The losses of the last step."""
+    log = json.loads((folder / "run" / "training.json").read_text())["log"]
+    return [line for line in log if "loss" in line][-1]
+
+
+def optimization(steps: int, rates: dict[str, float], batch_size: int) -> Optimization:
+    return Optimization(
+        rates,
+        steps=steps,
+        batch_size=batch_size,
+        max_grad_norm=10.0,
+        bf16=False,
+        backbone_dtype="float32",
+    )
+
+
+def small_run(folder: Path, steps: int) -> Run:
+    return Run(str(folder / "run"), log_every=1, save_every=steps)
+
+
+def stage1(
+    folder: Path, backbone: str, losses: Stage1Losses, steps: int, inject_layer: int
+) -> dict[str, float]:
+    """Three windows of letters, over and over."""
+    letters = "".join(chr(97 + (i * i + 3 * i) % 26) for i in range(50))
+    (folder / "text.txt").write_text(letters)
+    config = SedemConfig(
+        encoder=backbone,
+        extract_layers=(3,),
+        inject_layer=inject_layer,
+        segment_length=8,
+        compression=2,
+        decompressor_hidden=128,
+    )
+    recipe = Stage1Recipe(
+        model=config,
+        text=TextSource("text.txt", continuation=4, windows=3),
+        optimization=optimization(steps, {"compressor": 5e-3, "decompressor": 5e-3}, 3),
+        run=small_run(folder, steps),
+        losses=losses,
+        data_root=str(folder),
+        cache=str(folder),
+    )
+    train_stage1(recipe)
+    return learnt(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only wait for other threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_stage_1_learns_to_carry_a_few_contexts(
+    tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    # Large weights: the frozen decoder must be able to be as sure as it is to become.
+    backbone = tiny_folder(width=64, initializer_range=0.4, pad_token_id=None)
+    losses = Stage1Losses(distill=0.0, reconstruct=0.0)
+    last = stage1(tmp_path, backbone, losses, 250, inject_layer=1)
+    assert last["context"] < 0.05
+
+
+def test_stage_1_learns_to_restore_a_few_states(
+    tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    backbone = tiny_folder(width=64, pad_token_id=None)
+    losses = Stage1Losses(context=0.0, distill=0.0)
+    last = stage1(tmp_path, backbone, losses, 200, inject_layer=3)
+    assert last["reconstruct"] < 0.01
+
+
+def test_stage_2_learns_a_few_answers_by_heart(
+    tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    examples = [
+        Example(
+            str(number),
+            tuple(Document(f"paragraph {i + 1}", text) for i, text in enumerate(texts)),
+            question,
+            (answer,),
+            (Evidence(0, texts[0].index(answer), texts[0].index(answer) + len(answer)),),
+        )
+        for number, (question, answer, texts) in enumerate(QUESTIONS)
+    ]
+    own.dump(examples, tmp_path / "questions.jsonl")
+    # Without a padding token: its embedding would be zero, and it is the end token too.
+    config = SedemConfig(
+        encoder=tiny_folder(width=64, pad_token_id=None),
+        extract_layers=(2,),
+        inject_layer=1,
+        segment_length=16,
+        decompressor_hidden=128,
+        lora_rank=16,
+        lora_alpha=32,
+        k=1,
+    )
+    rates = dict.fromkeys(("compressor", "decompressor", "selector", "lora"), 6e-3)
+    recipe = Stage2Recipe(
+        model=config,
+        data=Stage2Data(training=(DataSource("questions.jsonl"),), budgets=(1,)),
+        optimization=optimization(100, rates, 4),
+        run=small_run(tmp_path, 100),
+        losses=Stage2Losses(normalize_scores=True),
+        data_root=str(tmp_path),
+        cache=str(tmp_path),
+    )
+    model = SeDeM.from_pretrained(train_stage2(recipe))
+    last = learnt(tmp_path)
+    assert last["answer"] < 0.1
+    assert last["recall"] == 1.0
+    for question, answer, texts in QUESTIONS:
+        documents = [Document(f"paragraph {i + 1}", text) for i, text in enumerate(texts)]
+        found = model.answer(model.read(documents), question)
+        assert found.text == answer
+        assert found.finish_reason == "end"
+        assert found.citations[0].document == "paragraph 1"

@@ -1,0 +1,238 @@
+"""The shape of the house: where modules stand, how long things are, and what never occurs."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import sedem
+
+PACKAGE = Path(sedem.__file__).parent
+FILE_LINES = 350
+FUNCTION_LINES = 50
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Its dotted name below the package; empty for the package itself."""
+        parts = self.path.relative_to(PACKAGE).with_suffix("").parts
+        return ".".join(part for part in parts if part != "__init__")
+
+    @property
+    def room(self) -> str:
+        """The first part of its name."""
+        return self.name.split(".")[0]
+
+    @property
+    def source(self) -> str:
+        """Its text."""
+        return self.path.read_text(encoding="utf-8")
+
+    @property
+    def tree(self) -> ast.Module:
+        """Its syntax."""
+        return ast.parse(self.source)
+
+
+MODULES = [Module(path) for path in sorted(PACKAGE.rglob("*.py"))]
+NAMES = {module.name for module in MODULES}
+
+each_module = pytest.mark.parametrize(
+    "module", [pytest.param(m, id=m.name or "sedem") for m in MODULES]
+)
+
+
+# Imports; who may import whom is kept by import-linter, which reads the layers of pyproject.toml
+
+
+def test_every_module_stands_in_a_layer() -> None:
+    settings = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    named = {name.strip() for layer in contract["layers"] for name in layer.split("|")}
+    rooms = {f"sedem.{module.room}" for module in MODULES if module.room}
+    assert rooms == named
+
+
+def test_the_command_line_imports_little_before_a_verb_runs() -> None:
+    (cli,) = (module for module in MODULES if module.name == "cli")
+    roots = set()
+    for node in cli.tree.body:
+        if isinstance(node, ast.Import):
+            roots |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            roots.add(str(node.module))
+    heavy = {root.split(".")[0] for root in roots} & {"torch", "transformers", "numpy", "peft"}
+    assert not heavy
+    assert {root for root in roots if root.startswith("sedem")} <= {"sedem", "sedem.errors"}
+
+
+def test_public_names_can_be_imported() -> None:
+    assert sorted(sedem.__all__) == sedem.__all__
+    for name in sedem.__all__:
+        assert getattr(sedem, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'sedem' has no attribute 'Nothing'"):
+        _ = sedem.Nothing
+
+
+# Sizes
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_files_are_short() -> None:
+    long = {
+        str(module.path.relative_to(PACKAGE)): lines
+        for module in MODULES
+        if (lines := len(module.source.splitlines())) > FILE_LINES
+    }
+    assert not long, f"split these, {FILE_LINES} lines are the cap: {long}"
+
+
+def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's statements; signature and docstring do not count."""
+    first = node.body[1 if ast.get_docstring(node) and len(node.body) > 1 else 0]
+    return (node.end_lineno or 0) - first.lineno + 1
+
+
+def test_functions_are_short() -> None:
+    long = {
+        f"{module.name}.{node.name}": lines
+        for module in MODULES
+        for node in functions(module.tree)
+        if (lines := body_lines(node)) > FUNCTION_LINES
+    }
+    assert not long, f"split these, {FUNCTION_LINES} lines are the cap: {long}"
+
+
+# Words
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """Public classes and functions of a module, and public methods of its public classes."""
+    for node in body:
+        if not isinstance(node, Definition) or node.name.startswith("_"):
+            continue
+        yield prefix + node.name, node
+        if isinstance(node, ast.ClassDef):
+            yield from public(node.body, f"{node.name}.")
+
+
+def is_overload(node: Definition) -> bool:
+    return any("overload" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def undocumented(tree: ast.Module) -> list[str]:
+    missing = [] if ast.get_docstring(tree) else ["the module itself"]
+    return missing + [
+        name
+        for name, node in public(tree.body)
+        if not is_overload(node) and not ast.get_docstring(node)
+    ]
+
+
+def unannotated(tree: ast.Module) -> list[str]:
+    """Functions of any kind with an argument or a result of no type; `__init__` has none."""
+    missing = []
+    for node in functions(tree):
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        arguments += [extra for extra in (node.args.vararg, node.args.kwarg) if extra]
+        bare = [a.arg for a in arguments if a.annotation is None and a.arg not in ("self", "cls")]
+        if bare or (node.returns is None and node.name != "__init__"):
+            missing.append(f"{node.name}({', '.join(bare)})")
+    return missing
+
+
+@each_module
+def test_public_things_are_documented_and_everything_is_annotated(module: Module) -> None:
+    assert not undocumented(module.tree)
+    assert not unannotated(module.tree)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def read(text: str) -> None:\n    pass",
+        "class Bank:\n    '''A bank.'''\n    def read(self) -> None:\n        pass",
+        "class Bank:\n    pass",
+    ],
+)
+def test_a_missing_docstring_is_seen(source: str) -> None:
+    assert undocumented(ast.parse(f"'''A module.'''\n{source}"))
+    assert undocumented(ast.parse("x = 1")) == ["the module itself"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def f(a) -> int: ...", "def f(a: int): ...", "def f(*a, **b) -> int: ...", "def f(): ..."],
+)
+def test_a_missing_annotation_is_seen(source: str) -> None:
+    assert unannotated(ast.parse(source))
+
+
+def test_no_module_is_named_for_nothing() -> None:
+    empty = {"util", "utils", "helper", "helpers", "manager", "core", "common", "misc", "base"}
+    assert not {part for module in MODULES for part in module.name.split(".")} & empty
+
+
+# What never occurs
+
+
+def forbidden(tree: ast.AST) -> Iterator[str]:
+    """What can run foreign code or writes past the log."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] + [str(getattr(node, "module", ""))]
+            for name in names:
+                if name.split(".")[0] in {"pickle", "dill", "joblib", "marshal", "shelve"}:
+                    yield f"line {node.lineno}: imports {name}"
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in {"print", "eval", "exec", "torch.load", "torch.save", "yaml.load"}:
+            yield f"line {node.lineno}: calls {called}"
+        for keyword in node.keywords:
+            if keyword.arg in {"trust_remote_code", "allow_pickle"} and not (
+                isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+            ):
+                yield f"line {node.lineno}: passes {keyword.arg}"
+
+
+@each_module
+def test_nothing_runs_foreign_code_or_prints(module: Module) -> None:
+    assert not list(forbidden(module.tree))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path)",
+        "print('done')",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=flag)",
+        "np.load(path, allow_pickle=True)",
+        "eval('1')",
+    ],
+)
+def test_what_is_forbidden_is_seen(source: str) -> None:
+    assert list(forbidden(ast.parse(source)))
+    assert not list(forbidden(ast.parse("model.fingerprint()\nmodel.eval()\nrun.print_all()")))

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sedem.data.articles import paragraphs, read_articles
+from sedem.data.cloze import LONGEST, SHORTEST, clozes, generate, load
+from sedem.errors import DataError
+
+
+def occurrences(answer: str, text: str) -> int:
+    return len(re.findall(rf"(?<!\w){re.escape(answer)}(?!\w)", text))
+
+
+@pytest.fixture
+def real_paragraphs(fixtures: Path) -> list[str]:
+    articles = read_articles(fixtures / "articles.jsonl")
+    return [paragraph for _, text in articles for paragraph in paragraphs(text, 200, 900)]
+
+
+def test_questions_of_real_paragraphs_are_sound(real_paragraphs: list[str]) -> None:
+    made = [(paragraph, cloze) for paragraph in real_paragraphs for cloze in clozes(paragraph)]
+    assert len(made) == 65
+    for paragraph, cloze in made:
+        sentence = paragraph[cloze.start : cloze.end]
+        assert occurrences(cloze.answer, paragraph) == 1
+        assert occurrences(cloze.answer, sentence) == 1
+        assert occurrences(cloze.answer, cloze.question) == 0
+        assert cloze.question.endswith("?") and "\n" not in cloze.question
+        assert SHORTEST <= len(sentence.split()) <= LONGEST
+        # What is left of the sentence stands around the question word.
+        before, after = sentence.split(cloze.answer)
+        assert cloze.question.startswith(" ".join(before.split()))
+        assert " ".join(after.rstrip(".!? ").split()) in cloze.question
+
+
+def test_a_sentence_gives_at_most_one_question(real_paragraphs: list[str]) -> None:
+    for paragraph in real_paragraphs:
+        starts = [cloze.start for cloze in clozes(paragraph)]
+        assert len(starts) == len(set(starts))
+        assert list(clozes(paragraph)) == list(clozes(paragraph))
+
+
+@pytest.mark.parametrize(
+    ("sentence", "question", "answer"),
+    [
+        (
+            "Scifo quit the club because of its debts on 6 June 2009.",
+            "Scifo quit the club because of its debts on what date?",
+            "6 June 2009",
+        ),
+        (
+            "The ship left the harbour on June 6, 2009 with all hands.",
+            "The ship left the harbour on what date with all hands?",
+            "June 6, 2009",
+        ),
+        (
+            "In July 2005 the ship moved a refinery to the north.",
+            "In what month the ship moved a refinery to the north?",
+            "July 2005",
+        ),
+        (
+            "The town was first mentioned in 1250 as a village.",
+            "The town was first mentioned in what year as a village?",
+            "1250",
+        ),
+        (
+            "The ship carried a platform weighing 60,000 tons to the south.",
+            "The ship carried a platform weighing how many tons to the south?",
+            "60,000",
+        ),
+        (
+            "The magazine is published every Thursday by Haymarket Consumer Media!",
+            "The magazine is published every Thursday by what?",
+            "Haymarket Consumer Media",
+        ),
+        # A date tells more than the name before it.
+        (
+            "The treaty was signed by Peter Vos on 1 May 1900.",
+            "The treaty was signed by Peter Vos on what date?",
+            "1 May 1900",
+        ),
+    ],
+)
+def test_the_most_telling_span_is_asked_for(sentence: str, question: str, answer: str) -> None:
+    (cloze,) = clozes(sentence)
+    assert (cloze.question, cloze.answer) == (question, answer)
+    assert (cloze.start, cloze.end) == (0, len(sentence))
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Ada was born in 1850.",  # too short
+        "The " + "very " * 32 + "old town was built in 1850.",  # too long
+        "He was elected mayor of the old town in 1850.",  # says something about another sentence
+        '"They" were the owners of the old mill in 1850.',
+        "The mayor (of the old town was elected there in 1850.",  # a bracket that never closes
+        'The mayor of the "old town was elected there in 1850.',
+        "The mayor | of the old town was elected there in 1850.",  # a table
+        'The mayor wrote "the mill was built in 1850" to all.',  # said by somebody
+        "The mayor of the old town was elected by the people.",  # nothing telling
+        "The mill was built in 1850 and sold again in 1850.",  # said twice
+    ],
+)
+def test_sentences_that_would_make_poor_questions_are_left_alone(sentence: str) -> None:
+    assert list(clozes(sentence)) == []
+
+
+def test_a_span_said_elsewhere_in_the_paragraph_is_not_asked_for() -> None:
+    sentence = "The mill was built by the old mayor in 1850."
+    assert len(list(clozes(sentence))) == 1
+    assert list(clozes(f"{sentence} A fire came in 1850.")) == []
+    # Part of a longer number is another span.
+    assert len(list(clozes(f"{sentence} A fire cost 18500 crowns."))) == 1
+
+
+def test_examples_hold_their_evidence_among_ten_paragraphs(fixtures: Path) -> None:
+    result = load(fixtures / "articles.jsonl")
+    assert len(result.examples) == 65
+    for example in result.examples:
+        assert len(example.documents) == 10
+        assert len({document.text for document in example.documents}) == 10
+        (span,) = example.evidence
+        gold = example.documents[span.document].text
+        assert occurrences(example.answers[0], gold[span.start : span.end]) == 1
+        assert occurrences(example.answers[0], gold) == 1
+
+
+def test_half_of_the_paragraphs_are_of_the_same_article(fixtures: Path) -> None:
+    article_of = {
+        paragraph: title
+        for title, text in read_articles(fixtures / "articles.jsonl")
+        for paragraph in paragraphs(text, 200, 900)
+    }
+    sizes = Counter(article_of.values())
+    for example in load(fixtures / "articles.jsonl").examples:
+        titles = Counter(article_of[document.text] for document in example.documents)
+        own = article_of[example.documents[example.evidence[0].document].text]
+        assert titles[own] >= min(5, sizes[own] - 1) + 1
+
+
+def test_a_seed_decides_which_and_where(fixtures: Path) -> None:
+    path = fixtures / "articles.jsonl"
+    once, again, other = load(path, count=9), load(path, count=9), load(path, count=9, seed=1)
+    assert once.examples == again.examples
+    assert len(other.examples) == 9
+    assert [e.question for e in once.examples] != [e.question for e in other.examples]
+    assert [e.id for e in other.examples[:2]] == ["cloze-1-0", "cloze-1-1"]
+    # More of the same begin with the same.
+    assert load(path, count=20).examples[:9] == once.examples
+
+
+def test_articles_of_one_paragraph_are_left_out_and_counted(fixtures: Path) -> None:
+    articles = read_articles(fixtures / "articles.jsonl")
+    lone = ("Ada", "The town of Ada was first mentioned by monks in 1250. " * 5)
+    result = generate([*articles, lone, ("Empty", "short")], count=100)
+    assert result.dropped == {"articles with fewer than two paragraphs": 2}
+    assert result.examples == generate(articles, count=100).examples
+
+
+def test_too_few_paragraphs_are_an_error_with_both_numbers(fixtures: Path) -> None:
+    articles = read_articles(fixtures / "articles.jsonl", slice(0, 1))
+    assert len(paragraphs(articles[0][1], 200, 900)) == 5
+    with pytest.raises(DataError, match="a context needs 10 paragraphs, 5 are given"):
+        generate(articles, count=1)

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sedem.data.files import open_text, read_json, read_lines, read_records
+from sedem.errors import DataError
+
+TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(pytest.importorskip("zstandard").compress(content))
+
+
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstd,
+}
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_a_compressed_file_reads_as_its_text(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"text.txt{ending}"
+    path.write_bytes(COMPRESSED[ending](TEXT.encode()))
+    with open_text(path) as file:
+        assert file.read() == TEXT
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_lines_of_a_compressed_file_keep_their_numbers(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"lines.jsonl{ending}"
+    path.write_bytes(COMPRESSED[ending](b'{"a": 1}\n\n{"a": 2}\n'))
+    assert list(read_lines(path)) == [(1, {"a": 1}), (3, {"a": 2})]
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_a_file_that_only_claims_to_be_compressed_is_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"plain.jsonl{ending}"
+    COMPRESSED[ending](b"skips here when the library is missing")
+    path.write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match=rf"plain\.jsonl\{ending}' cannot be read: \w+"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("ending", COMPRESSED)
+def test_a_damaged_compressed_file_is_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"damaged.jsonl{ending}"
+    whole = COMPRESSED[ending](b'{"a": 1}\n' * 5000)
+    path.write_bytes(whole[:20] + bytes(255 - byte for byte in whole[20:40]) + whole[40:])
+    with pytest.raises(DataError, match=rf"damaged\.jsonl\{ending}' cannot be read"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2"])
+def test_a_compressed_file_that_ends_early_is_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"half.txt{ending}"
+    whole = COMPRESSED[ending](TEXT.encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    with (
+        pytest.raises(DataError, match=r"half\.txt\.\w+' cannot be read: .*ended before"),
+        open_text(path) as file,
+    ):
+        file.read()
+
+
+def test_zstd_without_its_library_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    path = tmp_path / "text.txt.zst"
+    path.touch()
+    with (
+        pytest.raises(DataError, match="compressed with zstd; install 'zstandard'"),
+        open_text(path),
+    ):
+        pass
+
+
+def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder; give a file"), open_text(tmp_path):
+        pass
+    with (
+        pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"),
+        open_text(tmp_path / "nowhere.json"),
+    ):
+        pass
+    with (
+        pytest.raises(DataError, match=r"there is no file '.*nowhere\.json\.gz'"),
+        open_text(tmp_path / "nowhere.json.gz"),
+    ):
+        pass
+
+
+def test_text_that_is_not_utf8_is_refused_with_its_byte(tmp_path: Path) -> None:
+    path = tmp_path / "latin.jsonl"
+    path.write_bytes(b'{"a": "G\xf6rlitz"}\n')
+    with pytest.raises(
+        DataError, match=r"latin\.jsonl' is not UTF-8 text \(invalid .* at byte 8\)"
+    ):
+        list(read_lines(path))
+
+
+def test_broken_json_names_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text('{"a": 1,\n "b": oops}')
+    with pytest.raises(DataError, match=r"broken\.json' is not JSON: .* at line 2, column 7"):
+        read_json(path)
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 2\n')
+    lines = read_lines(path)
+    assert next(lines) == (1, {"a": 1})
+    with pytest.raises(DataError, match=r"broken\.jsonl', line 3: not JSON"):
+        next(lines)
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "list.jsonl"
+    path.write_text('{"a": 1}\n[1, 2]\n')
+    with pytest.raises(DataError, match="line 2: a JSON object is needed, this is list"):
+        list(read_lines(path))
+
+
+@pytest.mark.parametrize("before", ["", "\n \t"])
+def test_an_array_and_lines_hold_the_same_records(tmp_path: Path, before: str) -> None:
+    records = [{"id": i, "text": "ö\n" * i} for i in range(3)]
+    array, lines = tmp_path / "array.json", tmp_path / "lines.json"
+    array.write_text(before + json.dumps(records, indent=1))
+    lines.write_text(before + "".join(json.dumps(record) + "\n" for record in records))
+    assert read_records(array) == read_records(lines) == records
+
+
+def test_an_array_of_other_things_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.json"
+    path.write_text('[{"id": 1}, 2]')
+    with pytest.raises(DataError, match="array whose entries are not all objects"):
+        read_records(path)
+
+
+def test_an_empty_file_holds_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.touch()
+    assert read_records(path) == []

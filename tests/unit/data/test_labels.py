@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sedem import Document
+from sedem.backbone import Backbone
+from sedem.data.examples import Evidence
+from sedem.data.labels import from_answers, from_evidence
+from sedem.reading import partition
+from sedem.segment import segment_text
+from sedem.shard import BlockRow
+
+TEXT = "The rent is 900 euros. It is due in May. The deposit is 1,800 euros."
+
+
+def cut(text: str, size: int, document: int = 0) -> list[BlockRow]:
+    return [
+        BlockRow(document, start, min(start + size, len(text)), (size,))
+        for start in range(0, len(text), size)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "labels"),
+    [
+        (0, 10, [True, False, False]),
+        (9, 11, [True, True, False]),
+        (10, 20, [False, True, False]),
+        (19, 20, [False, True, False]),
+        (20, 21, [False, False, True]),
+        (5, 25, [True, True, True]),
+    ],
+)
+def test_a_block_that_overlaps_evidence_is_positive(
+    start: int, end: int, labels: list[bool]
+) -> None:
+    assert from_evidence(cut("x" * 30, 10), [Evidence(0, start, end)]) == labels
+
+
+def test_evidence_of_another_document_does_not_count() -> None:
+    blocks = [*cut("x" * 20, 10), *cut("y" * 20, 10, document=1)]
+    assert from_evidence(blocks, [Evidence(1, 0, 5)]) == [False, False, True, False]
+    assert from_evidence(blocks, [Evidence(0, 15, 16), Evidence(1, 19, 20)]) == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert from_evidence(blocks, []) == [False] * 4
+
+
+def test_all_blocks_of_a_long_gold_paragraph_are_positive(backbone: Backbone) -> None:
+    segments = segment_text(TEXT * 2, backbone, 16, "paragraph")
+    blocks, _ = partition(segments, 0, 4, 4)
+    assert len(blocks) == -(-2 * len(TEXT) // 16) > 4
+    assert from_evidence(blocks, [Evidence(0, 0, 2 * len(TEXT))]) == [True] * len(blocks)
+
+
+def test_labels_match_the_characters_that_blocks_stand_for(backbone: Backbone) -> None:
+    segments = segment_text(TEXT, backbone, 16, "window")
+    for block_slots in (2, 4, 8):
+        blocks, slots_NJ = partition(segments, 0, 4, block_slots)
+        marks = torch.zeros(len(TEXT), dtype=torch.bool)
+        marks[23:40] = True
+        tokens = [marks[int(s)] for s in segments.starts[segments.mask]]
+        per_slot = torch.tensor(tokens + [False] * (-len(tokens) % 4)).view(-1, 4).any(1)
+        naive = [bool(per_slot[row[(row >= 0) & (row < len(per_slot))]].any()) for row in slots_NJ]
+        assert from_evidence(blocks, [Evidence(0, 23, 40)]) == naive
+
+
+def answered(text: str, *answers: str, size: int = 100) -> list[bool]:
+    return from_answers(cut(text, size), [Document("d", text)], answers)
+
+
+def test_an_answer_counts_as_whole_words_only() -> None:
+    assert answered("A cat sat.", "cat") == [True]
+    assert answered("The catalogue of bobcat.", "cat") == [False]
+    assert answered("It costs 1900.", "900") == [False]
+    assert answered("(cat)", "cat") == [True]
+    assert answered("It costs $5.", "$5") == [True]
+
+
+def test_an_answer_counts_in_any_case_and_any_of_several() -> None:
+    assert answered("THE CAT SAT.", "the cat") == [True]
+    assert answered("A dog sat.", "cat", "dog") == [True]
+    assert answered("A dog sat.", "cat", " ") == [False]
+    assert answered("a.b", "a+b") == [False]
+
+
+def test_only_the_blocks_that_hold_the_answer_whole_are_positive() -> None:
+    text = "May is here and so is May again"
+    assert answered(text, "May", size=10) == [True, False, True, False]
+    assert answered(text, "so is May", size=18) == [False, False]
+
+
+def test_a_block_border_inside_a_word_makes_no_word() -> None:
+    # "cat" ends one block and "alogue" begins the next.
+    assert answered("The catalogue", "cat", size=7) == [False, False]
+    assert answered("bobcat sat", "cat", size=3) == [False, False, False, False]
+
+
+def test_answers_of_each_document_are_looked_for_in_it() -> None:
+    documents = [Document("a", "no such word"), Document("b", "the cat is here")]
+    rows = [BlockRow(0, 0, 12, (1,)), BlockRow(1, 0, 15, (1,))]
+    assert from_answers(rows, documents, ["cat"]) == [False, True]
+    assert from_answers([replace(row, start=0) for row in rows], documents, ["no"]) == [True, False]

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem import Document
+from sedem.data import own
+from sedem.data.examples import Evidence, Example
+from sedem.errors import DataError
+
+Write = Callable[[str, Any], Path]
+
+ENTRY: dict[str, Any] = {
+    "id": "lease-1",
+    "documents": [
+        {"name": "lease.txt", "text": "The rent is 900 euros."},
+        {"name": "house.txt", "text": "Pets need a word."},
+    ],
+    "question": "What is the rent?",
+    "answers": ["900 euros", "900"],
+    "evidence": [{"document": "lease.txt", "start": 12, "end": 21}],
+}
+
+
+def test_an_entry_becomes_an_example(write: Write) -> None:
+    (example,) = own.load(write("own.jsonl", [ENTRY])).examples
+    assert example == Example(
+        "lease-1",
+        (
+            Document("lease.txt", "The rent is 900 euros."),
+            Document("house.txt", "Pets need a word."),
+        ),
+        "What is the rent?",
+        ("900 euros", "900"),
+        (Evidence(0, 12, 21),),
+    )
+
+
+def test_id_and_evidence_may_be_left_out(write: Write) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
+    result = own.load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
+    assert result.name == "bare"
+    assert [example.evidence for example in result.examples] == [(), ()]
+    assert "line 1" in result.examples[0].id
+
+
+def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
+    examples = own.load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
+    own.dump(examples, tmp_path / "again.jsonl")
+    assert own.load(tmp_path / "again.jsonl").examples == examples
+
+
+def test_records_are_lines(write: Write) -> None:
+    path = write("own.jsonl", [{**ENTRY, "id": str(number)} for number in range(4)])
+    assert [e.id for e in own.load(path, records=slice(None, 2)).examples] == ["0", "1"]
+    assert [e.id for e in own.load(path, records=slice(3, None)).examples] == ["3"]
+
+
+DOCUMENT = ENTRY["documents"][0]
+SPAN = ENTRY["evidence"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answer": "900"}, "unknown field 'answer'; known are"),
+        ({"documents": []}, "field 'documents': a list with at least one entry"),
+        ({"documents": "lease.txt"}, "field 'documents': a list with at least one entry"),
+        ({"documents": ["lease.txt"]}, r"field 'documents\[0\]', field 'name': a non-empty string"),
+        (
+            {"documents": [DOCUMENT, {"name": "b", "text": " "}]},
+            r"field 'documents\[1\]', field 'text': a non-empty string is needed, got ' '",
+        ),
+        ({"documents": [DOCUMENT, DOCUMENT]}, "'lease-1' has two documents of one name"),
+        ({"question": ""}, "field 'question': a non-empty string is needed, got ''"),
+        ({"question": None}, "field 'question': a non-empty string is needed, got None"),
+        ({"answers": []}, "field 'answers': a list with at least one entry"),
+        ({"answers": "900"}, "field 'answers': a list with at least one entry"),
+        ({"answers": [900]}, "field 'answers': a list of strings"),
+        ({"answers": ["900", ""]}, "'lease-1' has no answer, or an empty one"),
+        ({"evidence": None}, "field 'evidence': a list"),
+        (
+            {"evidence": [SPAN, {**SPAN, "document": "lost.txt"}]},
+            r"field 'evidence\[1\]': no document is named 'lost\.txt'",
+        ),
+        ({"evidence": [{**SPAN, "start": "12"}]}, r"evidence\[0\]', field 'start': a whole number"),
+        ({"evidence": [{**SPAN, "end": True}]}, "field 'end': a whole number is needed, got True"),
+        ({"evidence": [{**SPAN, "end": 23}]}, "'lease-1' has evidence 12:23 in document 0"),
+        ({"evidence": [{**SPAN, "start": 21}]}, "'lease-1' has evidence 21:21 in document 0"),
+    ],
+)
+def test_an_error_names_the_line_and_what_is_wrong(
+    write: Write, changes: dict[str, Any], message: str
+) -> None:
+    path = write("wrong.jsonl", [ENTRY, {**ENTRY, **changes}])
+    with pytest.raises(DataError, match=rf"wrong\.jsonl', line 2.*{message}"):
+        own.load(path)
+
+
+@pytest.mark.parametrize("field", ["documents", "question", "answers"])
+def test_a_missing_field_is_named(write: Write, field: str) -> None:
+    entry = {key: value for key, value in ENTRY.items() if key != field}
+    with pytest.raises(DataError, match=rf"missing\.jsonl', line 1, field '{field}'"):
+        own.load(write("missing.jsonl", [entry]))

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem.data.examples import Example
+from sedem.data.qasper import load
+
+Write = Callable[[str, Any], Path]
+
+IDENTITY = "1909.00694"
+SEED = "Method paragraph using seed lexicon"
+
+
+def evidence_texts(example: Example) -> list[str]:
+    return [example.documents[0].text[span.start : span.end] for span in example.evidence]
+
+
+@pytest.fixture
+def release(fixtures: Path) -> dict[str, Any]:
+    """One paper with four questions, in the release schema."""
+    return dict(json.loads((fixtures / "qasper.json").read_text(encoding="utf-8")))
+
+
+def as_hub_record(release: dict[str, Any]) -> dict[str, Any]:
+    """The paper as the hub has it: columns instead of lists of objects."""
+    paper = release[IDENTITY]
+    return {
+        **paper,
+        "id": IDENTITY,
+        "full_text": {
+            key: [section[key] for section in paper["full_text"]]
+            for key in ("section_name", "paragraphs")
+        },
+        "qas": {
+            "question": [qa["question"] for qa in paper["qas"]],
+            "answers": [{"answer": [a["answer"] for a in qa["answers"]]} for qa in paper["qas"]],
+        },
+    }
+
+
+def test_a_paper_is_one_document_of_abstract_headings_and_paragraphs(fixtures: Path) -> None:
+    document = load(fixtures / "qasper.json").examples[0].documents[0]
+    assert document.name.startswith("Minimally Supervised Learning")
+    assert document.text == (
+        "This is the abstract of the paper\n\nIntroduction\n\nA short paragraph\n\n"
+        "Another intro paragraph\n\nRelated Work\n\nShorter paragraph\n\nProposed Method\n\n"
+        f"Proposed Method ::: Polarity Function\n\n{SEED}\n\nConclusion\n\nConclusion paragraph"
+    )
+
+
+def test_answers_of_every_kind_are_read(fixtures: Path) -> None:
+    result = load(fixtures / "qasper.json")
+    assert [(e.id, e.question, e.answers) for e in result.examples] == [
+        (f"{IDENTITY}-0", "What is the seed lexicon?", ("a vocabulary", "using seed lexicon")),
+        (f"{IDENTITY}-1", "Are there three?", ("Yes",)),
+        (f"{IDENTITY}-3", "Is this extractive?", ("Conclusion paragraph",)),
+    ]
+    assert result.dropped == {"unanswerable": 1}
+    assert not result.noted
+
+
+def test_evidence_paragraphs_are_found_in_the_text(fixtures: Path) -> None:
+    assert [evidence_texts(e) for e in load(fixtures / "qasper.json").examples] == [[SEED]] * 3
+
+
+def test_several_spans_are_one_answer(write: Write, release: dict[str, Any]) -> None:
+    answer = release[IDENTITY]["qas"][3]["answers"][0]["answer"]
+    answer["extractive_spans"] = ["Shorter", "paragraph"]
+    release[IDENTITY]["qas"][1]["answers"][0]["answer"]["yes_no"] = False
+    answers = [e.answers for e in load(write("papers.json", release)).examples]
+    assert answers[1:] == [("No",), ("Shorter, paragraph",)]
+
+
+@pytest.mark.parametrize("name", ["papers.json", "papers.jsonl", "qasper-train-v0.3.jsonl"])
+def test_release_and_hub_give_the_same_examples(
+    fixtures: Path, write: Write, release: dict[str, Any], name: str
+) -> None:
+    record = as_hub_record(release)
+    result = load(write(name, [record, {**record, "id": "second", "title": ""}]))
+    expected = load(fixtures / "qasper.json").examples
+    assert result.examples[:3] == expected
+    assert {e.documents[0].name for e in result.examples[3:]} == {"second"}
+    assert result.dropped == {"unanswerable": 2}
+
+
+def test_records_are_papers(write: Write, release: dict[str, Any]) -> None:
+    papers = {f"paper {number}": release[IDENTITY] for number in range(3)}
+    result = load(write("papers.json", papers), records=slice(1, 2))
+    assert [e.id for e in result.examples] == ["paper 1-0", "paper 1-1", "paper 1-3"]
+
+
+def test_questions_without_evidence_in_the_text_are_dropped_and_counted(
+    write: Write, release: dict[str, Any]
+) -> None:
+    first, second, _, fourth = (qa["answers"][0]["answer"] for qa in release[IDENTITY]["qas"])
+    first["evidence"] = ["FLOAT SELECTED: Table 1: Results"]
+    release[IDENTITY]["qas"][0]["answers"].pop()
+    second["evidence"] = ["A paragraph of another paper"]
+    fourth["evidence"] = [SEED, "A paragraph of another paper", "FLOAT SELECTED: Figure 2", ""]
+    result = load(write("papers.json", release))
+    assert [e.id for e in result.examples] == [f"{IDENTITY}-3"]
+    assert evidence_texts(result.examples[0]) == [SEED]
+    assert result.dropped == {"unanswerable": 1, "no evidence in the text": 2}
+    assert result.noted == {"evidence not found again": 1}

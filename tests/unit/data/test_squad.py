@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem.data.examples import Example
+from sedem.data.squad import load, load_papers
+from sedem.errors import DataError
+
+Write = Callable[[str, Any], Path]
+
+
+def gold_text(example: Example) -> str:
+    span = example.evidence[0]
+    return example.documents[span.document].text[span.start : span.end]
+
+
+def article(title: str, texts: list[str]) -> dict[str, Any]:
+    """An article whose every paragraph asks for its first word."""
+    return {
+        "title": title,
+        "paragraphs": [
+            {
+                "context": text,
+                "qas": [
+                    {
+                        "id": f"{title}-{number}",
+                        "question": "Which word is first?",
+                        "answers": [{"text": text.split()[0], "answer_start": 0}],
+                    }
+                ],
+            }
+            for number, text in enumerate(texts)
+        ],
+    }
+
+
+def test_every_question_stands_among_ten_paragraphs_with_its_own(fixtures: Path) -> None:
+    result = load(fixtures / "squad.json")
+    assert len(result.examples) == 36
+    assert not result.dropped and not result.noted
+    for example in result.examples:
+        assert len(example.documents) == 10
+        assert len({document.text for document in example.documents}) == 10
+        assert gold_text(example) == example.answers[0]
+
+
+def test_half_of_the_context_is_of_the_same_article(fixtures: Path) -> None:
+    for example in load(fixtures / "squad.json").examples:
+        titles = Counter(document.name.split(" §")[0] for document in example.documents)
+        own = example.documents[example.evidence[0].document].name.split(" §")[0]
+        assert titles[own] == 6  # the gold one and (9 + 1) // 2 others
+
+
+def test_real_fields_are_read(fixtures: Path) -> None:
+    example = load(fixtures / "squad.json").examples[0]
+    assert example.id == "56e748a200c9c71400d76f37"
+    assert example.question == "What factor may make a teacher's role vary?"
+    assert example.answers == ("cultures",)
+    # The place published for "cultures" in its paragraph.
+    assert (example.evidence[0].start, example.evidence[0].end) == (32, 40)
+
+
+def test_a_seed_decides_distractors_and_order(fixtures: Path) -> None:
+    path = fixtures / "squad.json"
+    once, again, other = load(path), load(path), load(path, seed=1)
+    assert once.examples == again.examples
+    same = [a.documents == b.documents for a, b in zip(once.examples, other.examples, strict=True)]
+    assert not any(same)
+    assert [e.question for e in once.examples] == [e.question for e in other.examples]
+
+
+def test_the_context_of_a_question_never_changes(fixtures: Path) -> None:
+    # Published numbers were measured on these contexts, in this order.
+    example = load(fixtures / "squad.json").examples[0]
+    assert [document.name for document in example.documents] == [
+        "Teacher §6",
+        "Construction §6",
+        "Teacher §2",
+        "Oxygen §5",
+        "Teacher §4",
+        "Teacher §1",
+        "Teacher §5",
+        "Teacher §3",
+        "Construction §3",
+        "Oxygen §6",
+    ]
+
+
+def test_the_gold_paragraph_stands_at_every_place(fixtures: Path) -> None:
+    places = Counter(e.evidence[0].document for e in load(fixtures / "squad.json").examples)
+    assert len(places) == 10
+
+
+def test_records_are_articles(fixtures: Path) -> None:
+    result = load(fixtures / "squad.json", records=slice(1, 3), distractors=3)
+    names = {d.name.split(" §")[0] for e in result.examples for d in e.documents}
+    assert names == {"Oxygen", "Construction"}
+    assert all(len(e.documents) == 4 for e in result.examples)
+
+
+def test_few_paragraphs_are_all_used(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b"]), article("Bo", ["three c"])]}
+    result = load(write("few.json", content))
+    texts = {"one a", "two b", "three c"}
+    assert [{d.text for d in e.documents} for e in result.examples] == [texts] * 3
+
+
+def test_a_lone_article_is_its_own_context(write: Write) -> None:
+    result = load(write("one.json", {"data": [article("Ada", ["one a", "two b", "three c"])]}))
+    assert [len(e.documents) for e in result.examples] == [3, 3, 3]
+
+
+def test_articles_of_one_title_keep_their_paragraphs_apart(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b"]), article("Ada", ["three c", "four d"])]}
+    result = load(write("twins.json", content), distractors=3)
+    assert all(len({d.name for d in e.documents}) == 4 for e in result.examples)
+
+
+def test_an_article_without_paragraphs_gives_none(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a"]), article("Bo", []), article("Cy", ["two b"])]}
+    result = load(write("empty.json", content), distractors=1)
+    assert [sorted(d.text for d in e.documents) for e in result.examples] == [
+        ["one a", "two b"]
+    ] * 2
+
+
+def test_questions_without_an_answer_are_dropped_and_counted(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b", "three c", "four d"])]}
+    first, second, third, _ = (p["qas"][0] for p in content["data"][0]["paragraphs"])
+    first["is_impossible"] = True
+    second["answers"] = []
+    third["answers"] = [{"text": "seven", "answer_start": 0}]
+    result = load(write("dropped.json", content))
+    assert [example.id for example in result.examples] == ["Ada-3"]
+    assert result.dropped == {"unanswerable": 2, "answer not in its context": 1}
+
+
+def test_an_offset_that_is_off_is_repaired_to_the_nearest_place(write: Write) -> None:
+    content = {"data": [article("Ada", ["word a word b word"])]}
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [{"text": "word", "answer_start": 9}]
+    result = load(write("off.json", content))
+    assert result.examples[0].evidence[0].start == 7
+    assert result.noted == {"answer offset repaired": 1}
+
+
+def test_distinct_answers_are_kept_in_order_without_white_space(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a two"])]}
+    content["data"][0]["paragraphs"][0]["qas"][0]["answers"] = [
+        {"text": " two", "answer_start": 5},
+        {"text": "one", "answer_start": 0},
+        {"text": "two", "answer_start": 6},
+        {"text": " ", "answer_start": 3},
+    ]
+    result = load(write("answers.json", content))
+    assert result.examples[0].answers == ("two", "one")
+    assert gold_text(result.examples[0]) == "two"
+
+
+def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path) -> None:
+    result = load_papers(fixtures / "covidqa.json")
+    assert len(result.examples) == 6
+    assert result.noted == {"answer offset repaired": 4}
+    assert all(gold_text(e) == e.answers[0] for e in result.examples)
+    assert [e.documents[0].name for e in result.examples] == ["paper 2684"] * 4 + ["paper 630"] * 2
+    assert len(load_papers(fixtures / "covidqa.json", records=slice(1, None)).examples) == 2
+
+
+def test_papers_count_what_they_drop(write: Write) -> None:
+    paper = article("Ada", ["one a", "two b"])
+    for number, paragraph in enumerate(paper["paragraphs"]):
+        paragraph["document_id"] = number
+    paper["paragraphs"][0]["qas"][0]["answers"][0]["text"] = "not there"
+    result = load_papers(write("papers.json", {"data": [paper]}))
+    assert len(result.examples) == 1
+    assert result.dropped == {"answer not in its context": 1}
+
+
+@pytest.mark.parametrize("content", [[], {"version": "1.1"}, {"data": {"title": "Ada"}}])
+def test_another_schema_is_refused(write: Write, content: Any) -> None:
+    with pytest.raises(DataError, match=r"other\.json' is not in SQuAD's schema: it has no list"):
+        load(write("other.json", content))

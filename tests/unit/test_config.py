@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem.config import SedemConfig, from_mapping, llama_1b, llama_1b_to_3b, llama_3b
+from sedem.errors import CheckpointError, ConfigError
+
+
+def make(**changes: Any) -> SedemConfig:
+    return SedemConfig(**{"encoder": "e", "extract_layers": (3,), "inject_layer": 2, **changes})
+
+
+def test_the_presets_are_the_papers_settings() -> None:
+    for config in (llama_1b(), llama_3b(), llama_1b_to_3b()):
+        assert (config.segment_length, config.compression, config.slots) == (128, 4, 32)
+        assert config.slots_per_block == 32
+        assert (config.selector_heads, config.k) == (4, 2)
+        assert (config.lora_rank, config.lora_alpha) == (64, 128)
+        assert config.extract_layer == 11
+    assert (llama_1b().inject_layer, llama_3b().inject_layer) == (6, 10)
+    assert llama_1b_to_3b().inject_layer == 10
+
+
+def test_only_two_backbones_are_cross_model() -> None:
+    assert not llama_1b().cross_model
+    assert llama_1b_to_3b().cross_model
+    assert not make(decoder="e").cross_model
+
+
+def test_presets_take_changes() -> None:
+    assert llama_3b(k=8, segmentation="paragraph").k == 8
+
+
+@pytest.mark.parametrize(("length", "compression", "slots"), [(128, 4, 32), (16, 16, 1), (6, 1, 6)])
+def test_slots_are_t_over_c(length: int, compression: int, slots: int) -> None:
+    assert make(segment_length=length, compression=compression).slots == slots
+
+
+def test_a_segment_that_is_no_whole_number_of_slots_names_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"segment_length 130 is not a multiple of compression 4"):
+        make(segment_length=130)
+
+
+def test_blocks_are_segments_unless_block_slots_says_otherwise() -> None:
+    assert make(segment_length=32).slots_per_block == 8
+    assert make(segment_length=32, block_slots=3).slots_per_block == 3
+
+
+def test_the_deepest_extraction_layer_is_how_many_are_run() -> None:
+    assert make(extract_layers=[4, 10, 2]).extract_layer == 10
+    assert make(extract_layers=[4, 10, 2]).extract_layers == (4, 10, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("segment_length", 0, "segment_length is 0; .* at least 1"),
+        ("segment_length", -4, "segment_length is -4"),
+        ("segment_length", 128.0, r"segment_length is 128\.0; it must be a whole number"),
+        ("segment_length", "128", "segment_length is '128'"),
+        ("segment_length", True, "segment_length is True"),
+        ("compression", 0, "compression is 0"),
+        ("compression", 2.0, r"compression is 2\.0"),
+        ("compressor_heads", 0, "compressor_heads is 0"),
+        ("selector_heads", 0, "selector_heads is 0"),
+        ("selector_heads", None, "selector_heads is None"),
+        ("k", 0, "k is 0"),
+        ("k", "all", "k is 'all'"),
+        ("inject_layer", -1, "inject_layer is -1; .* at least 0"),
+        ("inject_layer", 1.5, r"inject_layer is 1\.5; it must be a whole number"),
+        ("inject_layer", "2", "inject_layer is '2'"),
+        ("inject_layer", None, "inject_layer is None"),
+        ("lora_rank", -1, "lora_rank is -1; .* at least 0"),
+        ("lora_rank", 8.0, r"lora_rank is 8\.0"),
+        ("lora_alpha", -2, "lora_alpha is -2"),
+        ("block_slots", 0, "block_slots is 0; .* at least 1"),
+        ("block_slots", 2.5, r"block_slots is 2\.5"),
+        ("decompressor_hidden", 0, "decompressor_hidden is 0; .* at least 1"),
+        ("decompressor_hidden", -8, "decompressor_hidden is -8"),
+        ("selector_dim", 0, "selector_dim is 0; .* at least 1"),
+        ("selector_dim", "64", "selector_dim is '64'"),
+        ("extract_layers", [], r"extract_layers is \[\]; it needs at least one"),
+        ("extract_layers", (), r"extract_layers is \(\)"),
+        ("extract_layers", [0], r"extract_layers is \[0\]"),
+        ("extract_layers", (3, -1), r"extract_layers is \(3, -1\)"),
+        ("extract_layers", [1.5], r"extract_layers is \[1\.5\]"),
+        ("extract_layers", "11", r"extract_layers is '11'"),
+        ("extract_layers", 11, r"extract_layers is 11; it needs"),
+        ("segmentation", "sentence", "segmentation is 'sentence'; it can be 'window' or 'paragr"),
+        ("compressor", "conv", "compressor is 'conv'; it can be 'linear' or 'mlp' or 'query'"),
+        ("layer_mixing", None, "layer_mixing is None; it can be 'uniform' or 'learned'"),
+        ("start_placement", "back", "start_placement is 'back'; it can be 'front' or 'between'"),
+        ("block_order", "random", "block_order is 'random'; it can be 'document' or 'score'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name(name: str, value: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(**{name: value})
+
+
+def test_zero_is_a_layer_to_inject_at_and_no_adapters() -> None:
+    config = make(inject_layer=0, lora_rank=0, lora_alpha=0)
+    assert (config.inject_layer, config.lora_rank) == (0, 0)
+
+
+def test_a_configuration_comes_back_from_its_folder(tmp_path: Path) -> None:
+    config = make(
+        extract_layers=(2, 3), decoder="d", block_slots=4, selector_dim=7, start_placement="between"
+    )
+    config.save(tmp_path, sedem_version="9")
+    assert SedemConfig.load(tmp_path, extra=frozenset({"sedem_version"})) == config
+    entries = json.loads((tmp_path / "config.json").read_text())
+    assert entries["sedem_version"] == "9"
+    assert entries["extract_layers"] == [2, 3]
+
+
+def test_an_entry_that_nobody_announced_is_refused(tmp_path: Path) -> None:
+    make().save(tmp_path, sedem_version="9")
+    with pytest.raises(ConfigError, match=r"config\.json: unknown key 'sedem_version'"):
+        SedemConfig.load(tmp_path)
+
+
+def test_a_missing_configuration_says_what_a_checkpoint_is(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json; a sedem checkpoint is"):
+        SedemConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"{'a': 1}"])
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
+        SedemConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"extract_layers"', '{"hidden_size": 64}'])
+def test_the_configuration_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"not a sedem configuration .* 'extract_layers'"):
+        SedemConfig.load(tmp_path)
+
+
+def test_a_setting_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"extract_layers": [3], "encoder": "e"}')
+    with pytest.raises(ConfigError, match=r"config\.json: .*missing.*'inject_layer'"):
+        SedemConfig.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("segment_lenght", "segment_length"),
+        ("injectlayer", "inject_layer"),
+        ("extract_layer", "extract_layers"),
+        ("comprssion", "compression"),
+        ("lora_r", "lora_rank"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(written: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown key '{written}'; did you mean '{meant}'"):
+        make().with_changes(**{written: 1})
+
+
+@dataclass
+class Fruit:
+    apples: int
+    pears: int = 2
+
+
+def test_an_unknown_key_that_is_near_to_none_lists_what_is_known() -> None:
+    with pytest.raises(ConfigError, match="basket: unknown key 'zzz'; known are apples, pears"):
+        from_mapping(Fruit, {"apples": 1, "zzz": 3}, "basket")
+
+
+def test_from_mapping_builds_any_dataclass() -> None:
+    assert from_mapping(Fruit, {"apples": 1}, "basket") == Fruit(1, 2)
+    with pytest.raises(ConfigError, match=r"basket: .*'apples'"):
+        from_mapping(Fruit, {}, "basket")
+
+
+def test_changes_leave_the_original_alone_and_are_checked() -> None:
+    config = make()
+    assert config.with_changes(k=5).k == 5
+    assert config.k == 2
+    with pytest.raises(ConfigError, match="segment_length 10 is not a multiple of compression 4"):
+        config.with_changes(segment_length=10)

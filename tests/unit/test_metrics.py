@@ -1,0 +1,200 @@
+"""Answer metrics are SQuAD's and rouge-score's to the letter; intervals are what they say."""
+
+from __future__ import annotations
+
+import collections
+import re
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rouge_score.rouge_scorer import RougeScorer
+
+from sedem.evaluation.metrics import (
+    bootstrap,
+    exact_match,
+    normalize,
+    recall_at,
+    rouge_l,
+    summarize,
+    token_f1,
+)
+
+# SQuAD's own evaluation script (v2.0), transcribed
+
+
+def squad_normalize(answer: str) -> str:
+    def remove_articles(text: str) -> str:
+        return re.sub(re.compile(r"\b(a|an|the)\b", re.UNICODE), " ", text)
+
+    def white_space_fix(text: str) -> str:
+        return " ".join(text.split())
+
+    def remove_punctuation(text: str) -> str:
+        return "".join(character for character in text if character not in set(string.punctuation))
+
+    return white_space_fix(remove_articles(remove_punctuation(answer.lower())))
+
+
+def squad_f1(gold: str, prediction: str) -> float:
+    gold_tokens, predicted_tokens = (squad_normalize(text).split() for text in (gold, prediction))
+    common = collections.Counter(gold_tokens) & collections.Counter(predicted_tokens)
+    same = sum(common.values())
+    if len(gold_tokens) == 0 or len(predicted_tokens) == 0:
+        return int(gold_tokens == predicted_tokens)
+    if same == 0:
+        return 0
+    precision, recall = same / len(predicted_tokens), same / len(gold_tokens)
+    return (2 * precision * recall) / (precision + recall)
+
+
+ANSWERS = st.lists(
+    st.one_of(
+        st.sampled_from(["the", "a", "An", "THE", "theory", "900", "euros", "U.S.", "a.m.", "-"]),
+        st.text(max_size=6),
+    ),
+    max_size=6,
+).map(" ".join)
+
+
+@given(ANSWERS, ANSWERS)
+def test_exact_match_and_f1_are_squads(prediction: str, reference: str) -> None:
+    assert normalize(prediction) == squad_normalize(prediction)
+    assert exact_match(prediction, [reference]) == 100.0 * (
+        squad_normalize(prediction) == squad_normalize(reference)
+    )
+    assert token_f1(prediction, [reference]) == pytest.approx(100 * squad_f1(reference, prediction))
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("The Cat", "cat"),
+        ("  an   apple\ta day\n", "apple day"),
+        ("a", ""),
+        ("A, the: an!", ""),
+        # Articles are whole words, and punctuation goes first.
+        ("another theory than", "another theory than"),
+        ("the-cat", "thecat"),
+        ("a.m.", "am"),
+        ("U.S.A.", "usa"),
+        ("$1,800.50", "180050"),
+        ("the cat's", "cats"),
+        # Only ASCII punctuation is punctuation.
+        ("“Görlitz” – ÄÖÜ", "“görlitz” – äöü"),  # noqa: RUF001
+        ("non\u00a0breaking", "non breaking"),
+        ("日本語。", "日本語。"),
+        ("", ""),
+    ],
+)
+def test_normalization_of_squads_edge_cases(text: str, normal: str) -> None:
+    assert normalize(text) == normal
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "em", "f1"),
+    [
+        ("900 euros", ["900 euros"], 100, 100),
+        ("The 900 Euros.", ["900 euros"], 100, 100),
+        ("900 euros a month", ["900 euros"], 0, 100 * 2 * (2 / 3) / (2 / 3 + 1)),
+        ("euros", ["900 euros"], 0, 100 * 2 * 0.5 / 1.5),
+        ("euros euros", ["900 euros"], 0, 50),
+        ("pets", ["900 euros"], 0, 0),
+        ("", ["900 euros"], 0, 0),
+        ("", [""], 100, 100),
+        ("", ["the"], 100, 100),
+        ("the", ["an"], 100, 100),
+        ("...", ["900"], 0, 0),
+        ("900 euros", ["nothing", "900", "900 euros"], 100, 100),
+        ("900 euros", ["nothing", "900"], 0, 100 * 2 * 0.5 / 1.5),
+    ],
+)
+def test_answers_are_scored_against_their_best_reference(
+    prediction: str, references: list[str], em: float, f1: float
+) -> None:
+    assert exact_match(prediction, references) == em
+    assert token_f1(prediction, references) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference", "score"),
+    [
+        ("police killed gunman", "police kill gunman", 2 / 3),
+        ("gunman police", "police gunman", 0.5),
+        ("b c d e", "x b y d z", 2 * (2 / 4) * (2 / 5) / (2 / 4 + 2 / 5)),
+        ("", "police", 0.0),
+        ("police", "police", 1.0),
+    ],
+)
+def test_rouge_l_counts_the_longest_common_subsequence(
+    prediction: str, reference: str, score: float
+) -> None:
+    assert rouge_l(prediction, [reference]) == pytest.approx(100 * score)
+
+
+@given(ANSWERS, st.lists(ANSWERS, min_size=1, max_size=3))
+def test_rouge_l_is_rouge_scores_on_normalized_text(prediction: str, references: list[str]) -> None:
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+    expected = max(
+        scorer.score(normalize(reference), normalize(prediction))["rougeL"].fmeasure
+        for reference in references
+    )
+    assert rouge_l(prediction, references) == pytest.approx(100 * expected)
+
+
+@given(ANSWERS, st.lists(ANSWERS, min_size=1, max_size=4))
+def test_more_references_never_lower_a_score(prediction: str, references: list[str]) -> None:
+    for score in (exact_match, token_f1, rouge_l):
+        assert 0 <= score(prediction, references[:1]) <= score(prediction, references) <= 100
+
+
+@pytest.mark.parametrize(("k", "recall"), [(1, 0.0), (2, 0.0), (3, 100.0), (4, 100.0), (9, 100.0)])
+def test_recall_asks_whether_evidence_is_among_the_best(k: int, recall: float) -> None:
+    assert recall_at([4, 0, 2, 1], [False, True, True, False, False], k) == recall
+
+
+def test_recall_without_evidence_is_zero() -> None:
+    assert recall_at([0, 1], [False, False], 2) == 0
+    assert recall_at([], [True], 2) == 0
+
+
+# Intervals
+
+
+def test_the_interval_is_the_same_every_time_and_depends_on_its_seed() -> None:
+    values = np.random.default_rng(1).normal(50, 20, 40).tolist()
+    assert bootstrap(values) == bootstrap(values)
+    assert bootstrap(values, seed=1) != bootstrap(values)
+    assert bootstrap(values, seed=1)[0] == bootstrap(values)[0] == pytest.approx(np.mean(values))
+
+
+def test_the_interval_of_equal_values_is_their_value() -> None:
+    assert bootstrap([100.0] * 7) == (100.0, 100.0, 100.0)
+    assert bootstrap([3.5]) == (3.5, 3.5, 3.5)
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    values = np.random.default_rng(2).normal(50, 20, 400)
+    mean, low, high = bootstrap(values)
+    half = 1.96 * values.std() / 20
+    assert low == pytest.approx(mean - half, abs=0.15 * half)
+    assert high == pytest.approx(mean + half, abs=0.15 * half)
+
+
+def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(100):
+        _, low, high = bootstrap((100.0 * (rng.random(150) < 0.3)).tolist(), samples=300)
+        covered += low <= 30.0 <= high
+    assert 88 <= covered <= 100
+
+
+def test_a_summary_holds_mean_interval_and_number() -> None:
+    summary = summarize([0.0, 100.0, 100.0])
+    assert summary["mean"] == 66.67
+    low, high = summary["interval"]
+    assert 0 <= low < 66.67 < high <= 100
+    assert summary["n"] == 3

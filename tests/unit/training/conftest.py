@@ -1,0 +1,124 @@
+"""Small sets of questions and texts, and backbones that differ from the tiny Llama."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sedem import Document, SedemConfig
+from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.training.recipe import DataSource, Optimization, Run, TextSource
+from sedem.training.run import Stage1Recipe, Stage2Data, Stage2Recipe
+from sedem.training.stage1 import Stage1Losses
+
+RENT = "The flat in Mill Lane is let from May. The rent is 900 euros a month, due on the third."
+CAKE = "Take two eggs and flour. Beat the eggs first and bake for 25 minutes."
+SHIP = "The ship left on 4 June."
+
+
+def example(identity: str, texts: list[str], question: str, answer: str, gold: int = 0) -> Example:
+    """A question whose evidence is where its answer first stands."""
+    start = texts[gold].index(answer)
+    return Example(
+        identity,
+        tuple(Document(f"paragraph {i + 1}", text) for i, text in enumerate(texts)),
+        question,
+        (answer,),
+        (Evidence(gold, start, start + len(answer)),),
+    )
+
+
+@pytest.fixture
+def examples() -> ExampleSet:
+    """Four questions with contexts of one to three documents of different lengths."""
+    return ExampleSet(
+        "small",
+        [
+            example("rent", [RENT, CAKE], "What is the rent?", "900 euros"),
+            example("eggs", [SHIP, CAKE, RENT], "What comes first?", "the eggs", 1),
+            example("ship", [SHIP], "When did the ship leave?", "4 June"),
+            example("lane", [CAKE, RENT], "Where is it?", "Mill Lane", 1),
+        ],
+    )
+
+
+@pytest.fixture(scope="session")
+def other_decoder(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A backbone of other width and depth whose tokenizer knows a few pairs of letters."""
+    folder = tmp_path_factory.mktemp("other") / "decoder"
+    shutil.copytree(tiny_folder("qwen3", width=48, depth=3, vocab_size=261, seed=5), folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    for number, pair in enumerate((["t", "h"], ["th", "e"], ["e", "n"])):
+        tokenizer["model"]["vocab"]["".join(pair)] = 258 + number
+        tokenizer["model"]["merges"].append(pair)
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums in one order, whatever the machine: what is compared exactly must not depend on it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def stage1_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage1Recipe:
+    """Six steps of stage 1 on nine articles, the last two of them held out."""
+    return Stage1Recipe(
+        model=config,
+        text=TextSource("articles.jsonl", continuation=8, held_out=2, evaluation_windows=6),
+        optimization=Optimization(
+            {"compressor": 1e-3, "decompressor": 2e-3},
+            steps=6,
+            batch_size=4,
+            weight_decay=0.01,
+            bf16=False,
+            backbone_dtype="float32",
+        ),
+        run=Run(str(tmp_path / "stage1"), log_every=1, save_every=2, eval_every=3),
+        losses=Stage1Losses(regress=0.5, regress_first=0.5, recall=0.5),
+        data_root=str(fixtures),
+        cache=str(tmp_path / "cache"),
+    )
+
+
+@pytest.fixture
+def stage2_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage2Recipe:
+    """Six steps of stage 2 on the questions of one article, those of another followed."""
+    return Stage2Recipe(
+        model=config,
+        data=Stage2Data(
+            training=(DataSource("squad.json", records=":1", options={"distractors": 3}),),
+            evaluation=(DataSource("squad.json", records="1:2", options={"distractors": 2}),),
+            max_blocks=12,
+            budgets=(1, 2),
+            answer_limit=200,
+        ),
+        optimization=Optimization(
+            {"compressor": 1e-3, "decompressor": 2e-3, "selector": 3e-3, "lora": 4e-3},
+            steps=6,
+            batch_size=2,
+            accumulation=2,
+            weight_decay=0.01,
+            bf16=False,
+            backbone_dtype="float32",
+        ),
+        run=Run(str(tmp_path / "stage2"), log_every=1, save_every=2, eval_every=3),
+        data_root=str(fixtures),
+        cache=str(tmp_path / "cache"),
+    )
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """Folder of real records."""
+    return Path(__file__).parents[2] / "fixtures"

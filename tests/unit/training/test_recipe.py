@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sedem.errors import ConfigError
+from sedem.training.recipe import as_yaml, load_recipe
+from sedem.training.run import Stage1Recipe, Stage2Recipe
+
+STAGE1: dict[str, Any] = {
+    "model": {"encoder": "tiny", "extract_layers": [3], "inject_layer": 2},
+    "text": {"path": "texts.jsonl"},
+    "optimization": {
+        "learning_rates": {"compressor": 0.001, "decompressor": 0.01},
+        "steps": 10,
+    },
+    "run": {"output": "runs/one"},
+}
+STAGE2: dict[str, Any] = {
+    "model": STAGE1["model"],
+    "data": {"training": [{"path": "a.jsonl"}, {"path": "b.json", "repeat": 2}]},
+    "optimization": STAGE1["optimization"],
+    "run": STAGE1["run"],
+}
+
+Save = Callable[[Any], Path]
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Save:
+    """Writes a recipe; text stays as it is."""
+
+    def to_file(recipe: Any) -> Path:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(recipe if isinstance(recipe, str) else yaml.safe_dump(recipe))
+        return path
+
+    return to_file
+
+
+def changed(recipe: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A copy with one value replaced, by its dotted key."""
+    first, _, rest = key.partition(".")
+    old = recipe.get(first, {})
+    return {**recipe, first: changed(old, rest, value) if rest else value}
+
+
+def test_a_recipe_is_read_with_its_defaults(save: Save) -> None:
+    recipe = load_recipe(Stage2Recipe, save(STAGE2))
+    assert recipe.model.extract_layers == (3,)
+    assert [source.repeat for source in recipe.data.training] == [1, 2]
+    assert recipe.optimization.learning_rates == {"compressor": 0.001, "decompressor": 0.01}
+    assert recipe.data.budgets == (2,)
+    # The paper's weights stand where a recipe says nothing.
+    losses = recipe.losses
+    assert (losses.select, losses.margin_weight, losses.margin) == (1.0, 0.5, 2.0)
+    assert (losses.selection_temperature, losses.reconstruct) == (0.07, 0.1)
+    first = load_recipe(Stage1Recipe, save(STAGE1)).losses
+    assert (first.context, first.distill, first.reconstruct) == (1.0, 0.5, 1.0)
+    assert (first.regress, first.regress_first, first.recall) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("modle", "model"),
+        ("model.extract_layer", "extract_layers"),
+        ("text.exclude_title", "exclude_titles"),
+        ("optimization.batchsize", "batch_size"),
+        ("run.log_evry", "log_every"),
+        ("losses.distil", "distill"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(save: Save, key: str, near: str) -> None:
+    last = key.split(".")[-1]
+    with pytest.raises(ConfigError, match=f"unknown key '{last}'; did you mean '{near}'"):
+        load_recipe(Stage1Recipe, save(changed(STAGE1, key, 1)))
+    with pytest.raises(ConfigError, match=f"unknown key '{last}'; did you mean '{near}'"):
+        load_recipe(Stage1Recipe, save(STAGE1), [f"{key}=1"])
+
+
+def test_an_unknown_key_of_a_source_is_refused_with_the_nearest(save: Save) -> None:
+    sources = [{"path": "a.jsonl"}, {"path": "b.json", "repeats": 2}]
+    with pytest.raises(ConfigError, match=r"training\[1\].*unknown key 'repeats'.*'repeat'"):
+        load_recipe(Stage2Recipe, save(changed(STAGE2, "data.training", sources)))
+
+
+def test_an_unknown_key_like_no_other_is_refused_with_all(save: Save) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'zzz'; known are path, continuation"):
+        load_recipe(Stage1Recipe, save(changed(STAGE1, "text.zzz", 1)))
+
+
+@pytest.mark.parametrize("key", ["model", "text", "optimization", "run"])
+def test_a_missing_section_is_named(save: Save, key: str) -> None:
+    recipe = {name: value for name, value in STAGE1.items() if name != key}
+    with pytest.raises(ConfigError, match=f"recipe.yaml: .*missing .*'{key}'"):
+        load_recipe(Stage1Recipe, save(recipe))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("model", 3, "model: keys are needed here, got 3"),
+        ("losses", None, "losses: keys are needed here, got None"),
+        ("text.path", 7, "path is 7; text is needed"),
+        ("text.exclude_titles", "Trier", "exclude_titles is 'Trier'; a list is needed"),
+        ("text.exclude_titles", [7], r"exclude_titles\[0\] is 7; text is needed"),
+        ("text.windows", "few", "windows is 'few'; a whole number is needed"),
+        ("optimization.steps", "many", "steps is 'many'; a whole number is needed"),
+        ("optimization.steps", 2.5, "steps is 2.5; a whole number is needed"),
+        ("optimization.batch_size", True, "batch_size is True; a whole number is needed"),
+        ("optimization.batch_size", None, "batch_size is None; a whole number is needed"),
+        ("optimization.bf16", "no thanks", "bf16 is 'no thanks'; true or false is needed"),
+        ("optimization.weight_decay", "some", "weight_decay is 'some'; a number is needed"),
+        ("optimization.weight_decay", False, "weight_decay is False; a number is needed"),
+        ("optimization.learning_rates", 1e-4, "learning_rates: keys are needed here, got 0.0001"),
+        ("optimization.learning_rates.compressor", "fast", "compressor is 'fast'; a number"),
+        ("optimization.schedule", "cosinus", "schedule is 'cosinus'; it can be linear, cosine"),
+        ("optimization.backbone_dtype", "int8", "backbone_dtype is 'int8'; it can be bfloat16"),
+        ("model.extract_layers", 3, "extract_layers is 3; a list is needed"),
+        ("model.segmentation", "page", "segmentation is 'page'; it can be "),
+    ],
+)
+def test_a_value_of_another_type_is_refused(save: Save, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage1Recipe, save(changed(STAGE1, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("data.training", {"path": "a.jsonl"}, "training is .*; a list is needed"),
+        ("data.training", ["a.jsonl"], r"training\[0\]: keys are needed here, got 'a.jsonl'"),
+        ("data.training", [{"path": "a", "label": "evidnce"}], "label is 'evidnce'; it can be evi"),
+        ("data.training", [{"path": "a", "options": 3}], "options: keys are needed here, got 3"),
+        ("data.budgets", 2, "budgets is 2; a list is needed"),
+        ("data.budgets", [1, "all"], r"budgets\[1\] is 'all'; a whole number is needed"),
+        ("data.cache_states", 1, "cache_states is 1; true or false is needed"),
+        ("losses.conditioning", "golden", "conditioning is 'golden'; it can be selected, mixed"),
+    ],
+)
+def test_stage_2_checks_its_own_types(save: Save, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage2Recipe, save(changed(STAGE2, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("optimization.epochs", 2, r"has steps 10 and epochs 2\.0; give exactly one"),
+        ("optimization.steps", None, "has steps None and epochs None; give exactly one"),
+        ("optimization.steps", 0, "optimization.steps is 0; it must be above 0"),
+        ("optimization.batch_size", -1, "optimization.batch_size is -1; it must be above 0"),
+        ("optimization.accumulation", 0, "optimization.accumulation is 0; it must be above 0"),
+        ("optimization.max_grad_norm", 0, "optimization.max_grad_norm is 0.0; it must be above 0"),
+        ("optimization.warmup", -1, "optimization.warmup is -1; it must be 0 or more"),
+        ("optimization.weight_decay", -1, r"optimization.weight_decay is -1\.0; it must be 0 or"),
+        ("optimization.learning_rates", {}, "optimization.learning_rates is empty"),
+        (
+            "optimization.learning_rates.compressor",
+            -1e-4,
+            "optimization.learning_rates.compressor is -0.0001; it must be 0 or more",
+        ),
+        ("run.log_every", 0, "run.log_every is 0; it must be above 0"),
+        ("run.save_every", 0, "run.save_every is 0; it must be above 0"),
+        ("run.eval_every", -5, "run.eval_every is -5; it must be 0 or more"),
+        ("run.keep", 0, "run.keep is 0; it must be above 0"),
+        ("run.workers", -1, "run.workers is -1; it must be 0 or more"),
+        ("text.continuation", 0, "text.continuation is 0; it must be above 0"),
+        ("text.held_out", -1, "text.held_out is -1; it must be 0 or more"),
+        ("text.windows", 0, "text.windows is 0; it must be above 0"),
+        ("text.evaluation_windows", 0, "text.evaluation_windows is 0; it must be above 0"),
+        ("losses.recall", 1.5, "losses.recall is 1.5; it is a share, from 0 to 1"),
+        ("losses.regress_first", 0.5, "losses.regress_first is 0.5 but losses.regress is 0"),
+        ("losses.distill_temperature", 0, r"losses.distill_temperature is 0\.0; it must be above"),
+        ("model.compression", 3, "segment_length 128 is not a multiple of compression 3"),
+    ],
+)
+def test_an_impossible_value_is_refused(save: Save, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage1Recipe, save(changed(STAGE1, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("data.training", [], "data.training is empty"),
+        ("data.training", [{"path": "a", "repeat": 0}], "repeat is 0; it must be above 0"),
+        ("data.budgets", [], "data.budgets is empty"),
+        ("data.budgets", [2, 0], "data.budgets has 0; it must be above 0"),
+        ("data.max_blocks", 0, "data.max_blocks is 0; it must be above 0"),
+        ("data.answer_limit", 0, "data.answer_limit is 0; it must be above 0"),
+        ("losses.selection_temperature", 0, r"losses.selection_temperature is 0\.0; it must be"),
+    ],
+)
+def test_stage_2_refuses_what_cannot_be(save: Save, key: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage2Recipe, save(changed(STAGE2, key, value)))
+
+
+def test_recall_needs_a_continuation_that_fits_into_a_context(save: Save) -> None:
+    long = changed(changed(STAGE1, "losses.recall", 0.5), "text.continuation", 129)
+    with pytest.raises(ConfigError, match=r"continuation is 129 .* segment_length 128"):
+        load_recipe(Stage1Recipe, save(long))
+    assert load_recipe(Stage1Recipe, save(changed(long, "losses.recall", 0))).losses.recall == 0
+
+
+def test_set_replaces_values_at_any_depth(save: Save) -> None:
+    recipe = load_recipe(
+        Stage1Recipe,
+        save(STAGE1),
+        [
+            "optimization.steps=25",
+            "optimization.learning_rates.decompressor=1e-4",
+            "model.extract_layers=[1, 3]",
+            "losses.recall=0.5",
+            "text.exclude_titles=[Trier, 'Black Death']",
+            "data_root=elsewhere",
+            "optimization.bf16=false",
+        ],
+    )
+    assert recipe.optimization.steps == 25
+    assert recipe.optimization.learning_rates == {"compressor": 0.001, "decompressor": 1e-4}
+    assert recipe.model.extract_layers == (1, 3)
+    assert recipe.losses.recall == 0.5
+    assert recipe.text.exclude_titles == ("Trier", "Black Death")
+    assert recipe.data_root == "elsewhere"
+    assert recipe.optimization.bf16 is False
+
+
+def test_set_can_take_a_value_back(save: Save) -> None:
+    changes = ["optimization.steps=null", "optimization.epochs=3"]
+    recipe = load_recipe(Stage1Recipe, save(STAGE1), changes)
+    assert (recipe.optimization.steps, recipe.optimization.epochs) == (None, 3.0)
+
+
+@pytest.mark.parametrize("number", ["1e-4", "1.0e-4", "1E-4", "0.0001"])
+def test_numbers_may_be_written_with_an_exponent(save: Save, number: str) -> None:
+    text = yaml.safe_dump(STAGE1).replace("compressor: 0.001", f"compressor: {number}", 1)
+    assert f"compressor: {number}" in text
+    rates = load_recipe(Stage1Recipe, save(text)).optimization.learning_rates
+    assert rates["compressor"] == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimization.steps", "'optimization.steps' is not of the form key=value"),
+        ("=5", "'=5' is not of the form key=value"),
+        ("optimization.steps.more=5", "'steps' holds a value, not keys"),
+        ("optimization.steps=[5", r"'optimization.steps=\[5' has a value that is not YAML"),
+    ],
+)
+def test_a_set_that_cannot_be_understood_is_refused(
+    save: Save, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage1Recipe, save(STAGE1), [override])
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries"),
+    [
+        (
+            Stage1Recipe,
+            changed(changed(STAGE1, "text.exclude_titles", ["Trier"]), "losses.recall", 0.5),
+        ),
+        (Stage2Recipe, changed(STAGE2, "data.budgets", [1, 2])),
+    ],
+)
+def test_a_recipe_written_out_is_the_same_recipe(
+    save: Save, kind: type[Stage1Recipe], entries: dict[str, Any]
+) -> None:
+    recipe = load_recipe(kind, save(entries))
+    text = as_yaml(recipe)
+    again = load_recipe(kind, save(text))
+    assert again == recipe
+    assert as_yaml(again) == text
+    # Every default is written out, so that it can be compared later.
+    assert yaml.safe_load(text)["optimization"]["max_grad_norm"] == 1.0
+    assert yaml.safe_load(text)["model"]["compression"] == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not a recipe: it holds no keys"),
+        ("- 1\n- 2\n", "is not a recipe: it holds no keys"),
+        ("model: {encoder: [", "recipe.yaml' is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(save: Save, content: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage1Recipe, save(content))
+
+
+def test_a_recipe_that_is_not_utf8_or_not_there_is_refused(save: Save, tmp_path: Path) -> None:
+    path = save(STAGE1)
+    path.write_bytes(b"model: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"recipe\.yaml' is not YAML"):
+        load_recipe(Stage1Recipe, path)
+    with pytest.raises(ConfigError, match=r"there is no recipe '.*nowhere.yaml'; recipes/ holds"):
+        load_recipe(Stage1Recipe, tmp_path / "nowhere.yaml")

@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sedem import SeDeM, SedemConfig
+from sedem.backbone import Backbone
+from sedem.errors import ConfigError
+from sedem.injection import prefill
+from sedem.pretrained import open_backbone
+from sedem.training.stage1 import Stage1, Stage1Losses
+
+LENGTH, AFTER = 16, 5
+
+
+def windows(count: int, after: int = AFTER, seed: int = 0) -> dict[str, Tensor]:
+    """Random tokens, so that no two windows are alike."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, 258, (count, LENGTH + after), generator=generator)
+    return {"context": ids[:, :LENGTH], "continuation": ids[:, LENGTH:]}
+
+
+def hugging_face_states(backbone: Backbone, ids: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Hidden states by layers run and logits `[P, V]`, start token in front."""
+    given = torch.tensor([[backbone.start_id, *ids]])
+    output = backbone.model(input_ids=given, output_hidden_states=True, use_cache=False)
+    return tuple(state[0] for state in output.hidden_states), output.logits[0]
+
+
+def naive_parts(
+    model: SeDeM,
+    context: list[int],
+    target: list[int],
+    losses: Stage1Losses,
+    encoded: list[int],
+    given: int = 0,
+) -> dict[str, float]:
+    """Section 4's stage-1 losses of one window, term by term.
+
+    Args:
+        model: whose parts count.
+        context: what the teacher reads, in decoder tokens.
+        target: the continuation, in decoder tokens.
+        losses: weights.
+        encoded: the context in encoder tokens.
+        given: tokens at the continuation's start that are no target.
+    """
+    config = model.config
+    # H_s at l_extract, then slots, then H-hat.
+    states, _ = hugging_face_states(model.encoder, encoded)
+    hidden = [
+        sum(states[layer][1 + t] for layer in config.extract_layers) / len(config.extract_layers)
+        for t in range(len(encoded))
+    ]
+    compression = config.compression
+    slots = [
+        model.compressor.w_in(sum(hidden[j * compression : (j + 1) * compression]) / compression)
+        for j in range(config.slots)
+    ]
+    restored = model.decompressor(torch.stack(slots))
+    # Teacher: the frozen decoder on the raw context.
+    _, logits = hugging_face_states(model.decoder, [*context, *target[:-1]])
+    teacher = logits[len(context) :]
+    # Student: the same decoder on restored states.
+    ids = torch.tensor([[model.decoder.start_id, *target[:-1]]])
+    filled = prefill(
+        model.decoder,
+        config.inject_layer,
+        ids,
+        torch.ones_like(ids, dtype=torch.bool),
+        restored[None],
+        torch.ones(1, len(restored), dtype=torch.bool),
+        placement=config.start_placement,
+    )
+    after = filled.prefix[0]
+    if config.start_placement == "front":
+        # Reading order is start, memory, target: the last memory state predicts the first token.
+        after = torch.cat([filled.restored[0, -1:], after[1:]])
+    student = model.decoder.logits(after)
+    next_token = divergence = 0.0
+    for t, token in list(enumerate(target))[given:]:
+        next_token -= math.log(student[t].softmax(0)[token]) / (len(target) - given)
+        q = (teacher[t] / losses.distill_temperature).softmax(0)
+        p = (student[t] / losses.distill_temperature).softmax(0)
+        divergence += float((q * (q / p).log()).sum()) / (len(target) - given)
+    wanted = [model.compressor.w_in(state) for state in hidden]
+    direction = 1 - sum(
+        float(F.cosine_similarity(a, b, dim=0)) for a, b in zip(restored, wanted, strict=True)
+    ) / len(wanted)
+    pooled = 1.0
+    for j in range(config.slots):
+        span = slice(j * compression, (j + 1) * compression)
+        pooled -= (
+            float(F.cosine_similarity(restored[span].mean(0), sum(wanted[span]), dim=0))
+            / config.slots
+        )
+    return {
+        "context": next_token,
+        "distill": divergence,
+        "reconstruct": direction + losses.pool_weight * pooled,
+    }
+
+
+def mean_parts(each: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(parts[name] for parts in each) / len(each) for name in each[0]}
+
+
+def assert_parts(found: dict[str, Tensor], expected: dict[str, float]) -> None:
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(value, rel=2e-4, abs=2e-5), name
+
+
+LOSSES = Stage1Losses(distill=0.5, reconstruct=0.7, pool_weight=0.3, distill_temperature=2.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"start_placement": "between"},
+        {"extract_layers": (1, 3)},
+        {"inject_layer": 0, "extract_layers": (2,)},
+        {"compression": 2, "extract_layers": (3,), "inject_layer": 3},
+    ],
+    ids=lambda changes: ",".join(changes) or "plain",
+)
+@torch.no_grad()
+def test_losses_equal_those_written_out(
+    backbone: Backbone, config: SedemConfig, changes: dict[str, Any]
+) -> None:
+    torch.manual_seed(1)
+    model = SeDeM(replace(config, **changes), backbone, backbone)
+    stage = Stage1(model, LOSSES)
+    batch = windows(3)
+    stage.calibrate(batch)
+    found = stage(**batch)
+    pairs = zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
+    expected = mean_parts([naive_parts(model, a, b, LOSSES, a) for a, b in pairs])
+    assert_parts(found, expected)
+    loss = expected["context"] + 0.5 * expected["distill"] + 0.7 * expected["reconstruct"]
+    assert float(found["loss"]) == pytest.approx(loss, rel=2e-4)
+
+
+@torch.no_grad()
+def test_another_decoder_of_the_same_tokens(
+    backbone: Backbone, config: SedemConfig, tiny_folder: Callable[..., str]
+) -> None:
+    wide = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
+    model = SeDeM(replace(config, decoder=wide.name), backbone, wide)
+    stage = Stage1(model, LOSSES)
+    assert stage.same_tokens
+    batch = windows(3)
+    stage.calibrate(batch)
+    found = stage(**batch)
+    pairs = zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
+    assert_parts(found, mean_parts([naive_parts(model, a, b, LOSSES, a) for a, b in pairs]))
+
+
+@torch.no_grad()
+def test_another_decoder_of_other_tokens(
+    backbone: Backbone, config: SedemConfig, other_decoder: str
+) -> None:
+    other = open_backbone(other_decoder)
+    model = SeDeM(replace(config, decoder=other.name), backbone, other)
+    stage = Stage1(model, LOSSES)
+    assert not stage.same_tokens
+    texts = [("then the dog ran", " then it"), ("a barn of red hay", "thenthen")]
+    context = torch.tensor([backbone.token_ids(text)[:LENGTH] for text, _ in texts])
+    after = torch.tensor([backbone.token_ids(text) for _, text in texts])
+    stage.calibrate({"context": context, "continuation": after})
+    found = stage(context, after)
+    decode = backbone.tokenizer.decode
+    rows = [
+        (other.token_ids(decode(a)), other.token_ids(decode(b)))
+        for a, b in zip(context, after, strict=True)
+    ]
+    # Rows differ in length; the shortest decides, and what stands next to the border is kept.
+    shortest = min(len(a) for a, _ in rows), min(len(b) for _, b in rows)
+    assert shortest[0] < LENGTH and shortest[1] < after.shape[1]
+    assert len({len(a) for a, _ in rows}) == len({len(b) for _, b in rows}) == 2
+    expected = [
+        naive_parts(model, a[-shortest[0] :], b[: shortest[1]], LOSSES, ids)
+        for (a, b), ids in zip(rows, context.tolist(), strict=True)
+    ]
+    assert_parts(found, mean_parts(expected))
+
+
+def test_the_regression_needs_one_tokenizer(
+    backbone: Backbone, config: SedemConfig, other_decoder: str
+) -> None:
+    other = open_backbone(other_decoder)
+    model = SeDeM(replace(config, decoder=other.name), backbone, other)
+    with pytest.raises(ConfigError, match=r"losses\.regress is 0.5; .* different tokenizers.*to 0"):
+        Stage1(model, Stage1Losses(regress=0.5))
+
+
+# The regression, ours
+
+
+def naive_regression(model: SeDeM, context: list[int]) -> float:
+    states, _ = hugging_face_states(model.encoder, context)
+    hidden = states[model.config.extract_layer][1:]
+    slots = hidden.unflatten(0, (-1, model.config.compression)).mean(1)
+    restored = model.decompressor(model.compressor.w_in(slots))
+    own = hugging_face_states(model.decoder, context)[0][model.config.inject_layer][1:]
+    square = sum(
+        float((((a - b) / model.decompressor.spread) ** 2).mean())
+        for a, b in zip(restored, own, strict=True)
+    )
+    cosine = sum(
+        float(F.cosine_similarity(a, b, dim=0)) for a, b in zip(restored, own, strict=True)
+    )
+    return square / len(own) + 1 - cosine / len(own)
+
+
+@pytest.mark.parametrize("decoder", ["same", "other"])
+@torch.no_grad()
+def test_the_regression_comes_first_and_alone(
+    backbone: Backbone, config: SedemConfig, tiny_folder: Callable[..., str], decoder: str
+) -> None:
+    answers = backbone
+    if decoder == "other":
+        answers = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
+        config = replace(config, decoder=answers.name)
+    model = SeDeM(config, backbone, answers)
+    stage = Stage1(model, Stage1Losses(regress=0.25, regress_first=0.5)).train()
+    batch = windows(3)
+    stage.calibrate(batch)
+    expected = sum(naive_regression(model, ids) for ids in batch["context"].tolist()) / 3
+    stage.progress = 0.49
+    first = stage(**batch)
+    assert set(first) == {"loss", "regress"}
+    assert float(first["loss"]) == pytest.approx(expected, rel=2e-4)
+    stage.progress = 0.5
+    then = stage(**batch)
+    assert set(then) == {"loss", "context", "distill", "reconstruct", "regress"}
+    assert float(then["regress"]) == pytest.approx(expected, rel=2e-4)
+    without = Stage1(model, Stage1Losses())(**batch)
+    assert float(then["loss"]) == pytest.approx(float(without["loss"]) + 0.25 * expected, rel=2e-4)
+
+
+def test_evaluation_sees_the_whole_loss_from_the_start(model: SeDeM) -> None:
+    stage = Stage1(model, Stage1Losses(regress=0.25, regress_first=0.5)).eval()
+    stage.progress = 0.0
+    assert "context" in stage(**windows(2))
+
+
+def test_the_regression_runs_no_layer_it_does_not_need(model: SeDeM) -> None:
+    stage = Stage1(model, Stage1Losses(regress=1.0, regress_first=1.0)).train()
+    ran: list[int] = []
+    for index, layer in enumerate(model.decoder.model.get_decoder().layers):
+        layer.register_forward_hook(lambda *_, index=index: ran.append(index))
+    stage(**windows(2))
+    assert ran == [0, 1, 2]  # extraction after 3 of 4 layers, injection after 2
+
+
+# Where training starts
+
+
+@torch.no_grad()
+def test_calibration_starts_at_place_and_scale_of_the_decoder(
+    backbone: Backbone, config: SedemConfig
+) -> None:
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
+    batch = windows(20)
+    Stage1(model, Stage1Losses()).calibrate(batch)
+    states = torch.cat(
+        [hugging_face_states(backbone, ids)[0][2][1:] for ids in batch["context"].tolist()]
+    )
+    torch.testing.assert_close(model.decompressor.spread, states.std(0), rtol=1e-4, atol=1e-5)
+    offset = model.decompressor.w_2.bias.view(4, 32) * model.decompressor.spread
+    torch.testing.assert_close(offset, states.mean(0).expand(4, -1), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_adapters_have_no_part_in_stage_1(model: SeDeM) -> None:
+    batch, losses = windows(2), Stage1Losses(regress=0.5)
+    stage = Stage1(model, losses)
+    stage.calibrate(batch)
+    spread, before = model.decompressor.spread.clone(), stage(**batch)
+    model.decoder.add_lora(2, 4)
+    for parameter in model.decoder.lora_parameters():
+        torch.nn.init.ones_(parameter)
+    stage = Stage1(model, losses)
+    stage.calibrate(batch)
+    after = stage(**batch)
+    assert torch.equal(spread, model.decompressor.spread)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_windows_become_a_batch(model: SeDeM) -> None:
+    batch = windows(3)
+    rows = [
+        {name: ids[row].numpy().astype(np.int64) for name, ids in batch.items()} for row in range(3)
+    ]
+    collated = Stage1(model, Stage1Losses()).collate(rows)
+    assert all(torch.equal(collated[name], batch[name]) for name in batch)
+
+
+# Recall windows, ours
+
+
+def recalled(separator: list[int], context: Tensor, before: Tensor, after: Tensor) -> list[bool]:
+    """Which continuations were replaced, each by a separator and a span of its own context."""
+    replaced = []
+    for window, old, new in zip(context.tolist(), before.tolist(), after.tolist(), strict=True):
+        size = len(new) - len(separator)
+        spans = [window[at : at + size] for at in range(len(window) - size + 1)]
+        recalls = new[: len(separator)] == separator and new[len(separator) :] in spans
+        assert new == old or recalls
+        replaced.append(new != old)
+    return replaced
+
+
+def with_recall(
+    model: SeDeM, share: float, batch: dict[str, Tensor], seed: int = 0
+) -> tuple[Tensor, list[bool]]:
+    """Continuations after some were replaced, and which the stage says those are."""
+    stage = Stage1(model, Stage1Losses(recall=share), seed=seed)
+    after, flags = stage._with_recall(**batch)
+    separator = model.encoder.token_ids("\n\n")
+    assert len(separator) == 2
+    assert flags.tolist() == recalled(separator, batch["context"], batch["continuation"], after)
+    return after, flags.tolist()
+
+
+def test_a_share_of_the_windows_recalls_its_context(model: SeDeM) -> None:
+    batch = windows(400)
+    for share in (0.25, 0.5):
+        _, flags = with_recall(model, share, batch)
+        assert sum(flags) / 400 == pytest.approx(share, abs=0.07)
+    assert all(with_recall(model, 1.0, batch)[1])
+    assert torch.equal(with_recall(model, 0.0, batch)[0], batch["continuation"])
+
+
+def test_which_windows_recall_is_decided_by_window_and_seed(model: SeDeM) -> None:
+    batch = windows(100)
+    once, _ = with_recall(model, 0.5, batch, seed=3)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    shuffled = {name: ids[order] for name, ids in batch.items()}
+    again, _ = with_recall(model, 0.5, shuffled, seed=3)
+    assert torch.equal(once[order], again)
+    other, _ = with_recall(model, 0.5, batch, seed=4)
+    assert not torch.equal(once, other)
+
+
+def test_a_continuation_as_long_as_the_context_recalls_nearly_all_of_it(model: SeDeM) -> None:
+    _, flags = with_recall(model, 1.0, windows(20, after=LENGTH))
+    assert all(flags)
+
+
+@torch.no_grad()
+def test_recalled_spans_are_targets_and_their_separator_is_none(
+    backbone: Backbone, config: SedemConfig
+) -> None:
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
+    batch = windows(8)
+    losses = replace(LOSSES, recall=0.5)
+    stage = Stage1(model, losses, seed=2)
+    targets, flags = stage._with_recall(**batch)
+    assert 2 <= int(flags.sum()) <= 6
+    found = stage(**batch)
+    rows = zip(batch["context"].tolist(), targets.tolist(), flags.tolist(), strict=True)
+    each = [naive_parts(model, a, b, losses, a, given=2 * flag) for a, b, flag in rows]
+    # Of the divergence every token counts alike, of the next-token loss every window.
+    counted = [AFTER - 2 * flag for flag in flags.tolist()]
+    expected = mean_parts(each)
+    expected["distill"] = sum(
+        parts["distill"] * count for parts, count in zip(each, counted, strict=True)
+    ) / sum(counted)
+    assert_parts(found, expected)
+
+
+def test_a_continuation_must_be_longer_than_the_separator(model: SeDeM) -> None:
+    stage = Stage1(model, Stage1Losses(recall=1.0))
+    with pytest.raises(ConfigError, match=r"continuation is 2 .* separator of 2 tokens"):
+        stage(**windows(2, after=2))
+    assert float(stage(**windows(2, after=3))["loss"].detach()) > 0

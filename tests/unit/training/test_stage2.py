@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sedem import SeDeM, SedemConfig
+from sedem.backbone import Backbone
+from sedem.data.examples import Example, ExampleSet
+from sedem.encoder import encode
+from sedem.errors import ConfigError
+from sedem.injection import prefill
+from sedem.pretrained import open_backbone
+from sedem.prompts import answer_ids, question_ids
+from sedem.reading import partition
+from sedem.segment import segment_text
+from sedem.training.prepare import Collator, Prepared
+from sedem.training.stage2 import CONDITIONING, Stage2, Stage2Losses
+
+
+def prepare(model: SeDeM, examples: ExampleSet) -> Prepared:
+    prepared = Prepared(model, answer_limit=64)
+    prepared.add(examples, "evidence")
+    return prepared
+
+
+def staged(
+    model: SeDeM,
+    examples: ExampleSet,
+    losses: Stage2Losses,
+    *,
+    budget: int = 2,
+    cache: Path | None = None,
+) -> Stage2:
+    collator = Collator(
+        prepare(model, examples), max_blocks=100, budgets=(budget,), seed=0, cache=cache
+    )
+    return Stage2(model, losses, collator)
+
+
+def items(stage: Stage2) -> list[Any]:
+    assert stage.collator is not None
+    return stage.collator.prepared.items
+
+
+@pytest.fixture
+def adapted(model: SeDeM) -> SeDeM:
+    """A model whose adapters already say something, and whose output is at the decoder's scale."""
+    model.decoder.add_lora(2, 4)
+    torch.manual_seed(2)
+    for parameter in model.decoder.lora_parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.decompressor.spread.fill_(3.0)
+    return model
+
+
+# Naive computations
+
+
+class Naive:
+    """One example computed alone, unpadded, block by block."""
+
+    def __init__(self, model: SeDeM, example: Example) -> None:
+        self.model, self.example, config = model, example, model.config
+        self.blocks: list[Tensor] = []
+        self.tokens: list[int] = []
+        self.evidence: list[bool] = []
+        self.reconstructions: list[tuple[Tensor, Tensor]] = []
+        for number, document in enumerate(example.documents):
+            segments = segment_text(
+                document.text, model.encoder, config.segment_length, config.segmentation
+            )
+            slots: list[Tensor] = []
+            real: list[int] = []
+            for ids, length in zip(segments.ids, segments.lengths.tolist(), strict=True):
+                hidden = self.encode(ids[:length])
+                parts = hidden.split(config.compression)
+                own = [model.compressor.w_in(part.mean(0)) for part in parts]
+                restored = torch.cat(
+                    [
+                        model.decompressor(slot[None])[: len(part)]
+                        for slot, part in zip(own, parts, strict=True)
+                    ]
+                )
+                self.reconstructions.append((restored, model.compressor.w_in(hidden)))
+                missing = config.slots - len(own)
+                slots += [*own, *[torch.zeros_like(own[0])] * missing]
+                real += [*map(len, parts), *[0] * missing]
+            rows, slots_NJ = partition(segments, number, config.compression, config.slots_per_block)
+            for row, indices in zip(rows, slots_NJ.tolist(), strict=True):
+                kept = [i for i in indices if i >= 0 and real[i]]
+                self.blocks.append(torch.stack([slots[i] for i in kept]))
+                self.tokens.append(sum(real[i] for i in kept))
+                self.evidence.append(
+                    any(
+                        span.document == number and span.start < row.end and row.start < span.end
+                        for span in example.evidence
+                    )
+                )
+
+    def encode(self, ids: Tensor) -> Tensor:
+        return self.model.mixture(
+            encode(self.model.encoder, ids[None], self.model.config.extract_layers)
+        )[0]
+
+    def scores(self) -> list[float]:
+        """s_n by loops: cosines, best slot a token, summed over tokens, mean over heads."""
+        selector = self.model.selector
+        ids = torch.tensor(self.model.encoder.token_ids(self.example.question))
+        queries_QRH = selector.queries(self.encode(ids))
+        scores = []
+        for block in self.blocks:
+            keys_JRH = selector.keys(block)
+            total = 0.0
+            for head in range(selector.heads):
+                for query in queries_QRH[:, head]:
+                    total += max(float(query @ key) for key in keys_JRH[:, head])
+            scores.append(total / selector.heads)
+        return scores
+
+    def answer_loss(self, chosen: list[int]) -> Tensor:
+        """L_LM: mean over answer tokens, the chosen blocks in document order."""
+        model = self.model
+        restored = torch.cat(
+            [model.decompressor(self.blocks[n])[: self.tokens[n]] for n in sorted(chosen)]
+        )
+        prefix = question_ids(model.decoder, self.example.question)
+        answer = answer_ids(model.decoder, self.example.answers[0])
+        ids = torch.tensor([[*prefix, *answer[:-1]]])
+        filled = prefill(
+            model.decoder,
+            model.config.inject_layer,
+            ids,
+            torch.ones_like(ids, dtype=torch.bool),
+            restored[None],
+            torch.ones(1, len(restored), dtype=torch.bool),
+            placement=model.config.start_placement,
+        )
+        logits = model.decoder.logits(filled.prefix[0])
+        total = logits.new_zeros(())
+        for t, token in enumerate(answer):
+            total = total - logits[len(prefix) - 1 + t].log_softmax(0)[token]
+        return total / len(answer)
+
+    def select_parts(self, losses: Stage2Losses, scores: list[float]) -> tuple[float, float | None]:
+        """InfoNCE and margin by loops; no margin where every block is evidence."""
+        scale = losses.selection_temperature
+        if losses.normalize_scores:
+            scale *= len(self.model.encoder.token_ids(self.example.question))
+        positive = [s for s, label in zip(scores, self.evidence, strict=True) if label]
+        negative = [s for s, label in zip(scores, self.evidence, strict=True) if not label]
+        top = max(scores)
+        log_sum = top / scale + math.log(sum(math.exp((s - top) / scale) for s in scores))
+        contrast = sum(log_sum - s / scale for s in positive) / len(positive)
+        pairs = [max(0.0, losses.margin - p + n) for p in positive for n in negative]
+        return contrast, sum(pairs) / len(pairs) if pairs else None
+
+
+def selection(each: list[Naive], losses: Stage2Losses) -> float:
+    """L_ret (appendix Selection Supervision); each term over the examples that have it."""
+    parts = [naive.select_parts(losses, naive.scores()) for naive in each]
+    margins = [margin for _, margin in parts if margin is not None]
+    contrast = sum(contrast for contrast, _ in parts) / len(parts)
+    return contrast + losses.margin_weight * sum(margins) / len(margins)
+
+
+def reconstruction(pairs: list[tuple[Tensor, Tensor]], losses: Stage2Losses) -> float:
+    """L_rec by loops over segments, slots of four tokens."""
+    total = 0.0
+    for restored, wanted in pairs:
+        direction = F.cosine_similarity(restored, wanted, dim=-1).mean()
+        slots = zip(restored.split(4), wanted.split(4), strict=True)
+        pooled = [F.cosine_similarity(a.mean(0), b.mean(0), dim=0) for a, b in slots]
+        total += float(1 - direction + losses.pool_weight * (1 - sum(pooled) / len(pooled)))
+    return total / len(pairs)
+
+
+def best(scores: list[float], count: int) -> list[int]:
+    return sorted(range(len(scores)), key=lambda n: -scores[n])[:count]
+
+
+LOSSES = Stage2Losses(
+    select=0.8,
+    margin_weight=0.4,
+    margin=3.0,
+    selection_temperature=0.5,
+    reconstruct=0.3,
+    pool_weight=0.6,
+    conditioning="selected",
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"block_slots": 2},
+        {"block_slots": 8},
+        {"segmentation": "paragraph", "segment_length": 32},
+        {"start_placement": "between"},
+        {"extract_layers": (1, 3), "layer_mixing": "learned"},
+    ],
+    ids=lambda changes: ",".join(changes) or "plain",
+)
+@pytest.mark.parametrize("normalize", [False, True])
+@torch.no_grad()
+def test_losses_equal_those_written_out(
+    adapted: SeDeM, examples: ExampleSet, changes: dict[str, Any], normalize: bool
+) -> None:
+    torch.manual_seed(3)
+    model = SeDeM(replace(adapted.config, **changes), adapted.encoder, adapted.decoder)
+    losses = replace(LOSSES, normalize_scores=normalize)
+    stage = staged(model, examples, losses)
+    found = stage(**stage.collate(items(stage)))
+    each = [Naive(model, example) for example in examples.examples]
+    chosen = [best(naive.scores(), 2) for naive in each]
+    answers = [naive.answer_loss(blocks) for naive, blocks in zip(each, chosen, strict=True)]
+    hits = [
+        any(naive.evidence[n] for n in blocks) for naive, blocks in zip(each, chosen, strict=True)
+    ]
+    # A document that several examples hold is regularized once.
+    once: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for example in examples.examples:
+        for document in example.documents:
+            alone = replace(example, documents=(document,), evidence=())
+            once.setdefault(document.text, Naive(model, alone).reconstructions)
+    segments = [pair for pairs in once.values() for pair in pairs]
+    expected = {
+        "answer": float(sum(answers)) / 4,
+        "select": selection(each, losses),
+        "reconstruct": reconstruction(segments, losses),
+        "recall": sum(hits) / 4,
+    }
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(value, rel=2e-4, abs=2e-5), name
+    loss = expected["answer"] + 0.8 * expected["select"] + 0.3 * expected["reconstruct"]
+    assert float(found["loss"]) == pytest.approx(loss, rel=2e-4)
+
+
+@torch.no_grad()
+def test_another_decoder_of_other_width_depth_and_tokens(
+    backbone: Backbone, config: SedemConfig, examples: ExampleSet, other_decoder: str
+) -> None:
+    other = open_backbone(other_decoder)
+    torch.manual_seed(1)
+    model = SeDeM(replace(config, decoder=other.name, inject_layer=1), backbone, other)
+    stage = staged(model, examples, LOSSES)
+    found = stage(**stage.collate(items(stage)))
+    each = [Naive(model, example) for example in examples.examples]
+    answers = [float(naive.answer_loss(best(naive.scores(), 2))) for naive in each]
+    assert float(found["answer"]) == pytest.approx(sum(answers) / 4, rel=2e-4)
+    assert float(found["select"]) == pytest.approx(selection(each, LOSSES), rel=2e-4)
+
+
+@torch.no_grad()
+def test_scores_are_those_the_trained_model_selects_by(
+    adapted: SeDeM, examples: ExampleSet
+) -> None:
+    for example in examples.examples:
+        bank = adapted.read(example.documents)
+        asked = adapted.scores(bank, example.question)
+        # A bank holds bfloat16.
+        assert asked.tolist() == pytest.approx(Naive(adapted, example).scores(), abs=0.05)
+
+
+# A batch is its examples
+
+
+@torch.no_grad()
+def test_a_batch_is_the_mean_of_its_examples(adapted: SeDeM, examples: ExampleSet) -> None:
+    stage = staged(adapted, examples, LOSSES)
+    together = stage(**stage.collate(items(stage)))
+    alone = [stage(**stage.collate([item])) for item in items(stage)]
+    for name in ("answer", "select", "recall"):
+        mean = sum(float(parts[name]) for parts in alone) / 4
+        assert float(together[name]) == pytest.approx(mean, rel=1e-5), name
+
+
+@torch.no_grad()
+def test_examples_without_evidence_do_not_dilute_the_selection_loss(
+    adapted: SeDeM, examples: ExampleSet
+) -> None:
+    first, second, *_ = examples.examples
+    labelled = staged(adapted, ExampleSet("one", [first]), LOSSES)
+    mixed = staged(adapted, ExampleSet("two", [first, replace(second, evidence=())]), LOSSES)
+    one, two = (stage(**stage.collate(items(stage))) for stage in (labelled, mixed))
+    assert float(two["select"]) == pytest.approx(float(one["select"]), rel=1e-5)
+    assert float(two["recall"]) == float(one["recall"])
+    bare = staged(adapted, ExampleSet("bare", [replace(first, evidence=())]), LOSSES)
+    none = bare(**bare.collate(items(bare)))
+    assert float(none["select"]) == float(none["recall"]) == 0.0
+
+
+@torch.no_grad()
+def test_cached_states_give_the_losses_of_online_encoding(
+    tiny_folder: Callable[..., str], config: SedemConfig, examples: ExampleSet, tmp_path: Path
+) -> None:
+    # Frozen weights in bfloat16, as in training on a CPU: what is cached is what is computed.
+    backbone = open_backbone(tiny_folder(), dtype=torch.bfloat16)
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
+    online = staged(model, examples, LOSSES)
+    cached = staged(model, examples, LOSSES, cache=tmp_path)
+    batch = cached.collate(items(cached))
+    assert "states" in batch and "question_states" in batch
+    found, expected = cached(**batch), online(**online.collate(items(online)))
+    for name, value in expected.items():
+        assert float(found[name]) == pytest.approx(float(value), rel=5e-3), name
+
+
+# Which blocks condition the answer
+
+
+def test_schedules_by_training_progress() -> None:
+    shares = {name: [share(p) for p in (0.0, 0.5, 1.0)] for name, share in CONDITIONING.items()}
+    assert shares == {
+        "selected": [0.0, 0.0, 0.0],
+        "mixed": [0.5, 0.5, 0.5],
+        "gold": [1.0, 1.0, 1.0],
+        "gold-then-selected": [1.0, 0.25, 0.0],
+    }
+    with pytest.raises(ConfigError, match="conditioning is 'golden'; it can be selected, mixed"):
+        Stage2Losses(conditioning="golden")
+
+
+def conditioned(model: SeDeM, how: str, progress: float = 0.0, training: bool = True) -> Any:
+    stage = Stage2(model, Stage2Losses(conditioning=how), None).train(training)
+    stage.progress = progress
+    return stage._condition
+
+
+SCORES = torch.tensor([[0.5, 3.0, -2.0, 9.0, 1.0], [4.0, 1.0, 2.0, 0.0, -torch.inf]])
+EVIDENCE = torch.tensor([[False, False, True, False, False], [False, True, False, True, False]])
+COINS = torch.tensor([0.4, 0.6])
+
+
+def test_selected_blocks_are_the_best_in_document_order(model: SeDeM) -> None:
+    condition = conditioned(model, "selected")
+    assert condition(SCORES, EVIDENCE, COINS, 1).tolist() == [[3], [0]]
+    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[1, 3], [0, 2]]
+    assert condition(SCORES, EVIDENCE, COINS, 9).tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_forced_gold_comes_before_every_score(model: SeDeM) -> None:
+    condition = conditioned(model, "gold")
+    # One evidence block and the best of the rest; with too little room, the better evidence.
+    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[2, 3], [1, 3]]
+    assert condition(SCORES, EVIDENCE, COINS, 1).tolist() == [[2], [1]]
+    assert condition(SCORES, EVIDENCE, COINS, 3).tolist() == [[1, 2, 3], [0, 1, 3]]
+
+
+def test_mixed_forces_gold_for_a_share_of_the_examples(model: SeDeM) -> None:
+    condition = conditioned(model, "mixed")
+    # The first coin is below one half, the second above.
+    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[2, 3], [0, 2]]
+
+
+def test_gold_then_selected_follows_progress(model: SeDeM) -> None:
+    gold, selected = [[2, 3], [1, 3]], [[1, 3], [0, 2]]
+    for progress, expected in (
+        (0.0, gold),
+        (0.2, gold),
+        (0.35, [gold[0], selected[1]]),
+        (0.7, selected),
+    ):
+        condition = conditioned(model, "gold-then-selected", progress)
+        assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == expected
+    # Evaluation sees what the end of training sees.
+    condition = conditioned(model, "gold-then-selected", 0.0, training=False)
+    assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == selected
+
+
+def test_no_evidence_leaves_the_choice_to_the_selector(model: SeDeM) -> None:
+    condition = conditioned(model, "gold")
+    nothing = torch.zeros_like(EVIDENCE)
+    assert condition(SCORES, nothing, COINS, 2).tolist() == [[1, 3], [0, 2]]
+
+
+@torch.no_grad()
+def test_the_answer_is_conditioned_on_the_forced_evidence(
+    adapted: SeDeM, examples: ExampleSet
+) -> None:
+    stage = staged(adapted, examples, replace(LOSSES, conditioning="gold"), budget=1).train()
+    found = stage(**stage.collate(items(stage)))
+    losses = []
+    for example in examples.examples:
+        naive = Naive(adapted, example)
+        scores = naive.scores()
+        gold = [n for n, label in enumerate(naive.evidence) if label]
+        losses.append(float(naive.answer_loss([max(gold, key=lambda n: scores[n])])))
+    assert float(found["answer"]) == pytest.approx(sum(losses) / 4, rel=2e-4)
+    # Recall is the selector's own, whatever is forced.
+    own = [best(Naive(adapted, e).scores(), 1)[0] for e in examples.examples]
+    hits = [Naive(adapted, e).evidence[n] for e, n in zip(examples.examples, own, strict=True)]
+    assert float(found["recall"]) == pytest.approx(sum(hits) / 4)

@@ -1,0 +1,217 @@
+"""What a recipe opens and hands to the trainer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sedem import SeDeM
+from sedem.data.text import Windows
+from sedem.errors import ConfigError, DataError
+from sedem.training import run as training_run
+from sedem.training.prepare import Prepared
+from sedem.training.recipe import DataSource
+from sedem.training.run import (
+    Stage1Recipe,
+    Stage2Recipe,
+    add_source,
+    open_model,
+    train_stage1,
+    train_stage2,
+)
+
+
+class StoppedError(Exception):
+    """Raised instead of training."""
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What would be trained; training itself is left out."""
+    given: dict[str, Any] = {}
+
+    def fit(stage: Any, model: Any, optimization: Any, run: Any, output: Any, *sets: Any) -> None:
+        given.update(stage=stage, model=model, training=sets[0], evaluation=sets[1])
+        raise StoppedError
+
+    monkeypatch.setattr(training_run, "fit", fit)
+    return given
+
+
+def prepared_for(
+    recipe: Any, train: Callable[[Any], Path], fitted: dict[str, Any]
+) -> dict[str, Any]:
+    with pytest.raises(StoppedError):
+        train(recipe)
+    return fitted
+
+
+# Stage 1
+
+
+def test_held_out_texts_are_evaluated_and_never_trained_on(
+    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[range | None] = []
+    build = Windows.__init__
+
+    def noted(self: Windows, *args: Any) -> None:
+        texts.append(args[4])
+        build(self, *args)
+
+    monkeypatch.setattr(Windows, "__init__", noted)
+    prepared_for(stage1_recipe, train_stage1, fitted)
+    assert texts == [range(7), range(7, 9)]
+    assert len(fitted["evaluation"]) == 6
+    assert len(fitted["training"]) > 500
+
+
+def test_windows_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
+    few = replace(stage1_recipe, text=replace(stage1_recipe.text, windows=5, held_out=0))
+    prepared_for(few, train_stage1, fitted)
+    assert len(fitted["training"]) == 5
+    assert fitted["evaluation"] is None
+
+
+def test_more_texts_cannot_be_held_out_than_there_are(stage1_recipe: Stage1Recipe) -> None:
+    text = replace(stage1_recipe.text, held_out=9)
+    with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
+        train_stage1(replace(stage1_recipe, text=text))
+
+
+def test_fresh_parts_are_calibrated_and_a_checkpoint_is_not(
+    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], tmp_path: Path
+) -> None:
+    model = prepared_for(stage1_recipe, train_stage1, fitted)["model"]
+    assert not torch.equal(model.decompressor.spread, torch.ones(32))
+    model.decompressor.spread.fill_(7.0)
+    model.save_pretrained(tmp_path / "start")
+    again = replace(stage1_recipe, start_from=str(tmp_path / "start"))
+    model = prepared_for(again, train_stage1, fitted)["model"]
+    assert torch.equal(model.decompressor.spread, torch.full((32,), 7.0))
+
+
+def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, fitted: dict[str, Any]) -> None:
+    def selector(seed: int) -> torch.Tensor:
+        optimization = replace(stage2_recipe.optimization, seed=seed)
+        recipe = replace(stage2_recipe, optimization=optimization)
+        weight = prepared_for(recipe, train_stage2, fitted)["model"].selector.w_query.weight
+        return weight.detach().clone()
+
+    assert torch.equal(selector(0), selector(0))
+    assert not torch.equal(selector(0), selector(1))
+
+
+# Stage 2
+
+
+def test_sources_are_mixed_and_followed_ones_kept_apart(
+    stage2_recipe: Stage2Recipe, fitted: dict[str, Any]
+) -> None:
+    sources = (
+        DataSource("musique.jsonl", label="answer"),
+        DataSource("squad.json", records=":1", repeat=3),
+    )
+    mixed = replace(stage2_recipe, data=replace(stage2_recipe.data, training=sources))
+    prepared_for(mixed, train_stage2, fitted)
+    assert len(fitted["training"]) == 2 + 3 * 12
+    assert len(fitted["evaluation"]) == 12
+    trained = {item.question for item in fitted["training"]}
+    assert not trained & {item.question for item in fitted["evaluation"]}
+    assert fitted["model"].decoder.has_lora
+
+
+def test_a_source_says_what_it_gave_and_what_was_left_out(
+    model: SeDeM, fixtures: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = Prepared(model, answer_limit=8)
+    with caplog.at_level(logging.INFO):
+        add_source(prepared, DataSource("musique.jsonl"), fixtures)
+        add_source(prepared, DataSource("qasper.json"), fixtures)
+        add_source(prepared, DataSource("hotpotqa-hub.jsonl", repeat=2), fixtures)
+    assert [record.getMessage() for record in caplog.records] == [
+        "musique: 2 examples (2 in an epoch); left out: none",
+        "qasper: 3 examples (1 in an epoch); left out: "
+        "{'unanswerable': 1, 'answer longer than 8 tokens': 2}",
+        "hotpotqa: 2 examples (2 in an epoch); left out: {'answer longer than 8 tokens': 1}",
+    ]
+
+
+def test_a_missing_source_is_named(stage2_recipe: Stage2Recipe) -> None:
+    data = replace(stage2_recipe.data, training=(DataSource("nowhere.json"),))
+    with pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"):
+        train_stage2(replace(stage2_recipe, data=data))
+
+
+def test_states_are_kept_where_the_recipe_says(
+    stage2_recipe: Stage2Recipe, fitted: dict[str, Any], tmp_path: Path
+) -> None:
+    data = replace(stage2_recipe.data, cache_states=True)
+    cached = replace(stage2_recipe, data=data, cache=str(tmp_path / "states"))
+    prepared_for(cached, train_stage2, fitted)
+    assert len(list((tmp_path / "states").glob("states-*/states.bin"))) == 2
+    batch = fitted["stage"].collate([fitted["training"][0]])
+    assert "states" in batch and "question_states" in batch
+
+
+def test_cached_and_online_training_agree(stage2_recipe: Stage2Recipe, tmp_path: Path) -> None:
+    # Frozen weights in bfloat16: what is cached is what would be computed.
+    optimization = replace(stage2_recipe.optimization, backbone_dtype="bfloat16", steps=3)
+
+    def answers(name: str, **data: Any) -> list[float]:
+        recipe = replace(
+            stage2_recipe,
+            optimization=optimization,
+            data=replace(stage2_recipe.data, **data),
+            run=replace(stage2_recipe.run, output=str(tmp_path / name)),
+        )
+        train_stage2(recipe)
+        log = json.loads((tmp_path / name / "training.json").read_text())["log"]
+        return [line["loss"] for line in log if "loss" in line]
+
+    assert answers("cached", cache_states=True) == pytest.approx(answers("online"), rel=0.02)
+
+
+# Models
+
+
+def test_a_model_is_opened_in_the_type_the_recipe_says(stage2_recipe: Stage2Recipe) -> None:
+    for dtype in ("float32", "bfloat16"):
+        optimization = replace(stage2_recipe.optimization, backbone_dtype=dtype)  # type: ignore[arg-type]
+        model = open_model(stage2_recipe.model, optimization, None)
+        assert model.decoder.dtype == getattr(torch, dtype)
+        # What is trained stays in float32.
+        assert {p.dtype for p in model.parts().parameters()} == {torch.float32}
+
+
+def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
+    stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "start")
+    config = replace(stage2_recipe.model, k=5, block_order="score", lora_rank=7)
+    opened = open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
+    assert opened.config == config
+    for name, tensor in model.parts().state_dict().items():
+        assert torch.equal(opened.parts().state_dict()[name], tensor)
+
+
+def test_a_start_on_another_backbone_is_refused(
+    stage2_recipe: Stage2Recipe, model: SeDeM, tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "start")
+    other = replace(stage2_recipe.model, encoder=tiny_folder(seed=7))
+    with pytest.raises(ConfigError, match=r"checkpoint '.*start' was trained on other weights"):
+        open_model(other, stage2_recipe.optimization, str(tmp_path / "start"))
+    # The same backbone may lie elsewhere.
+    shutil.copytree(stage2_recipe.model.encoder, tmp_path / "moved")
+    moved = replace(stage2_recipe.model, encoder=str(tmp_path / "moved"))
+    opened = open_model(moved, stage2_recipe.optimization, str(tmp_path / "start"))
+    assert opened.config.encoder == str(tmp_path / "moved")
