@@ -1,0 +1,1 @@
+"""One file a table of results: `run` fills what is missing, `table` renders what is committed."""
