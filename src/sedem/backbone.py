@@ -223,11 +223,13 @@ class Backbone(nn.Module):
             for parameter in trainable:
                 parameter.requires_grad_(True)
 
-    def save_lora(self, folder: Path) -> None:
-        """Write the adapters in PEFT's own layout."""
+    def save_lora(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        """Write the adapters in PEFT's own layout, their factors as `dtype`."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = get_peft_model_state_dict(self.model)
-        save_file({n: t.contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS)
+        save_file(
+            {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
+        )
         self.model.peft_config["default"].save_pretrained(str(folder))
 
     def load_lora(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ from sedem.backbone import Backbone
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.errors import CheckpointError
 from sedem.pretrained import open_backbone
-from sedem.weights import check_weights, load_weights
+from sedem.weights import check_weights, load_weights, pack_int8, unpack_int8
 
 WEIGHTS_FILE = "sedem.safetensors"
 ADAPTER = "adapter"
@@ -91,7 +91,7 @@ def read_weights(folder: Path, parts: nn.Module) -> None:
         CheckpointError: weights are missing, extra or of another shape.
     """
     path = folder / WEIGHTS_FILE
-    weights = load_weights(path)
+    weights = unpack_int8(load_weights(path), torch.float32, str(path))
     check_weights(parts.state_dict(), weights, str(path))
     parts.load_state_dict(weights)
 
@@ -103,6 +103,7 @@ def write(
     decoder: Backbone,
     *,
     backbone: Path | None = None,
+    int8: bool = False,
 ) -> None:
     """Write a checkpoint; a new one appears whole or not at all.
 
@@ -114,6 +115,7 @@ def write(
         parts: the trained parts.
         decoder: its adapters are written if it has any.
         backbone: folder of the backbone if it is to travel with the checkpoint.
+        int8: matrices as int8 rows with a scale a row, and adapters as bfloat16.
     """
     unfinished = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -126,9 +128,9 @@ def write(
         unfinished, sedem_version=version("sedem"), transformers_version=version("transformers")
     )
     weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
-    save_file(weights, unfinished / WEIGHTS_FILE)
+    save_file(pack_int8(weights) if int8 else weights, unfinished / WEIGHTS_FILE)
     if decoder.has_lora:
-        decoder.save_lora(unfinished / ADAPTER)
+        decoder.save_lora(unfinished / ADAPTER, torch.bfloat16 if int8 else torch.float32)
     if not folder.exists():
         unfinished.rename(folder)
         return

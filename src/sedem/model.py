@@ -260,13 +260,17 @@ class SeDeM(nn.Module):
         model.parts().to(device)
         return model.requires_grad_(False).eval()
 
-    def save_pretrained(self, folder: str | Path, *, with_backbone: bool = False) -> None:
+    def save_pretrained(
+        self, folder: str | Path, *, with_backbone: bool = False, int8: bool = False
+    ) -> None:
         """Write a checkpoint.
 
         Args:
             folder: where to.
             with_backbone: copy the encoder's folder into it, for a small backbone that is to travel
                 with its checkpoint; one that came inside a checkpoint always does.
+            int8: a quarter of the size: trained matrices as int8 rows with a scale a row, adapters
+                as bfloat16. Rounding changes the weights, so their banks are another model's.
 
         Raises:
             ConfigError: the backbone cannot travel, because it is no folder or there are two.
@@ -278,7 +282,9 @@ class SeDeM(nn.Module):
                 f"backbone '{self.encoder.name}' cannot travel with the checkpoint; that needs one "
                 "backbone in a folder here"
             )
-        checkpoint.write(Path(folder), self.config, self.parts(), self.decoder, backbone=backbone)
+        checkpoint.write(
+            Path(folder), self.config, self.parts(), self.decoder, backbone=backbone, int8=int8
+        )
 
     def push_to_hub(
         self,
@@ -287,6 +293,7 @@ class SeDeM(nn.Module):
         private: bool = False,
         token: str | None = None,
         with_backbone: bool = False,
+        int8: bool = False,
     ) -> str:
         """Upload the checkpoint to the hub.
 
@@ -295,6 +302,7 @@ class SeDeM(nn.Module):
             private: who may see a repository that is made.
             token: of the hub; None means the one that is logged in.
             with_backbone: as in `save_pretrained`.
+            int8: as in `save_pretrained`.
 
         Returns:
             The address of the commit.
@@ -303,7 +311,7 @@ class SeDeM(nn.Module):
         api.create_repo(repo_id, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"
-            self.save_pretrained(folder, with_backbone=with_backbone)
+            self.save_pretrained(folder, with_backbone=with_backbone, int8=int8)
             commit = api.upload_folder(
                 repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
             )

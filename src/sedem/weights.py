@@ -1,4 +1,4 @@
-"""Weight files: safetensors only, checked name by name, and the int8 form of a small backbone."""
+"""Weight files: safetensors only, checked name by name, and their compact int8 form."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def unpack_int8(
     """
     weights: dict[str, Tensor] = {}
     for name, tensor in packed.items():
-        if name.endswith(".scale"):
+        matrix = packed.get(name.removesuffix(".scale"))
+        if name.endswith(".scale") and matrix is not None and matrix.dtype == torch.int8:
             continue
         if tensor.dtype == torch.int8:
             scale = packed.get(f"{name}.scale")

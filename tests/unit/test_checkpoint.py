@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sedem import Decoding, Document, SeDeM, SedemConfig, checkpoint
-from sedem.backbone import Backbone
+from sedem.backbone import ADAPTER_WEIGHTS, Backbone
 from sedem.errors import CheckpointError, ConfigError
 from sedem.pretrained import INT8_FILE, open_backbone
 from sedem.weights import pack_int8
@@ -237,6 +237,28 @@ def test_an_int8_backbone_travels_and_comes_back_bit_for_bit(
     reopened = SeDeM.from_pretrained(tmp_path / "whole")
     assert replies(reopened) == expected
     assert reopened.fingerprint() == model.fingerprint()
+
+
+def test_an_int8_checkpoint_comes_back_rounded_and_a_third_as_large(
+    trained: SeDeM, saved: Path, tmp_path: Path
+) -> None:
+    trained.save_pretrained(tmp_path / "small", int8=True)
+    small = SeDeM.from_pretrained(tmp_path / "small", device="cpu", dtype=torch.float32)
+    for name, weight in trained.parts().state_dict().items():
+        step = weight.abs().amax(-1, keepdim=True) / 127 if weight.dim() == 2 else 0 * weight
+        given = small.parts().state_dict()[name]
+        assert given.dtype == torch.float32
+        assert ((given - weight).abs() <= step * 0.501).all(), name
+    for a, b in zip(
+        small.decoder.lora_parameters(), trained.decoder.lora_parameters(), strict=True
+    ):
+        assert torch.equal(a, b.to(torch.bfloat16).float())
+    for file, share in (
+        (checkpoint.WEIGHTS_FILE, 0.4),
+        (f"{checkpoint.ADAPTER}/{ADAPTER_WEIGHTS}", 0.6),
+    ):
+        assert (tmp_path / "small" / file).stat().st_size < share * (saved / file).stat().st_size
+    assert small.answer(small.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).citations
 
 
 def test_saving_over_a_checkpoint_replaces_it_and_keeps_foreign_files(

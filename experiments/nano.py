@@ -1,0 +1,298 @@
+"""sedem-nano's results: `python -m experiments.nano run --data DIR` measures, `table` renders.
+
+One JSON file a cell in results/nano, with settings, machine and versions; a cell that is there is
+not measured again, so that a killed run goes on. `table` writes the tables of README.md and of the
+model card from these files and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results" / "nano"
+PAPER = Path(__file__).parent / "data" / "paper.json"
+FACTS = Path(__file__).parent / "data" / "exact-facts-evaluation.jsonl.xz"
+SHIPPED = ROOT / "checkpoints" / "sedem-nano"
+CARD = SHIPPED / "README.md"
+HELD_OUT, WINDOWS, CONTINUATION = 300, 512, 64
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A set of evaluation questions: no training recipe reads these records."""
+
+    title: str
+    path: str
+    schema: str
+    records: str | None = None
+    limit: int = 1000
+
+
+SETS = {
+    "squad-10": Questions("SQuAD-10", "squad/dev-24-articles.json", "squad"),
+    "exact-facts": Questions("exact facts", str(FACTS), "own"),
+    "hotpotqa": Questions("HotpotQA", "hotpotqa/hf-schema-300-b.jsonl", "hotpotqa"),
+    "2wiki": Questions("2Wiki", "2wikimultihopqa/native-500.json", "2wikimultihopqa", "400:"),
+    "musique": Questions("MuSiQue", "musique/native-100.json", "musique", "60:"),
+    "covidqa": Questions("COVID-QA", "covidqa/covidqa-98-papers.json", "covidqa", "70:", 200),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to answer: a row of the tables."""
+
+    name: str
+    title: str
+    method: str = "sedem"
+    k: int | str | None = None
+    control: str = "selected"
+    limit: int | None = None
+    sets: tuple[str, ...] = field(default=("squad-10", "exact-facts"))
+
+
+EVERY = tuple(SETS)
+SEDEM = (
+    Reading("k1", "K=1, selected", k=1),
+    Reading("k2", "**K=2, selected**", k=2, sets=EVERY),
+    Reading("k4", "K=4, selected", k=4, sets=EVERY),
+    Reading("gold-k2", "K=2, gold first", k=2, control="gold"),
+    Reading("all", "every block", k="all", limit=300),
+    Reading("wrong-k2", "K=2, wrong blocks", k=2, control="wrong"),
+    Reading("none", "no memory", k=2, control="none"),
+)
+# A base model does not stop by itself: fewer examples, the interval says so.
+TEXT = (
+    Reading("full-context", "every paragraph as text", "full-context", limit=300, sets=EVERY),
+    Reading("bm25", "BM25's two paragraphs as text", "bm25", k=2, limit=300, sets=EVERY),
+)
+
+
+@app.command()
+def run(
+    data: Annotated[Path, typer.Option(help="Folder of the public sets.")],
+    label: Annotated[str, typer.Option(help="What the model's cells are called.")] = "c2",
+    model: Annotated[str, typer.Option(help="Checkpoint.")] = str(SHIPPED),
+    stage1: Annotated[str | None, typer.Option(help="Stage-1 checkpoint to measure too.")] = None,
+    cache: Annotated[Path, typer.Option(help="Folder for tokenized text.")] = Path("runs/cache"),
+    text: Annotated[bool, typer.Option(help="Measure the raw-text readers too.")] = False,
+    only: Annotated[str | None, typer.Option(help="Cells whose name holds this.")] = None,
+) -> None:
+    """Measure what is not measured yet."""
+    jobs: dict[str, Callable[[], dict[str, Any]]] = {}
+    for reading in SEDEM + (TEXT if text else ()):
+        for name in reading.sets:
+            owner = label if reading.method == "sedem" else "text"
+            cell = f"{owner}-{name}-{reading.name}"
+            jobs[cell] = lambda r=reading, n=name, c=cell: _answers(r, SETS[n], data, model, c)
+    for name in ("squad-10", "exact-facts"):
+        jobs[f"bm25-blocks-{name}"] = lambda n=name: _block_recall(SETS[n], data, model)
+    if stage1 is not None:
+        jobs[f"{label}-continuation"] = lambda: _continuation(stage1, data, cache)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for cell, job in jobs.items():
+        path = RESULTS / f"{cell}.json"
+        if path.is_file() or (only and only not in cell):
+            continue
+        path.write_text(json.dumps(job(), indent=1) + "\n", encoding="utf-8")
+        typer.echo(f"{cell}: {_headline(json.loads(path.read_text(encoding='utf-8')))}")
+
+
+def _answers(
+    reading: Reading, questions: Questions, data: Path, model: str, cell: str
+) -> dict[str, Any]:
+    from sedem.evaluation.command import run_evaluation
+
+    result = run_evaluation(
+        reading.method,
+        data / questions.path,
+        checkpoint=model,
+        schema=questions.schema,
+        records=questions.records,
+        limit=reading.limit or questions.limit,
+        k=reading.k,
+        control=reading.control,
+        max_new_tokens=32,
+        dtype="bfloat16",
+        out=Path("runs/nano/evaluation") / cell,
+    )
+    # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
+    result["settings"]["checkpoint"] = Path(model).name
+    return result
+
+
+def _block_recall(questions: Questions, data: Path, model: str) -> dict[str, Any]:
+    """BM25 over the very blocks that the selector chooses among."""
+    from sedem import SeDeM
+    from sedem.baselines.bm25 import TextIndex, bm25_scores, index_texts
+    from sedem.contracts import Document
+    from sedem.data import labels
+    from sedem.data.catalog import open_examples
+    from sedem.evaluation.metrics import recall_at, summarize
+    from sedem.evaluation.run import sample
+    from sedem.provenance import provenance
+    from sedem.segment import segment_text
+    from sedem.shard import BlockRow
+
+    opened = SeDeM.from_pretrained(model)
+    options = {"seed": 0} if questions.schema == "squad" else {}
+    path = data / questions.path
+    every = open_examples(path, questions.schema, records=questions.records, **options).examples
+    cuts: dict[str, list[tuple[int, int]]] = {}
+
+    def blocks(document: Document) -> list[tuple[int, int]]:
+        if document.text not in cuts:
+            length, how = opened.config.segment_length, opened.config.segmentation
+            cut = segment_text(document.text, opened.encoder, length, how)
+            ends = cut.ends.gather(1, cut.lengths[:, None] - 1)[:, 0]
+            cuts[document.text] = list(zip(cut.starts[:, 0].tolist(), ends.tolist(), strict=True))
+        return cuts[document.text]
+
+    recalls: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    for example in sample(every, questions.limit, 0):
+        rows = [
+            BlockRow(number, start, end, ())
+            for number, document in enumerate(example.documents)
+            for start, end in blocks(document)
+        ]
+        texts = [example.documents[row.document].text[row.start : row.end] for row in rows]
+        index = TextIndex([Document(str(i), t) for i, t in enumerate(texts)], index_texts(texts))
+        scores = bm25_scores(index, example.question)
+        ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+        evidence = labels.from_evidence(rows, example.evidence)
+        for k, values in recalls.items():
+            values.append(recall_at(ranked, evidence, k))
+    return {f"recall@{k}": summarize(v) for k, v in recalls.items()} | provenance()
+
+
+def _continuation(stage1: str, data: Path, cache: Path) -> dict[str, Any]:
+    import torch
+    from torch.utils.data import Subset
+
+    from sedem import SeDeM
+    from sedem.data.text import Tokens, Windows
+    from sedem.evaluation.continuation import continuation_losses
+    from sedem.provenance import provenance
+    from sedem.training.recipe import load_recipe
+    from sedem.training.run import Stage1Recipe
+
+    recipe = load_recipe(Stage1Recipe, ROOT / "recipes" / "nano" / "stage1.yaml")
+    opened = SeDeM.from_pretrained(stage1, dtype=torch.bfloat16)
+    path = data / recipe.text.path
+    corpus = Tokens.of(path, opened.encoder, cache, recipe.text.exclude_titles)
+    held_out = range(len(corpus) - HELD_OUT, len(corpus))
+    windows = Windows(corpus, opened.config.segment_length, CONTINUATION, 0, held_out)
+    chosen = Subset(windows, range(min(WINDOWS, len(windows))))
+    return continuation_losses(opened, chosen, lambda done, total: None) | provenance()
+
+
+@app.command()
+def table() -> None:
+    """Write the tables of README.md and of the model card from the measured cells."""
+    cells = read_cells()
+    for path in (ROOT / "README.md", CARD):
+        path.write_text(fill(path.read_text(encoding="utf-8"), cells), encoding="utf-8")
+
+
+def read_cells() -> dict[str, Any]:
+    """Every measured cell by name."""
+    return {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in RESULTS.glob("*.json")}
+
+
+def fill(text: str, cells: dict[str, Any]) -> str:
+    """A text with the tables between its `<!-- table NAME -->` and `<!-- end -->` marks renewed."""
+
+    def renewed(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]](cells)}\n<!-- end -->"
+
+    return re.sub(r"(<!-- table ([\w-]+) -->)\n.*?<!-- end -->", renewed, text, flags=re.DOTALL)
+
+
+def main_table(cells: dict[str, Any]) -> str:
+    """SQuAD-10 and exact facts: every reading, the shipped model beside the other compression."""
+    lines = [
+        "| | SQuAD-10 F1 | recall@2 | exact facts EM | recall@2 |",
+        "|---|---|---|---|---|",
+    ]
+    for label, model in (("c2", "sedem-nano (C=2)"), ("c4", "same recipe, C=4")):
+        rows = [r for r in SEDEM if f"{label}-squad-10-{r.name}" in cells]
+        lines += [f"| {model}: {r.title} | {_row(cells, label, r)} |" for r in rows]
+    lines += [f"| frozen backbone, {r.title} | {_row(cells, 'text', r)} |" for r in TEXT]
+    squad, facts = (
+        _interval(cells.get(f"bm25-blocks-{name}"), "recall@2")
+        for name in ("squad-10", "exact-facts")
+    )
+    lines.append(f"| BM25 over the same blocks | | {squad} | | {facts} |")
+    return "\n".join(lines)
+
+
+def _row(cells: dict[str, Any], owner: str, reading: Reading) -> str:
+    return " | ".join(
+        _interval(cells.get(f"{owner}-{name}-{reading.name}"), metric)
+        for name, answer in (("squad-10", "f1"), ("exact-facts", "em"))
+        for metric in (answer, "recall@2" if reading.control == "selected" else "")
+    )
+
+
+def paper_table(cells: dict[str, Any]) -> str:
+    """Sets that the paper has too: its numbers beside ours, which nothing makes comparable."""
+    paper = json.loads(PAPER.read_text(encoding="utf-8"))
+    names = ("hotpotqa", "2wiki", "musique")
+    lines = [
+        "| F1 | " + " | ".join(SETS[name].title for name in names) + " |",
+        "|---|---|---|---|",
+    ]
+    for row in paper["rows"]:
+        lines.append(f"| paper: {row['title']} | " + " | ".join(str(row[n]) for n in names) + " |")
+    ours = [("c2", r) for r in SEDEM if r.sets == EVERY] + [("text", r) for r in TEXT]
+    for owner, reading in ours:
+        who = "sedem-nano" if owner == "c2" else "nano-llama (33M) frozen"
+        row = [_interval(cells.get(f"{owner}-{n}-{reading.name}"), "f1") for n in names]
+        lines.append(f"| ours: {who}, {reading.title.replace('*', '')} | {' | '.join(row)} |")
+    return "\n".join(lines)
+
+
+def continuation_table(cells: dict[str, Any]) -> str:
+    """What memory carries after stage 1: losses per token under each condition."""
+    columns = ("raw_text", "true_states", "memory", "other_memory", "nothing")
+    lines = [
+        "| loss per token | " + " | ".join(c.replace("_", " ") for c in columns) + " |",
+        "|---|---|---|---|---|---|",
+    ]
+    for label, model in (("c2", "C=2"), ("c4", "C=4")):
+        for target, values in cells.get(f"{label}-continuation", {}).items():
+            if target in ("continuation", "recall"):
+                row = " | ".join(f"{values[c]['mean']:.3f}" for c in columns)
+                lines.append(f"| {model}, {target} | {row} |")
+    return "\n".join(lines)
+
+
+TABLES = {"main": main_table, "paper": paper_table, "continuation": continuation_table}
+
+
+def _interval(cell: dict[str, Any] | None, metric: str) -> str:
+    if cell is None or metric not in cell:
+        return ""
+    value = cell[metric]
+    low, high = value["interval"]
+    return f"{value['mean']:.1f} ({low:.1f}-{high:.1f})"
+
+
+def _headline(cell: dict[str, Any]) -> str:
+    shown: Iterable[str] = ("f1", "em", "recall@1", "recall@2", "recall@4")
+    scores = [f"{name} {cell[name]['mean']}" for name in shown if name in cell]
+    return ", ".join(scores) or "measured"
+
+
+if __name__ == "__main__":
+    app()
