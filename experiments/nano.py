@@ -22,6 +22,7 @@ PAPER = Path(__file__).parent / "data" / "paper.json"
 FACTS = Path(__file__).parent / "data" / "exact-facts-evaluation.jsonl.xz"
 SHIPPED = ROOT / "checkpoints" / "sedem-nano"
 CARD = SHIPPED / "README.md"
+PICTURE = ROOT / "docs" / "nano-results.svg"
 HELD_OUT, WINDOWS, CONTINUATION = 300, 512, 64
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -197,9 +198,22 @@ def _continuation(stage1: str, data: Path, cache: Path) -> dict[str, Any]:
 
 
 @app.command()
+def trained(
+    cell: Annotated[str, typer.Argument(help="LABEL-STAGE, such as c2-stage1.")],
+    folder: Annotated[Path, typer.Argument(help="Output of that training run.")],
+) -> None:
+    """Keep what a training run cost and how its losses went."""
+    summary = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    optimization = summary.pop("recipe")["optimization"]
+    path = RESULTS / f"training-{cell}.json"
+    path.write_text(json.dumps({"optimization": optimization, **summary}, indent=1) + "\n")
+
+
+@app.command()
 def table() -> None:
-    """Write the tables of README.md and of the model card from the measured cells."""
+    """Write the tables of README.md and of the model card, and the picture, from the cells."""
     cells = read_cells()
+    draw(cells, PICTURE)
     for path in (ROOT / "README.md", CARD):
         path.write_text(fill(path.read_text(encoding="utf-8"), cells), encoding="utf-8")
 
@@ -277,7 +291,66 @@ def continuation_table(cells: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"main": main_table, "paper": paper_table, "continuation": continuation_table}
+def training_table(cells: dict[str, Any]) -> str:
+    """What each run took: steps, examples, minutes, parameters."""
+    lines = [
+        "| run | steps | examples | minutes | trained parameters | machine |",
+        "|---|---|---|---|---|---|",
+    ]
+    for label, model in (("c2", "C=2"), ("c4", "C=4")):
+        for stage in ("regress", "stage1", "stage2"):
+            cell = cells.get(f"training-{label}-{stage}")
+            if cell is None:
+                continue
+            machine, count = cell["machine"], sum(cell["trained_parameters"].values())
+            lines.append(
+                f"| {model}, {stage} | {cell['steps']:,} | {cell['examples_seen']:,} | "
+                f"{cell['seconds'] / 60:.0f} | {count:,} | {machine['device']}, "
+                f"{machine['threads']} threads |"
+            )
+    return "\n".join(lines)
+
+
+TABLES = {
+    "main": main_table,
+    "paper": paper_table,
+    "continuation": continuation_table,
+    "training": training_table,
+}
+
+
+def draw(cells: dict[str, Any], path: Path) -> None:
+    """The two main columns as bars with their intervals."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "sedem"
+    from matplotlib import pyplot
+
+    columns = (("squad-10", "f1", "SQuAD-10, F1"), ("exact-facts", "em", "exact facts, EM"))
+    owned = [("c2", r) for r in SEDEM] + [("text", r) for r in TEXT]
+    figure, axes = pyplot.subplots(1, 2, figsize=(9.8, 3.8), sharey=True, layout="constrained")
+    names = [reading.title.replace("*", "") for _, reading in owned]
+    for axis, (questions, metric, title) in zip(axes, columns, strict=True):
+        for row, (owner, reading) in enumerate(owned):
+            cell = cells.get(f"{owner}-{questions}-{reading.name}")
+            if cell is None:
+                continue
+            mean, (low, high) = cell[metric]["mean"], cell[metric]["interval"]
+            color = "#9fb3c8" if owner == "text" else "#2f855a"
+            color = "#d9a441" if reading.control in ("wrong", "none") else color
+            axis.barh(row, mean, color=color, xerr=[[mean - low], [high - mean]], ecolor="#52606d")
+        axis.set_title(title, fontsize=11)
+        axis.set_yticks(range(len(names)), names)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_yaxis()
+    figure.supxlabel(
+        "green: sedem-nano   yellow: its controls   blue: the frozen backbone reads text   "
+        "(95 % intervals)",
+        fontsize=9,
+    )
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def _interval(cell: dict[str, Any] | None, metric: str) -> str:

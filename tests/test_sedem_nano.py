@@ -1,0 +1,82 @@
+"""The shipped model on the bundled documents: from files to answers and their sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sedem import Decoding, Document, MemoryBank, SeDeM
+from sedem.checkpoint import locate
+from sedem.cli import app
+from sedem.demo import DOCUMENTS, QUESTIONS
+
+SOURCES = {
+    "Who founded the Eastman Kodak Company?": ("george-eastman.txt", "Eastman Kodak Company"),
+    "In what year was Ulysses launched?": ("ulysses-spacecraft.txt", "launched"),
+    "What are cacao flowers pollinated by?": ("theobroma-cacao.txt", "pollinated"),
+    "Who was the pilot of the plane that crashed near Clear Lake?": (
+        "the-day-the-music-died.txt",
+        "pilot",
+    ),
+    "What is the weight of shipment HK-2093?": ("harbour-register.txt", "3175 kg"),
+    "What sum was agreed in contract QR-4471?": ("harbour-register.txt", "48,250 crowns"),
+    "Who is the mayor of Belholm?": ("harbour-register.txt", "Jonas Wenrick"),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> SeDeM:
+    return SeDeM.from_pretrained("sedem-nano", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[Document]:
+    return [Document(p.name, p.read_text("utf-8")) for p in sorted(DOCUMENTS.glob("*.txt"))]
+
+
+@pytest.fixture(scope="module")
+def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
+    return model.read(documents)
+
+
+def test_it_travels_whole_and_small() -> None:
+    files = [path for path in locate("sedem-nano").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 45_000_000
+    assert {path.suffix for path in files} <= {".json", ".safetensors", ".md"}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_demo_questions_cite_the_place_where_the_answer_is(
+    question: str, model: SeDeM, bank: MemoryBank, documents: list[Document]
+) -> None:
+    name, words = SOURCES[question]
+    answer = model.answer(bank, question, k=2, decoding=Decoding(max_new_tokens=16))
+    assert any(c.document == name and words in c.text for c in answer.citations), answer.citations
+    texts = {document.name: document.text for document in documents}
+    assert all(texts[c.document][c.start : c.end] == c.text for c in answer.citations)
+    assert answer.k == 2 and answer.text.strip()
+
+
+def test_its_answers_come_from_memory(model: SeDeM, bank: MemoryBank) -> None:
+    """The invented register: with other blocks, or none, the answers are others."""
+    invented = [q for q in QUESTIONS if SOURCES[q][0] == "harbour-register.txt"]
+    limit = Decoding(max_new_tokens=16)
+    with_memory = [answer.text for answer in model.answer(bank, invented, k=1, decoding=limit)]
+    without = [answer.text for answer in model.answer(bank, invented, decoding=limit, blocks=[])]
+    assert all(a != b for a, b in zip(with_memory, without, strict=True))
+
+
+def test_a_bank_on_disk_answers_as_the_one_in_memory(
+    tmp_path: Path, model: SeDeM, bank: MemoryBank
+) -> None:
+    path = tmp_path / "demo.bank"
+    bank.save(path)
+    ours = model.answer(bank, QUESTIONS[4], k=2)
+    output = CliRunner().invoke(app, ["ask", str(path), QUESTIONS[4], "-k", "2", "--json"])
+    assert output.exit_code == 0, output.output
+    told = json.loads(output.stdout)
+    assert told["answer"] == ours.text
+    assert [c["text"] for c in told["citations"]] == [c.text for c in ours.citations]
