@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Tiny models gain nothing from threads and lose much on shared cores; torch reads it on import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Callable
 from pathlib import Path
 

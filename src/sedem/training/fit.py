@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 from transformers import TrainingArguments
+from transformers.integrations import TensorBoardCallback
 
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
@@ -66,6 +67,7 @@ def fit(
         run.keep,
         train_dataset=training,
         eval_dataset=evaluation,
+        callbacks=[_tensorboard(output)],
     )
     checkpoint = last_whole_checkpoint(output)
     started = time.time()
@@ -95,6 +97,13 @@ def fit(
     return final
 
 
+def _tensorboard(output: Path) -> TensorBoardCallback:
+    # Left to itself it writes to the working directory when a finished run is only evaluated.
+    callback = TensorBoardCallback()
+    callback.logging_dir = str(output / "tensorboard")
+    return callback
+
+
 def _arguments(
     optimization: Optimization, run: Run, output: Path, evaluates: bool
 ) -> TrainingArguments:
@@ -121,6 +130,6 @@ def _arguments(
         eval_steps=run.eval_every or None,
         dataloader_num_workers=run.workers,
         remove_unused_columns=False,
-        report_to=["tensorboard"],
+        report_to=[],
         label_names=[],
     )

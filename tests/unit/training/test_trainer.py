@@ -168,10 +168,15 @@ def test_a_process_killed_while_it_writes_a_checkpoint_resumes_from_the_one_befo
     assert_same_training(kept, whole)
 
 
-def test_a_finished_run_that_is_started_again_stays_as_it_is(recipe: Recipe) -> None:
+def test_a_finished_run_that_is_started_again_stays_as_it_is(
+    recipe: Recipe, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(recipe)
     lines, weights = losses(recipe), final_weights(recipe)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
     train(recipe)
+    assert not list(elsewhere.iterdir()), "a run writes into its output folder alone"
     assert summary(recipe)["resumed_from"] == "checkpoint-6"
     assert [line for line in losses(recipe) if "loss" in line] == [
         line for line in lines if "loss" in line
