@@ -1,4 +1,4 @@
-"""sedem-nano's results: `python -m experiments.nano run --data DIR` measures, `table` renders.
+"""sedem-nano and its results: `python -m experiments.nano run --data DIR` fills, `table` renders.
 
 One JSON file a cell in results/nano, with settings, machine and versions; a cell that is there is
 not measured again, so that a killed run goes on. `table` writes the tables of README.md and of the
@@ -59,6 +59,8 @@ class Reading:
     k: int | str | None = None
     control: str = "selected"
     limit: int | None = None
+    max_new_tokens: int = 32
+    dtype: str = "bfloat16"
     sets: tuple[str, ...] = field(default=("squad-10", "exact-facts"))
 
 
@@ -71,6 +73,10 @@ SEDEM = (
     Reading("all", "every block", k="all", limit=300),
     Reading("wrong-k2", "K=2, wrong blocks", k=2, control="wrong"),
     Reading("none", "no memory", k=2, control="none"),
+)
+# What `sedem eval sedem --data FILE -k 2 --limit 500` gives as it stands.
+COMMAND = Reading(
+    "command", "", k=2, limit=500, max_new_tokens=64, dtype="float32", sets=("squad-10",)
 )
 # A base model does not stop by itself: fewer examples, the interval says so.
 TEXT = (
@@ -91,7 +97,7 @@ def run(
 ) -> None:
     """Measure what is not measured yet."""
     jobs: dict[str, Callable[[], dict[str, Any]]] = {}
-    for reading in SEDEM + (TEXT if text else ()):
+    for reading in (*SEDEM, COMMAND, *(TEXT if text else ())):
         for name in reading.sets:
             owner = label if reading.method == "sedem" else "text"
             cell = f"{owner}-{name}-{reading.name}"
@@ -123,8 +129,8 @@ def _answers(
         limit=reading.limit or questions.limit,
         k=reading.k,
         control=reading.control,
-        max_new_tokens=32,
-        dtype="bfloat16",
+        max_new_tokens=reading.max_new_tokens,
+        dtype=reading.dtype,
         out=Path("runs/nano/evaluation") / cell,
     )
     # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
@@ -195,6 +201,15 @@ def _continuation(stage1: str, data: Path, cache: Path) -> dict[str, Any]:
     windows = Windows(corpus, opened.config.segment_length, CONTINUATION, 0, held_out)
     chosen = Subset(windows, range(min(WINDOWS, len(windows))))
     return continuation_losses(opened, chosen, lambda done, total: None) | provenance()
+
+
+@app.command()
+def ship(checkpoint: Annotated[Path, typer.Argument(help="Stage 2's final checkpoint.")]) -> None:
+    """Put a trained model into checkpoints/sedem-nano, small enough to travel."""
+    from sedem import SeDeM
+
+    opened = SeDeM.from_pretrained(checkpoint, device="cpu")
+    opened.save_pretrained(SHIPPED, with_backbone=True, int8=True)
 
 
 @app.command()
@@ -291,6 +306,19 @@ def continuation_table(cells: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def command_table(cells: dict[str, Any]) -> str:
+    """What one command prints."""
+    cell = cells.get("c2-squad-10-command", {})
+    metrics = [name for name in ("f1", "em", "rouge_l", "recall@1", "recall@2") if name in cell]
+    return "\n".join(
+        [
+            "| " + " | ".join(metrics) + " |",
+            "|" + "---|" * len(metrics),
+            "| " + " | ".join(_interval(cell, name) for name in metrics) + " |",
+        ]
+    )
+
+
 def training_table(cells: dict[str, Any]) -> str:
     """What each run took: steps, examples, minutes, parameters."""
     lines = [
@@ -316,6 +344,7 @@ TABLES = {
     "paper": paper_table,
     "continuation": continuation_table,
     "training": training_table,
+    "command": command_table,
 }
 
 

@@ -226,7 +226,7 @@ class Collator:
                 slot_tokens[b, n] = torch.tensor(text.blocks[row].slot_tokens)
                 own = text.slots[row]
                 batch_row = torch.tensor(
-                    [place[text.first + int(s) // config.slots] if s >= 0 else 0 for s in own]
+                    [place[text.first + s // config.slots] if s >= 0 else 0 for s in own.tolist()]
                 )
                 index = batch_row * slots + own % config.slots
                 slot_index[b, n] = torch.where(slot_tokens[b, n] > 0, index, -1)
@@ -250,7 +250,7 @@ class Collator:
         text = self.prepared.texts[block[0]]
         slots = text.slots[block[1]]
         per_segment = self.prepared.model.config.slots
-        return sorted({text.first + int(slot) // per_segment for slot in slots if slot >= 0})
+        return sorted({text.first + s // per_segment for s in slots.tolist() if s >= 0})
 
 
 def _targets(items: list[Item]) -> dict[str, Tensor]:

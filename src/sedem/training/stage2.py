@@ -164,22 +164,24 @@ class Stage2(nn.Module):
             model.mixture(question_states.float()), question_mask, memory_BNJD, slot_tokens > 0
         )
         chosen_BK = self._condition(scores_BN.detach(), evidence, coins, budget)
-        restored_STD = model.decompressor(memory_SMD)
-        answer = self._answer(restored_STD, slot_index, slot_tokens, chosen_BK, ids, valid, labels)
+        answer = self._answer(memory_BNJD, slot_tokens, chosen_BK, ids, valid, labels)
         select = self._select(scores_BN, evidence, blocks, question_mask)
-        reconstruct = reconstruction_loss(
-            restored_STD,
-            model.compressor.target(hidden_STE).detach(),
-            segment_mask,
-            model.config.compression,
-            weights.pool_weight,
-        )
-        loss = answer + weights.select * select + weights.reconstruct * reconstruct
+        loss = answer + weights.select * select
+        parts = {"answer": answer, "select": select}
+        # Over every block, selected or not: several times the work of the answer's own.
+        if weights.reconstruct:
+            parts["reconstruct"] = reconstruction_loss(
+                model.decompressor(memory_SMD),
+                model.compressor.target(hidden_STE).detach(),
+                segment_mask,
+                model.config.compression,
+                weights.pool_weight,
+            )
+            loss = loss + weights.reconstruct * parts["reconstruct"]
         own_BK = scores_BN.detach().topk(min(budget, scores_BN.shape[1])).indices
         found_B = evidence.gather(1, own_BK).any(1)[evidence.any(1)]
         recall = found_B.float().mean() if len(found_B) else scores_BN.new_zeros(())
-        parts = {"answer": answer, "select": select, "reconstruct": reconstruct, "recall": recall}
-        return {"loss": loss, **parts}
+        return {"loss": loss, **parts, "recall": recall}
 
     def _condition(
         self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int
@@ -196,21 +198,21 @@ class Stage2(nn.Module):
 
     def _answer(
         self,
-        restored_STD: Tensor,
-        slot_index: Tensor,
+        memory_BNJD: Tensor,
         slot_tokens: Tensor,
         chosen_BK: Tensor,
         ids: Tensor,
         valid: Tensor,
         labels: Tensor,
     ) -> Tensor:
-        """L_LM: the answer given the question and the restored states of the chosen blocks."""
-        model, compression = self.model, self.model.config.compression
-        index_BKJ1 = chosen_BK[:, :, None].expand(-1, -1, slot_index.shape[2])
-        slots_BKJ = slot_index.gather(1, index_BKJ1)
-        states_LCD = restored_STD.unflatten(1, (-1, compression)).flatten(0, 1)
-        states_BUD = _gather(states_LCD, slots_BKJ).flatten(1, 3)
-        real_BU = state_mask(slot_tokens.gather(1, index_BKJ1), compression).flatten(1)
+        """L_LM: the answer given the question and the restored states of the chosen blocks.
+
+        Only these are decompressed, as when answering.
+        """
+        model = self.model
+        rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
+        states_BUD = model.decompressor(memory_BNJD[rows_B1, chosen_BK]).flatten(1, 2)
+        real_BU = state_mask(slot_tokens[rows_B1, chosen_BK], model.config.compression).flatten(1)
         filled = prefill(
             model.decoder,
             model.config.inject_layer,
