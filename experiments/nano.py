@@ -68,11 +68,11 @@ EVERY = tuple(SETS)
 SEDEM = (
     Reading("k1", "K=1, selected", k=1),
     Reading("k2", "**K=2, selected**", k=2, sets=EVERY),
-    Reading("k4", "K=4, selected", k=4, sets=EVERY),
-    Reading("gold-k2", "K=2, gold first", k=2, control="gold"),
-    Reading("all", "every block", k="all", limit=300),
-    Reading("wrong-k2", "K=2, wrong blocks", k=2, control="wrong"),
-    Reading("none", "no memory", k=2, control="none"),
+    Reading("k4", "K=4, selected", k=4, limit=500, sets=EVERY),
+    Reading("gold-k2", "K=2, gold first", k=2, control="gold", limit=500),
+    Reading("all", "every block", k="all", limit=200),
+    Reading("wrong-k2", "K=2, wrong blocks", k=2, control="wrong", limit=500),
+    Reading("none", "no memory", k=2, control="none", limit=500),
 )
 # What `sedem eval sedem --data FILE -k 2 --limit 500` gives as it stands.
 COMMAND = Reading(
@@ -80,8 +80,8 @@ COMMAND = Reading(
 )
 # A base model does not stop by itself: fewer examples, the interval says so.
 TEXT = (
-    Reading("full-context", "every paragraph as text", "full-context", limit=300, sets=EVERY),
-    Reading("bm25", "BM25's two paragraphs as text", "bm25", k=2, limit=300, sets=EVERY),
+    Reading("full-context", "every paragraph as text", "full-context", limit=200, sets=EVERY),
+    Reading("bm25", "BM25's two paragraphs as text", "bm25", k=2, limit=200, sets=EVERY),
 )
 
 
@@ -90,7 +90,7 @@ def run(
     data: Annotated[Path, typer.Option(help="Folder of the public sets.")],
     label: Annotated[str, typer.Option(help="What the model's cells are called.")] = "c2",
     model: Annotated[str, typer.Option(help="Checkpoint.")] = str(SHIPPED),
-    stage1: Annotated[str | None, typer.Option(help="Stage-1 checkpoint to measure too.")] = None,
+    stage1: Annotated[str | None, typer.Option(help="Measure this checkpoint's memory.")] = None,
     cache: Annotated[Path, typer.Option(help="Folder for tokenized text.")] = Path("runs/cache"),
     text: Annotated[bool, typer.Option(help="Measure the raw-text readers too.")] = False,
     only: Annotated[str | None, typer.Option(help="Cells whose name holds this.")] = None,
@@ -292,17 +292,18 @@ def paper_table(cells: dict[str, Any]) -> str:
 
 
 def continuation_table(cells: dict[str, Any]) -> str:
-    """What memory carries after stage 1: losses per token under each condition."""
+    """What memory carries before stage 2: losses per token under each condition."""
     columns = ("raw_text", "true_states", "memory", "other_memory", "nothing")
     lines = [
         "| loss per token | " + " | ".join(c.replace("_", " ") for c in columns) + " |",
         "|---|---|---|---|---|---|",
     ]
-    for label, model in (("c2", "C=2"), ("c4", "C=4")):
-        for target, values in cells.get(f"{label}-continuation", {}).items():
-            if target in ("continuation", "recall"):
+    for label, after in (("c2-regress", "the regression"), ("c2", "stage 1")):
+        for target in ("continuation", "recall"):
+            values = cells.get(f"{label}-continuation", {}).get(target)
+            if values is not None:
                 row = " | ".join(f"{values[c]['mean']:.3f}" for c in columns)
-                lines.append(f"| {model}, {target} | {row} |")
+                lines.append(f"| after {after}: {target} | {row} |")
     return "\n".join(lines)
 
 
@@ -320,22 +321,21 @@ def command_table(cells: dict[str, Any]) -> str:
 
 
 def training_table(cells: dict[str, Any]) -> str:
-    """What each run took: steps, examples, minutes, parameters."""
+    """What each recipe took: steps, examples, minutes, parameters."""
     lines = [
-        "| run | steps | examples | minutes | trained parameters | machine |",
+        "| recipe | steps | examples | minutes | trained parameters | machine |",
         "|---|---|---|---|---|---|",
     ]
-    for label, model in (("c2", "C=2"), ("c4", "C=4")):
-        for stage in ("regress", "stage1", "stage2"):
-            cell = cells.get(f"training-{label}-{stage}")
-            if cell is None:
-                continue
-            machine, count = cell["machine"], sum(cell["trained_parameters"].values())
-            lines.append(
-                f"| {model}, {stage} | {cell['steps']:,} | {cell['examples_seen']:,} | "
-                f"{cell['seconds'] / 60:.0f} | {count:,} | {machine['device']}, "
-                f"{machine['threads']} threads |"
-            )
+    for stage in ("stage1-regress", "stage1", "stage2", "stage2-more"):
+        cell = cells.get(f"training-c2-{stage}")
+        if cell is None:
+            continue
+        machine, count = cell["machine"], sum(cell["trained_parameters"].values())
+        lines.append(
+            f"| {stage}.yaml | {cell['steps']:,} | {cell['examples_seen']:,} | "
+            f"{cell['seconds'] / 60:.0f} | {count:,} | {machine['device']}, "
+            f"{machine['threads']} threads |"
+        )
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -223,14 +224,16 @@ class Backbone(nn.Module):
             for parameter in trainable:
                 parameter.requires_grad_(True)
 
-    def save_lora(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write the adapters in PEFT's own layout, their factors as `dtype`."""
+    def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
+        """Write the adapters of the backbone named `base` in PEFT's layout, factors as `dtype`."""
         folder.mkdir(parents=True, exist_ok=True)
         weights = get_peft_model_state_dict(self.model)
         save_file(
             {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
         )
-        self.model.peft_config["default"].save_pretrained(str(folder))
+        config = copy(self.model.peft_config["default"])
+        config.base_model_name_or_path = base
+        config.save_pretrained(str(folder))
 
     def load_lora(self, folder: Path) -> None:
         """Read adapters that `add_lora` has made room for.

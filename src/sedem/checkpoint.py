@@ -130,7 +130,8 @@ def write(
     weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
     save_file(pack_int8(weights) if int8 else weights, unfinished / WEIGHTS_FILE)
     if decoder.has_lora:
-        decoder.save_lora(unfinished / ADAPTER, torch.bfloat16 if int8 else torch.float32)
+        base = config.decoder or config.encoder
+        decoder.save_lora(unfinished / ADAPTER, base, torch.bfloat16 if int8 else torch.float32)
     if not folder.exists():
         unfinished.rename(folder)
         return

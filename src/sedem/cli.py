@@ -94,6 +94,7 @@ def demo(k: BudgetOption = None) -> None:
     for question in QUESTIONS:
         typer.echo(f"? {question}")
         terminal.print_answer(model, bank, question, _budget(k))
+    typer.echo("sedem-nano is a small model and often wrong; the spans it answered from are exact.")
 
 
 @app.command()

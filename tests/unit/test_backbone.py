@@ -351,18 +351,20 @@ def test_adapters_are_on_again_after_an_error(backbone: Backbone) -> None:
 
 def test_adapters_come_back_from_their_folder(folder: Path, tmp_path: Path) -> None:
     saved = with_random_adapters(open_backbone(str(folder)))
-    saved.save_lora(tmp_path / "adapter")
+    saved.save_lora(tmp_path / "adapter", "base")
     opened = open_backbone(str(folder))
     opened.add_lora(4, 8)
     opened.load_lora(tmp_path / "adapter")
     assert torch.equal(whole_run(opened), whole_run(saved))
     assert {file.suffix for file in (tmp_path / "adapter").iterdir()} <= {".safetensors", ".json"}
+    written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert written["base_model_name_or_path"] == "base"
 
 
 def test_adapters_of_another_rank_are_refused_with_both_shapes(
     folder: Path, tmp_path: Path
 ) -> None:
-    with_random_adapters(open_backbone(str(folder)), rank=4).save_lora(tmp_path / "adapter")
+    with_random_adapters(open_backbone(str(folder)), rank=4).save_lora(tmp_path / "adapter", "base")
     opened = open_backbone(str(folder))
     opened.add_lora(2, 4)
     with pytest.raises(CheckpointError, match=r"has shape \[4, 32\], \[2, 32\] is needed"):
@@ -371,7 +373,7 @@ def test_adapters_of_another_rank_are_refused_with_both_shapes(
 
 def test_adapters_that_lack_a_factor_are_refused(folder: Path, tmp_path: Path) -> None:
     saved = with_random_adapters(open_backbone(str(folder)))
-    saved.save_lora(tmp_path / "adapter")
+    saved.save_lora(tmp_path / "adapter", "base")
     path = tmp_path / "adapter" / "adapter_model.safetensors"
     weights = load_file(path)
     weights.popitem()

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sedem.backbone import ADAPTER_WEIGHTS
-from sedem.checkpoint import ADAPTER, WEIGHTS_FILE, locate
+from sedem.checkpoint import BACKBONE, locate
 from sedem.data.catalog import open_examples, sniff
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import Setting, open_method
@@ -69,7 +68,7 @@ def run_evaluation(
         "method": method,
         "data": data.name,
         "data_sha256": _digest(data),
-        "weights_sha256": _digest(*_weight_files(locate(checkpoint))),
+        "weights_sha256": _digest(*_weight_files(locate(checkpoint), method)),
         "schema": found,
         "records": records,
         "limit": limit,
@@ -82,9 +81,10 @@ def run_evaluation(
         return evaluate(opened, chosen, settings, Path(str(folder)), progress)
 
 
-def _weight_files(checkpoint: Path) -> list[Path]:
-    files = (checkpoint / WEIGHTS_FILE, checkpoint / ADAPTER / ADAPTER_WEIGHTS)
-    return [file for file in files if file.is_file()]
+def _weight_files(checkpoint: Path, method: str) -> list[Path]:
+    """What decides a method's answers: all weights of the checkpoint, or its backbone's alone."""
+    folder = checkpoint if method == "sedem" else checkpoint / BACKBONE
+    return sorted(folder.rglob("*.safetensors"))
 
 
 def _digest(*paths: Path) -> str:

@@ -36,7 +36,7 @@ class Setting:
     control: str = "selected"
     max_new_tokens: int = 64
     dtype: str = "float32"
-    batch: int = 8
+    batch: int = 32
 
 
 class Method(Protocol):
