@@ -17,13 +17,10 @@ SOURCES = {
     "Who founded the Eastman Kodak Company?": ("george-eastman.txt", "Eastman Kodak Company"),
     "In what year was Ulysses launched?": ("ulysses-spacecraft.txt", "launched"),
     "What are cacao flowers pollinated by?": ("theobroma-cacao.txt", "pollinated"),
-    "Who was the pilot of the plane that crashed near Clear Lake?": (
-        "the-day-the-music-died.txt",
-        "pilot",
-    ),
+    "Who wrote American Pie?": ("the-day-the-music-died.txt", "American Pie"),
     "What is the weight of shipment HK-2093?": ("harbour-register.txt", "3175 kg"),
-    "What sum was agreed in contract QR-4471?": ("harbour-register.txt", "48,250 crowns"),
     "Who is the mayor of Belholm?": ("harbour-register.txt", "Jonas Wenrick"),
+    "When was Thea Karbach born?": ("harbour-register.txt", "22 June 1911"),
 }
 
 
@@ -58,6 +55,14 @@ def test_demo_questions_cite_the_place_where_the_answer_is(
     texts = {document.name: document.text for document in documents}
     assert all(texts[c.document][c.start : c.end] == c.text for c in answer.citations)
     assert answer.k == 2 and answer.text.strip()
+
+
+def test_invented_facts_come_out_of_memory(model: SeDeM, bank: MemoryBank) -> None:
+    """Nothing else knows them. Most must be right: rounding differs between processors."""
+    invented = {q: words for q, (name, words) in SOURCES.items() if name == "harbour-register.txt"}
+    answers = model.answer(bank, list(invented), k=2, decoding=Decoding(max_new_tokens=16))
+    right = [a.text == words for a, words in zip(answers, invented.values(), strict=True)]
+    assert sum(right) >= len(right) - 1, [a.text for a in answers]
 
 
 def test_its_answers_come_from_memory(model: SeDeM, bank: MemoryBank) -> None:

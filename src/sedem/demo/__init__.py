@@ -10,8 +10,8 @@ QUESTIONS = (
     "Who founded the Eastman Kodak Company?",
     "In what year was Ulysses launched?",
     "What are cacao flowers pollinated by?",
-    "Who was the pilot of the plane that crashed near Clear Lake?",
+    "Who wrote American Pie?",
     "What is the weight of shipment HK-2093?",
-    "What sum was agreed in contract QR-4471?",
     "Who is the mayor of Belholm?",
+    "When was Thea Karbach born?",
 )
