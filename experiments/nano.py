@@ -72,7 +72,7 @@ SEDEM = (
     Reading("gold-k2", "K=2, gold first", k=2, control="gold", limit=500),
     Reading("all", "every block", k="all", limit=200),
     Reading("wrong-k2", "K=2, wrong blocks", k=2, control="wrong", limit=500),
-    Reading("none", "no memory", k=2, control="none", limit=500),
+    Reading("none", "no memory", k=2, control="none", limit=500, sets=EVERY),
 )
 # What `sedem eval sedem --data FILE -k 2 --limit 500` gives as it stands.
 COMMAND = Reading(

@@ -138,13 +138,20 @@ def test_a_stage_2_recipe_trains(
     assert_trained(tmp_path, {"compressor", "decompressor", "selector", "lora"})
 
 
-def test_a_stage_2_recipe_goes_on_from_the_stage_1_recipe_of_its_folder() -> None:
+def test_a_recipe_goes_on_from_another_of_its_folder_and_of_its_shape() -> None:
+    ends = {}
+    for path in STAGE1:
+        first = load_recipe(Stage1Recipe, path)
+        ends[f"{first.run.output}/final"] = (path.parent, first.model)
     for path in STAGE2:
         second = load_recipe(Stage2Recipe, path)
-        first = load_recipe(Stage1Recipe, path.with_name("stage1.yaml"))
-        assert second.start_from == f"{first.run.output}/final"
+        ends[f"{second.run.output}/final"] = (path.parent, second.model)
+    for path in STAGE2:
+        second = load_recipe(Stage2Recipe, path)
+        folder, model = ends[str(second.start_from)]
+        assert folder == path.parent
         free = {"k": second.model.k, "lora_rank": second.model.lora_rank}
-        assert replace(first.model, **free, lora_alpha=second.model.lora_alpha) == second.model
+        assert replace(model, **free, lora_alpha=second.model.lora_alpha) == second.model
 
 
 def test_no_two_recipes_share_an_output_folder() -> None:
