@@ -266,10 +266,11 @@ def main_table(cells: dict[str, Any]) -> str:
 
 
 def _row(cells: dict[str, Any], owner: str, reading: Reading) -> str:
+    ranks = reading.control == "selected" and reading.method != "full-context"
     return " | ".join(
         _interval(cells.get(f"{owner}-{name}-{reading.name}"), metric)
         for name, answer in (("squad-10", "f1"), ("exact-facts", "em"))
-        for metric in (answer, "recall@2" if reading.control == "selected" else "")
+        for metric in (answer, "recall@2" if ranks else "")
     )
 
 

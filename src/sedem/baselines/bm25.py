@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,8 @@ def index_texts(texts: Sequence[str]) -> Any:
     """A BM25 index of some texts (bm25s with its defaults); None when it finds no word in them."""
     import bm25s
 
+    # It tells of every index on its own logger, at a level that it sets itself.
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     words = bm25s.tokenize(list(texts), return_ids=False, show_progress=False)
     if not any(words):
         return None
