@@ -137,8 +137,14 @@ def restore(model: SeDeM, bank: MemoryBank, selection: Selection) -> Tensor:
     """Decompressed states of the selected blocks `[U, D]`, padding left out."""
     memory_KJD = bank.memory(selection.arranged).to(model.device, torch.float32)
     states = model.decompressor(memory_KJD)
-    real = state_mask(bank.slot_tokens(selection.arranged), model.config.compression)
+    real = state_mask(bank.slot_tokens(selection.arranged), model.decompressor.states_per_slot)
     return states[real.to(states.device)]
+
+
+def restored_sizes(model: SeDeM, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:
+    """How many decoder states each of some blocks is restored to."""
+    real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
+    return real_KU.sum(1).tolist()
 
 
 def check_fits(model: SeDeM, sizes: Sequence[int], prefix: int, limit: int) -> None:
@@ -190,7 +196,7 @@ def respond(
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
     prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
     for request, selection, ids_P in zip(requests, selections, prefixes, strict=True):
-        sizes = request.bank.slot_tokens(selection.ranked).sum(1).tolist()
+        sizes = restored_sizes(model, request.bank, selection.ranked)
         check_fits(model, sizes, len(ids_P), decoding.max_new_tokens)
     restored = [restore(model, r.bank, s) for r, s in zip(requests, selections, strict=True)]
     clock.lap("decompress_ms")

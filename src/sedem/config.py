@@ -12,6 +12,7 @@ from sedem.errors import CheckpointError, ConfigError
 
 Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
+DecompressorKind = Literal["mlp", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
 BlockOrder = Literal["document", "score"]
@@ -23,6 +24,7 @@ Kind = TypeVar("Kind")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "segmentation": ("window", "paragraph"),
     "compressor": ("linear", "mlp", "query"),
+    "decompressor": ("mlp", "none"),
     "layer_mixing": ("uniform", "learned"),
     "start_placement": ("front", "between"),
     "block_order": ("document", "score"),
@@ -30,6 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 _WHOLE_NUMBERS = {
     "segment_length": 1,
+    "segment_shift": 0,
     "compression": 1,
     "block_slots": 1,
     "compressor_heads": 1,
@@ -56,6 +59,8 @@ class SedemConfig:
         encoder_revision: hub revision of the encoder.
         decoder_revision: hub revision of the decoder.
         segment_length: T, tokens per segment.
+        segment_shift: tokens by which every boundary between segments is moved: the first segment
+            is that short. 0 moves none.
         compression: C, tokens per slot.
         block_slots: N_B, slots per selectable block; None means N_M, one block per segment.
         segmentation: fixed windows, or paragraphs (a long one becomes several segments).
@@ -64,6 +69,8 @@ class SedemConfig:
         inject_layer: decoder layers that see the question alone.
         compressor: "linear" (mean pool and W_in), "mlp" or "query".
         compressor_heads: attention heads of the learned-query compressor.
+        decompressor: "mlp", or "none": slots enter the decoder as they are, as soft tokens at its
+            input.
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
@@ -81,12 +88,14 @@ class SedemConfig:
     encoder_revision: str | None = None
     decoder_revision: str | None = None
     segment_length: int = 128
+    segment_shift: int = 0
     compression: int = 4
     block_slots: int | None = None
     segmentation: Segmentation = "window"
     layer_mixing: LayerMixing = "uniform"
     compressor: CompressorKind = "linear"
     compressor_heads: int = 8
+    decompressor: DecompressorKind = "mlp"
     decompressor_hidden: int | None = None
     selector_heads: int = 4
     selector_dim: int | None = None
@@ -117,10 +126,20 @@ class SedemConfig:
                 "each 1 or more"
             )
         object.__setattr__(self, "extract_layers", tuple(layers))
+        if self.segment_shift >= self.segment_length:
+            raise ConfigError(
+                f"segment_shift is {self.segment_shift}, a segment has {self.segment_length} "
+                "tokens; boundaries can be moved by less than that"
+            )
         if self.segment_length % self.compression:
             raise ConfigError(
                 f"segment_length {self.segment_length} is not a multiple of compression "
                 f"{self.compression}; a segment must be cut into whole slots"
+            )
+        if self.decompressor == "none" and self.inject_layer:
+            raise ConfigError(
+                f"decompressor is 'none' and inject_layer {self.inject_layer}; without a "
+                "decompressor slots enter at the decoder's input: set inject_layer to 0"
             )
         if self.compressor == "query" and self.slots_per_block % self.slots:
             raise ConfigError(

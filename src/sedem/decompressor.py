@@ -29,7 +29,7 @@ class Decompressor(nn.Module):
 
     def __init__(self, d_dec: int, compression: int, hidden: int) -> None:
         super().__init__()
-        self.compression = compression
+        self.states_per_slot = compression
         self.norm = nn.LayerNorm(d_dec)
         self.w_1 = nn.Linear(d_dec, hidden)
         self.w_2 = nn.Linear(hidden, compression * d_dec)
@@ -38,7 +38,7 @@ class Decompressor(nn.Module):
     def forward(self, memory_JD: Tensor) -> Tensor:
         """Restored states `[..., J * C, D]` of slots `[..., J, D]`."""
         activation = F.gelu(self.w_1(self.norm(memory_JD)))
-        states_JCD = self.w_2(activation).unflatten(-1, (self.compression, -1)) * self.spread
+        states_JCD = self.w_2(activation).unflatten(-1, (self.states_per_slot, -1)) * self.spread
         return states_JCD.flatten(-3, -2)
 
     @torch.no_grad()
@@ -51,9 +51,47 @@ class Decompressor(nn.Module):
         states_PD = states_PD.float()
         self.spread.copy_(states_PD.std(0).clamp_min(1e-6))
         centre_D = states_PD.mean(0) / self.spread
-        self.w_2.bias.copy_(centre_D.repeat(self.compression))
+        self.w_2.bias.copy_(centre_D.repeat(self.states_per_slot))
 
 
-def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor:
+class Direct(nn.Module):
+    """No decompression: each slot is one soft token at the decoder's input.
+
+    Section "Is Decompression Necessary?". The compressor maps into the decoder's embedding space;
+    here a slot is only put at the place and scale of the decoder's own embeddings, by two fixed
+    vectors, for states of a middle layer are hundreds of times larger.
+
+    Args:
+        d_dec: D.
+    """
+
+    spread: Tensor
+    centre: Tensor
+    states_per_slot = 1
+
+    def __init__(self, d_dec: int) -> None:
+        super().__init__()
+        self.register_buffer("spread", torch.ones(d_dec))
+        self.register_buffer("centre", torch.zeros(d_dec))
+
+    def forward(self, memory_JD: Tensor) -> Tensor:
+        """Soft tokens `[..., J, D]` of slots `[..., J, D]`."""
+        return F.layer_norm(memory_JD, memory_JD.shape[-1:]) * self.spread + self.centre
+
+    @torch.no_grad()
+    def calibrate(self, states_PD: Tensor) -> None:
+        """Start at the place and scale of real embeddings.
+
+        Args:
+            states_PD: a sample of embeddings.
+        """
+        states_PD = states_PD.float()
+        self.spread.copy_(states_PD.std(0))
+        self.centre.copy_(states_PD.mean(0))
+
+
+def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor | Direct:
     """The decompressor that a configuration describes."""
+    if config.decompressor == "none":
+        return Direct(d_dec)
     return Decompressor(d_dec, config.compression, config.decompressor_hidden or d_dec)

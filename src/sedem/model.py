@@ -123,6 +123,7 @@ class SeDeM(nn.Module):
         return {
             "extract_layers": list(config.extract_layers),
             "segment_length": config.segment_length,
+            **({"segment_shift": config.segment_shift} if config.segment_shift else {}),
             "compression": config.compression,
             "block_slots": config.slots_per_block,
             "compressor": config.compressor,
@@ -243,8 +244,7 @@ class SeDeM(nn.Module):
             ConfigError: its settings or its backbone cannot be used.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if dtype is None:
-            dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         folder = checkpoint.locate(str(name), revision)
         config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
         encoder, decoder = checkpoint.open_backbones(

@@ -44,10 +44,8 @@ def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None)
     """
     check_documents(documents)
     config = model.config
-    segments = [
-        segment_text(d.text, model.encoder, config.segment_length, config.segmentation)
-        for d in documents
-    ]
+    length, how, shift = config.segment_length, config.segmentation, config.segment_shift
+    segments = [segment_text(d.text, model.encoder, length, how, shift) for d in documents]
     memory_SMD = compress(
         model,
         torch.cat([s.ids for s in segments]),

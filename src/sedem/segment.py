@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -45,7 +46,9 @@ class Segments:
         return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
 
 
-def segment_text(text: str, backbone: Backbone, length: int, how: Segmentation) -> Segments:
+def segment_text(
+    text: str, backbone: Backbone, length: int, how: Segmentation, shift: int = 0
+) -> Segments:
     """Cut a text into segments of at most `length` tokens.
 
     Args:
@@ -54,6 +57,7 @@ def segment_text(text: str, backbone: Backbone, length: int, how: Segmentation) 
         length: T.
         how: "window" cuts every T tokens; "paragraph" starts a new segment at every paragraph
             (blank lines separate them) and cuts long ones every T tokens.
+        shift: tokens of a shorter first segment, which moves every later boundary; 0 for none.
 
     Raises:
         DataError: the tokenizer finds nothing in the text.
@@ -64,9 +68,10 @@ def segment_text(text: str, backbone: Backbone, length: int, how: Segmentation) 
     for (origin, _), ids, spans in zip(
         pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
-        for at in range(0, len(ids), length):
-            shifted = [(start + origin, end + origin) for start, end in spans[at : at + length]]
-            rows.append((ids[at : at + length], shifted))
+        cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
+        for at, to in pairwise(cuts):
+            moved = [(start + origin, end + origin) for start, end in spans[at:to]]
+            rows.append((ids[at:to], moved))
     if not rows:
         raise DataError("the text has no tokens; give a document with words in it")
     return _to_tensors(rows, length)

@@ -355,6 +355,7 @@ def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_stays_as_
         {"extract_layers": (2,)},
         {"extract_layers": (2, 3)},
         {"segment_length": 32},
+        {"segment_shift": 4},
         {"compression": 2},
         {"compression": 8},
         {"block_slots": 2},

@@ -42,6 +42,8 @@ def test_slots_are_t_over_c(length: int, compression: int, slots: int) -> None:
 
 
 def test_a_segment_that_is_no_whole_number_of_slots_names_both_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"segment_shift is 128, a segment has 128 tokens"):
+        make(segment_shift=128)
     with pytest.raises(ConfigError, match=r"segment_length 130 is not a multiple of compression 4"):
         make(segment_length=130)
 

@@ -43,7 +43,7 @@ def naive_states(slot: list[float], module: Decompressor) -> list[list[float]]:
         for h in range(len(activation)):
             value += activation[h] * float(module.w_2.weight[o, h])
         z.append(value * float(module.spread[o % len(slot)]))
-    return [z[c * len(slot) : (c + 1) * len(slot)] for c in range(module.compression)]
+    return [z[c * len(slot) : (c + 1) * len(slot)] for c in range(module.states_per_slot)]
 
 
 def test_states_equal_the_mlp_and_stand_in_the_order_of_their_slots(

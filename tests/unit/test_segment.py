@@ -54,6 +54,21 @@ def test_windows_hold_t_tokens_each_and_the_last_one_the_rest(reader: Backbone, 
     ]
 
 
+@pytest.mark.parametrize(("shift", "expected"), [(3, ["abc", "defghijk", "lmno"]), (7, None)])
+def test_a_shift_makes_the_first_segment_short_and_moves_every_later_boundary(
+    reader: Backbone, shift: int, expected: list[str] | None
+) -> None:
+    text = "abcdefghijklmno"
+    segments = segment_text(text, reader, 8, "window", shift)
+    expected = expected or [text[:7], text[7:]]
+    assert [text[start:end] for start, end in spans(segments)] == expected
+    assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
+
+
+def test_a_text_shorter_than_the_shift_is_one_segment(reader: Backbone) -> None:
+    assert segment_text("ab", reader, 8, "window", 5).lengths.tolist() == [2]
+
+
 def test_the_mask_is_false_where_a_short_segment_is_padded(reader: Backbone) -> None:
     segments = segment_text("abcdefghij", reader, 8, "window")
     assert segments.mask.tolist() == [[True] * 8, [True] * 2 + [False] * 6]

@@ -130,7 +130,11 @@ class Prepared(Dataset[Item]):
         if text not in self._known:
             config = self.model.config
             segments = segment_text(
-                text, self.model.encoder, config.segment_length, config.segmentation
+                text,
+                self.model.encoder,
+                config.segment_length,
+                config.segmentation,
+                config.segment_shift,
             )
             blocks, slots = partition(segments, 0, config.compression, config.slots_per_block)
             self._known[text] = len(self.texts)

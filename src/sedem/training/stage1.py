@@ -1,7 +1,7 @@
 """Stage 1: compressor and decompressor learn to carry a context (section 4, first paragraph).
 
-Letters: B batch, T context tokens, A continuation tokens, P positions, D decoder width,
-V vocabulary.
+Letters: B batch, T context tokens, U restored states, A continuation tokens, P positions,
+D decoder width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ class Stage1(nn.Module):
                 f"losses.regress is {losses.regress}; encoder and decoder have different "
                 "tokenizers, so their states stand for different tokens: set it to 0"
             )
+        if model.config.decompressor == "none":
+            for name in ("distill", "reconstruct", "regress"):
+                if getattr(losses, name):
+                    raise ConfigError(
+                        f"losses.{name} is {getattr(losses, name)}, but a model without a "
+                        "decompressor restores no states: it learns from losses.context alone, "
+                        f"set {name} to 0"
+                    )
         model.requires_grad_(False)
         for part in (model.mixture, model.compressor, model.decompressor):
             part.requires_grad_(True)
@@ -142,40 +150,36 @@ class Stage1(nn.Module):
         continuation, recalled_B = self._with_recall(context, continuation)
         batch = {"context": context, "continuation": continuation}
         context_BP, target_BA = self._decoder_context(batch)
-        states_XBTE, own_BTD, teacher_BAV = self._teach(context, context_BP, target_BA)
+        states_XBTE, own_BTD, teacher_BAD = self._teach(context, context_BP, target_BA)
         hidden_BTE = model.mixture(states_XBTE.float())
         mask_BT = torch.ones_like(context, dtype=torch.bool)
-        restored_BTD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
-        student_BAV = self._student(restored_BTD, mask_BT, target_BA)
+        restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
+        student_BAV = self._student(restored_BUD, target_BA)
         labels_BA = target_BA.clone()
         separator = len(model.decoder.token_ids(SEPARATOR))
         labels_BA[recalled_B, :separator] = IGNORED
-        # The target is what reconstruction aligns to; were it to move as well, the shared W_in
-        # could make every target alike.
-        parts = {
-            "context": next_token_loss(student_BAV, labels_BA),
-            "distill": distillation_loss(
+        parts = {"context": next_token_loss(student_BAV, labels_BA)}
+        if weights.distill:
+            teacher_BAV = model.decoder.logits(teacher_BAD)
+            parts["distill"] = distillation_loss(
                 student_BAV, teacher_BAV, labels_BA != IGNORED, weights.distill_temperature
-            ),
-            "reconstruct": reconstruction_loss(
-                restored_BTD,
+            )
+        if weights.reconstruct:
+            # The target is what reconstruction aligns to; were it to move as well, the shared W_in
+            # could make every target alike.
+            parts["reconstruct"] = reconstruction_loss(
+                restored_BUD,
                 model.compressor.target(hidden_BTE).detach(),
                 mask_BT,
                 model.config.compression,
                 weights.pool_weight,
-            ),
-        }
-        loss = (
-            weights.context * parts["context"]
-            + weights.distill * parts["distill"]
-            + weights.reconstruct * parts["reconstruct"]
-        )
+            )
         if weights.regress:
             parts["regress"] = state_regression_loss(
-                restored_BTD, own_BTD, mask_BT, model.decompressor.spread
+                restored_BUD, own_BTD, mask_BT, model.decompressor.spread
             )
-            loss = loss + weights.regress * parts["regress"]
-        return {"loss": loss, **parts}
+        total = [getattr(weights, name) * value for name, value in parts.items()]
+        return {"loss": torch.stack(total).sum(), **parts}
 
     def _regress(self, context: Tensor) -> dict[str, Tensor]:
         """The regression alone; no layer above injection and extraction is run."""
@@ -236,11 +240,15 @@ class Stage1(nn.Module):
     def _teach(
         self, context_BT: Tensor, context_BP: Tensor, target_BA: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Frozen states: the encoder's, the decoder's at the injection layer, teacher logits."""
+        """Frozen states: the encoder's, the decoder's at the injection layer, the teacher's last.
+
+        Without distillation nobody asks for the last, and the upper layers are not run.
+        """
         model = self.model
         extract, inject = model.config.extract_layers, model.config.inject_layer
         before = context_BP.shape[1]
-        layers = {inject, model.decoder.depth}
+        last = model.decoder.depth if self.losses.distill else inject
+        layers = {inject, last}
         if model.encoder is model.decoder:
             layers |= set(extract)
         with model.decoder.without_lora():
@@ -253,9 +261,9 @@ class Stage1(nn.Module):
         else:
             encoded = encode(model.encoder, context_BT, extract)
         own_BPD = states[inject][:, 1 : 1 + before]
-        return encoded, own_BPD, model.decoder.logits(states[model.decoder.depth][:, before:])
+        return encoded, own_BPD, states[last][:, before:]
 
-    def _student(self, restored_BTD: Tensor, mask_BT: Tensor, target_BA: Tensor) -> Tensor:
+    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
         """Logits of the continuation `[B, A, V]` when the decoder sees restored states alone."""
         model = self.model
         start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.start_id)
@@ -266,8 +274,8 @@ class Stage1(nn.Module):
                 model.config.inject_layer,
                 ids_BP,
                 torch.ones_like(ids_BP, dtype=torch.bool),
-                restored_BTD,
-                mask_BT,
+                restored_BUD,
+                torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
                 placement=model.config.start_placement,
             )
         if model.config.start_placement == "between":

@@ -82,6 +82,11 @@ class Stage2(nn.Module):
         self.losses = losses
         self.collator = collator
         self.progress = 0.0
+        if losses.reconstruct and model.config.decompressor == "none":
+            raise ConfigError(
+                f"losses.reconstruct is {losses.reconstruct}, but a model without a decompressor "
+                "restores no states: set it to 0"
+            )
         model.requires_grad_(False)
         for part in model.parts().values():
             part.requires_grad_(True)
@@ -212,7 +217,8 @@ class Stage2(nn.Module):
         model = self.model
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
         states_BUD = model.decompressor(memory_BNJD[rows_B1, chosen_BK]).flatten(1, 2)
-        real_BU = state_mask(slot_tokens[rows_B1, chosen_BK], model.config.compression).flatten(1)
+        states_per_slot = model.decompressor.states_per_slot
+        real_BU = state_mask(slot_tokens[rows_B1, chosen_BK], states_per_slot).flatten(1)
         filled = prefill(
             model.decoder,
             model.config.inject_layer,
