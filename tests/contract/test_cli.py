@@ -25,7 +25,9 @@ from sedem.evaluation.readers import Sedem
 from sedem.pretrained import open_backbone
 
 RENT = "What is the rent?"
-ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"}
+ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
+    "conditioning", "stored_bytes", "context_tokens",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +171,8 @@ def test_help_names_every_verb_of_today() -> None:
         "bank rm",
         "train stage1",
         "train stage2",
-        "eval",
+        "eval METHOD",
+        "eval report",
         "cost",
     }
 
@@ -178,7 +181,8 @@ HELP_WITHOUT_TORCH = """
 import sys
 import sedem
 from sedem.cli import app
-for words in ([], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["cost"]):
+for words in ([], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval", "sedem"], ["eval", "report"],
+              ["cost"]):
     try:
         app([*words, "--help"])
     except SystemExit as end:
@@ -870,7 +874,7 @@ def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> Non
 
 def test_costs_of_a_preset_are_counted() -> None:
     result = prints_json("cost", "llama-3.2-1b", "--json")
-    assert set(result) == {"backbone", "parameters", "flops"}
+    assert set(result) == {"backbone", "parameters", "flops", "paper"}
     parameters = result["parameters"]
     parts = ("compressor", "decompressor", "selector", "lora")
     assert parameters["total"] == sum(parameters[part] for part in parts)
