@@ -125,36 +125,45 @@ def print_report(report: dict[str, Any]) -> None:
     """Runs side by side, means above intervals; then differences to the first; then notes."""
     lines = [["", *HEADINGS.values()]]
     for number, run in enumerate(report["runs"], start=1):
-        k, control = run["k"], run["control"]
-        words = [run["method"], k and f"K={k}", control if control != "selected" else ""]
-        words.append(f"batch={run['batch']}" if run["batch"] > 1 else "")
-        found = [run["metrics"].get(name) for name in HEADINGS]
-        lines.append(
-            [f"{number}  {run['run']}", *(f"{m['mean']:.1f}" if m else "-" for m in found)]
-        )
-        about = " ".join(filter(None, [*words, f"n={run['n']:,}"]))
-        lines.append([f"   {about}", *(_bounds(m) if m else "" for m in found)])
+        lines += _run_lines(number, run)
     _print_columns(lines)
-    numbers = {run["run"]: number for number, run in enumerate(report["runs"], start=1)}
-    shown = [HEADINGS[name] for name in ("em", "f1", "rouge_l", "string_match")]
-    lines = [["less run 1, paired", *shown]]
-    for entry in report["differences"]:
-        found = list(entry["metrics"].values())
-        lines.append(
-            [f"{numbers[entry['run']]}  {entry['run']}", *(f"{m['mean']:+.1f}" for m in found)]
-        )
-        lines.append(["   95 % interval", *map(_bounds, found)])
-        lines.append(
-            ["   resamples below zero", *(f"{100 * m['below_zero']:.1f} %" for m in found)]
-        )
-    if len(lines) > 1:
+    if report["differences"]:
         typer.echo("")
+        numbers = {run["run"]: number for number, run in enumerate(report["runs"], start=1)}
+        names = report["differences"][0]["metrics"]
+        lines = [["less run 1, paired", *(HEADINGS[name] for name in names)]]
+        for entry in report["differences"]:
+            lines += _difference_lines(numbers[entry["run"]], entry)
         _print_columns(lines)
     for run in report["runs"]:
         if run["not_answered"]:
             typer.echo(f"note: '{run['run']}' has {run['not_answered']:,} not answered", err=True)
     for problem in report["problems"]:
         typer.echo(f"note: {problem}", err=True)
+
+
+def _run_lines(number: int, run: dict[str, Any]) -> list[list[str]]:
+    k, control, batch = run["k"], run["control"], run["batch"]
+    about = [run["method"], f"K={k}" if k else None, None if control == "selected" else control]
+    about += [f"batch={batch}" if batch > 1 else None, f"n={run['n']:,}"]
+    found = run["metrics"]
+    means = {name: f"{metric['mean']:.1f}" for name, metric in found.items()}
+    if "recall" in means:
+        means["recall"] += f" @{run['recall_at']}"
+    bounds = [_bounds(found[name]) if name in found else "" for name in HEADINGS]
+    return [
+        [f"{number}  {run['run']}", *(means.get(name, "-") for name in HEADINGS)],
+        [f"   {' '.join(filter(None, about))}", *bounds],
+    ]
+
+
+def _difference_lines(number: int, entry: dict[str, Any]) -> list[list[str]]:
+    found = list(entry["metrics"].values())
+    return [
+        [f"{number}  {entry['run']}", *(f"{metric['mean']:+.1f}" for metric in found)],
+        ["   95 % interval", *map(_bounds, found)],
+        ["   resamples below zero", *(f"{100 * metric['below_zero']:.1f} %" for metric in found)],
+    ]
 
 
 def _bounds(metric: dict[str, Any]) -> str:

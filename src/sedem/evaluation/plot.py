@@ -50,6 +50,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     bars.set(xlabel="F1 (95 % interval)", xlim=(0, None))
     costs.set(xlabel="positions that the upper layers see", ylabel="F1", ylim=(0, None))
     costs.margins(x=0.15)
+    costs.set_xlim(left=0)
     for axis in (bars, costs):
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None})

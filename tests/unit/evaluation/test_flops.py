@@ -2,8 +2,8 @@
 
 What the formulas leave out: norms, activations, softmax, rotary angles and look-ups, which torch's
 counter leaves out too, and the half of an attention square that a causal mask hides. That half is
-computed by eager attention; it is written out here, and the rest is equal to the digit. Adapters are
-taken as merged.
+computed by eager attention; it is written out here, and the rest is equal to the digit. Adapters
+are taken as merged.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import choose, encode_questions, restore, score_blocks, start_decoding
-from sedem.answering import Request
+from sedem.answering import Request, choose, encode_questions, restore, score_blocks, start_decoding
 from sedem.evaluation.cost import Workload, count_flops
 from sedem.pretrained import open_backbone
 from sedem.prompts import question_ids
