@@ -28,6 +28,7 @@ class MethodOrVerb(TyperGroup):
 eval_app = typer.Typer(
     cls=MethodOrVerb,
     rich_markup_mode=None,
+    subcommand_metavar="METHOD|report ...",
     help="Measure a method on a set of questions, or report on what was measured.",
     epilog="'sedem eval sedem --help' shows the options of a method.",
 )
