@@ -84,7 +84,6 @@ def run_evaluation(
     setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch)
     settings = {
         "method": method,
-        "data": Path(data).name,
         **identity,
         "weights_sha256": _digest(*_weight_files(locate(checkpoint), method)),
         "schema": found,
@@ -134,7 +133,7 @@ def _open(
     found = schema or sniff(path)
     seeded = {"seed": seed} if found in SEEDED else {}
     examples = open_examples(path, found, records=records, **{**seeded, **options})
-    return found, examples, {"data_sha256": _digest(path)}
+    return found, examples, {"data": path.name, "data_sha256": _digest(path)}
 
 
 def _weight_files(checkpoint: Path, method: str) -> list[Path]:
