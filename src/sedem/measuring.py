@@ -81,8 +81,11 @@ def evaluate(
 ) -> None:
     """Measure a method on a set of questions."""
     blocks = budget(k)
+    from transformers.utils.logging import disable_progress_bar
+
     from sedem.evaluation.command import parse_options, run_evaluation
 
+    disable_progress_bar()
     with terminal.progress("answering") as report_progress:
         metrics = run_evaluation(
             str(context.info_name),
