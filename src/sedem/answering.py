@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from sedem.bank import MemoryBank
-from sedem.contracts import Answer, check_unicode
+from sedem.contracts import Answer, Span, check_unicode
 from sedem.encoder import encode
 from sedem.errors import BankError, ConfigError, DataError
 from sedem.generation import Decoding, Step, Transcript, generate
@@ -40,12 +40,14 @@ class Request:
         question: what about.
         k: selection budget; None means the model's own.
         blocks: use exactly these blocks instead of selecting (training and controls).
+        ranking: whether the answer is to name every block in the order of its score.
     """
 
     bank: MemoryBank
     question: str
     k: Budget | None = None
     blocks: Sequence[int] | None = None
+    ranking: bool = False
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,10 @@ def respond(
             clock.mark("ttft_ms")
         yield rows
     clock.mark("total_ms")
+    seen = [len(states) + len(ids) for states, ids in zip(restored, prefixes, strict=True)]
     return [
-        to_answer(model, request, selection, row, clock.timings)
-        for request, selection, row in zip(requests, selections, rows, strict=True)
+        to_answer(model, *parts, clock.timings)
+        for parts in zip(requests, selections, rows, seen, strict=True)
     ]
 
 
@@ -251,9 +254,19 @@ def to_answer(
     request: Request,
     selection: Selection,
     row: Transcript,
+    seen: int,
     timings: dict[str, float],
 ) -> Answer:
-    """An answer with the spans that conditioned it."""
+    """An answer with the spans that conditioned it.
+
+    Args:
+        model: answered.
+        request: what was asked.
+        selection: the blocks that were used.
+        row: what was generated.
+        seen: positions that the upper layers saw before the first answer token.
+        timings: of the batch.
+    """
     assert row.finish_reason is not None
     citations = tuple(
         request.bank.citation(index, rank, float(selection.scores[index]))
@@ -268,7 +281,17 @@ def to_answer(
         finish_reason=row.finish_reason,
         model=model.name,
         cut=row.cut(),
+        conditioning=seen,
+        stored_bytes=request.bank.memory_bytes,
+        context_tokens=request.bank.tokens,
+        ranking=ranking(request.bank, selection.scores) if request.ranking else None,
     )
+
+
+def ranking(bank: MemoryBank, scores_N: Tensor) -> tuple[Span, ...]:
+    """The span behind every block of a bank, best first."""
+    blocks = [bank.blocks[index] for index in select(scores_N, len(bank)).tolist()]
+    return tuple((bank.documents[b.document].name, b.start, b.end) for b in blocks)
 
 
 class AnswerStream(Iterator[str]):

@@ -80,6 +80,16 @@ class MemoryBank:
         """Number of blocks."""
         return len(self.blocks)
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(sum(block.slot_tokens) for block in self.blocks)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of its slots as they are kept: bfloat16, those that pad a last block included."""
+        return 2 * int(self.made_by["width"]) * sum(len(b.slot_tokens) for b in self.blocks)
+
     def memory(self, indices: Sequence[int]) -> Tensor:
         """Memory of some blocks `[n, J, D]`, in the order asked for."""
         by_piece: dict[int, list[tuple[int, int]]] = {}

@@ -77,15 +77,13 @@ def build_bank(
 def describe(path: Path) -> dict[str, Any]:
     """Facts about a bank on disk: what made it, what it holds, how large it is."""
     bank = MemoryBank.open(path)
-    tokens = sum(sum(block.slot_tokens) for block in bank.blocks)
-    slots = sum(len(block.slot_tokens) for block in bank.blocks)
-    size = 2 * slots * int(bank.made_by["width"])  # bfloat16
+    tokens = bank.tokens
     return {
         "documents": len(bank.documents),
         "blocks": len(bank),
         "tokens": tokens,
-        "memory_bytes": size,
-        "bytes_per_token": round(size / tokens, 1) if tokens else 0.0,
+        "memory_bytes": bank.memory_bytes,
+        "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem import terminal
-from sedem.errors import ConfigError, SedemError
+from sedem import measuring, options, terminal
+from sedem.errors import SedemError
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
-
-DEFAULT_MODEL = "sedem-nano"
 
 
 class Verbs(TyperGroup):
@@ -43,6 +41,7 @@ bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, t
 train_app = typer.Typer(no_args_is_help=True, help="Train a model from a recipe.")
 app.add_typer(bank_app, name="bank")
 app.add_typer(train_app, name="train")
+app.add_typer(measuring.eval_app, name="eval")
 
 BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
 Question = Annotated[
@@ -50,22 +49,9 @@ Question = Annotated[
     typer.Argument(metavar="QUESTION", help="Without one, they come one a line from stdin."),
 ]
 DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")]
-MethodName = Annotated[
-    str | None, typer.Argument(metavar="METHOD", help="What to evaluate; see --list.")
-]
-BackboneName = Annotated[
-    str,
-    typer.Argument(metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."),
-]
-Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="Checkpoint: a folder or a hub id. [default: sedem-nano]"),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-BudgetOption = Annotated[
-    str | None,
-    typer.Option("-k", help="Blocks to use: a number, or 'all'. [default: the model's own]"),
-]
+Model = options.Model
+Json = options.Json
+BudgetOption = options.BudgetOption
 RecipeOption = Annotated[Path, typer.Option("--config", help="The recipe, a YAML file.")]
 Overrides = Annotated[
     list[str] | None,
@@ -79,7 +65,7 @@ def demo(k: BudgetOption = None) -> None:
     from sedem.demo import DOCUMENTS, QUESTIONS
     from sedem.files import read_documents
 
-    model = _open_model(DEFAULT_MODEL)
+    model = _open_model(options.DEFAULT_MODEL)
     documents = [
         type(document)(Path(document.name).name, document.text)
         for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
@@ -93,7 +79,7 @@ def demo(k: BudgetOption = None) -> None:
     )
     for question in QUESTIONS:
         typer.echo(f"? {question}")
-        terminal.print_answer(model, bank, question, _budget(k))
+        terminal.print_answer(model, bank, question, options.budget(k))
     typer.echo("sedem-nano is a small model and often wrong; the spans it answered from are exact.")
 
 
@@ -141,7 +127,7 @@ def ask(
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
 ) -> None:
     """Ask a bank; the answer comes with the spans of the documents that it was conditioned on."""
-    budget = _budget(k)
+    budget = options.budget(k)
     from sedem.bank import MemoryBank
     from sedem.generation import Decoding
 
@@ -230,81 +216,7 @@ def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
     _train("stage2", config, overrides)
 
 
-@app.command("eval")
-def evaluate(
-    method: Annotated[
-        str | None, typer.Argument(metavar="METHOD", help="What to evaluate; see --list.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option(help="File of questions.")] = None,
-    schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
-    records: Annotated[str | None, typer.Option(help="Records of the file, as start:stop.")] = None,
-    limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
-    k: BudgetOption = None,
-    control: Annotated[
-        str, typer.Option(help="Blocks to use: selected, gold, wrong or none.")
-    ] = "selected",
-    model: Model = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Limit of an answer in tokens.")] = 64,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
-    ] = None,
-    as_json: Json = False,
-    list_methods: Annotated[bool, typer.Option("--list", help="List the methods.")] = False,
-) -> None:
-    """Measure a method on a file of questions."""
-    from sedem.evaluation.methods import METHODS
-
-    budget = _budget(k)
-    if list_methods:
-        for name, (_, what) in METHODS.items():
-            typer.echo(f"{name:<14} {what}")
-        return
-    if method is None or data is None:
-        raise typer.BadParameter("give a METHOD and --data FILE, or --list")
-    from sedem.evaluation.command import run_evaluation
-
-    with terminal.progress("answering") as report_progress:
-        metrics = run_evaluation(
-            method,
-            data,
-            schema=schema,
-            records=records,
-            limit=limit,
-            k=budget,
-            control=control,
-            checkpoint=model or DEFAULT_MODEL,
-            max_new_tokens=max_new_tokens,
-            dtype=dtype,
-            seed=seed,
-            out=out,
-            progress=report_progress,
-        )
-    if as_json:
-        typer.echo(json.dumps(metrics))
-        return
-    terminal.print_metrics(metrics)
-
-
-@app.command()
-def cost(
-    backbone: Annotated[
-        str,
-        typer.Argument(
-            metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."
-        ),
-    ],
-    as_json: Json = False,
-) -> None:
-    """Count parameters and FLOPs of SeDeM on a backbone, without weights."""
-    from sedem.evaluation.cost import cost as count
-
-    result = count(backbone)
-    if as_json:
-        typer.echo(json.dumps(result))
-        return
-    terminal.print_cost(result)
+app.command()(measuring.cost)
 
 
 def _open_model(name: str) -> SeDeM:
@@ -321,18 +233,8 @@ def _model_of(bank: Path) -> str:
     from sedem.bank import MemoryBank
 
     if not bank.exists():
-        return DEFAULT_MODEL
-    return str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
-
-
-def _budget(text: str | None) -> int | str | None:
-    if text is None or text == "all":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        message = f"k is '{text}'; it must be a whole number of at least 1, or 'all'"
-        raise ConfigError(message) from None
+        return options.DEFAULT_MODEL
+    return str(MemoryBank.open(bank).made_by.get("model") or options.DEFAULT_MODEL)
 
 
 def _train(stage: str, config: Path, overrides: list[str] | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from sedem.errors import DataError
@@ -78,9 +78,15 @@ class Citation:
     text: str
 
 
+Span = tuple[str, int, int]
+"""Name of a document, first character, character after the last."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer and what it stands on.
+
+    What it cost is None where a reader does not tell.
 
     Attributes:
         text: the answer, stripped of surrounding white space.
@@ -91,6 +97,12 @@ class Answer:
         finish_reason: "end" (the model ended it), "stop" (a stop string) or "length" (the limit).
         cut: one sentence for each thing that was left out or cut off; empty when nothing was.
         model: name of the model that answered.
+        conditioning: positions that the decoder's upper layers saw before the first answer token:
+            restored states and prompt, or context and prompt where all layers read text.
+        stored_bytes: what the memory keeps to answer from, for all its documents.
+        context_tokens: tokens of all its documents.
+        ranking: every block of the memory, best first, where that was asked for; not part of the
+            JSON.
     """
 
     text: str
@@ -101,10 +113,15 @@ class Answer:
     finish_reason: str
     model: str
     cut: tuple[str, ...] = field(default=())
+    conditioning: int | None = None
+    stored_bytes: int | None = None
+    context_tokens: int | None = None
+    ranking: tuple[Span, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as JSON-ready values; the text goes under "answer"."""
-        fields = asdict(self)
+        fields = asdict(replace(self, ranking=None))
+        del fields["ranking"]
         fields["timings"] = dict(self.timings)
         return {"answer": fields.pop("text"), **fields}
 

@@ -91,25 +91,119 @@ def count(number: int, noun: str) -> str:
 
 
 def print_metrics(metrics: dict[str, Any]) -> None:
-    """Means with their intervals, a line each, then the counts."""
+    """Means with their intervals, a line each, then the counts and what could not be answered."""
     for name, value in metrics.items():
         if isinstance(value, dict) and "mean" in value:
             low, high = value["interval"]
             typer.echo(
-                f"{name:<10} {value['mean']:6.2f}   [{low:.2f}, {high:.2f}]   n={value['n']}"
+                f"{name:<28} {value['mean']:9.2f}   [{low:.2f}, {high:.2f}]   n={value['n']}"
             )
-    for name, value in metrics["counts"].items():
-        typer.echo(f"{name.replace('_', ' '):<16} {value}")
+    counts = metrics["counts"]
+    for name, value in counts.items():
+        typer.echo(f"{name.replace('_', ' '):<28} {value}")
+    if counts["not_answered"]:
+        typer.echo(
+            f"{counts['not_answered']:,} of {counts['examples']:,} could not be answered and count "
+            f"as wrong; the first, {metrics['first_error']}"
+        )
+
+
+HEADINGS = {
+    "em": "EM",
+    "f1": "F1",
+    "rouge_l": "ROUGE-L",
+    "string_match": "match",
+    "recall": "recall@K",
+    "mrr": "MRR",
+    "conditioning": "positions",
+    "bytes_per_token": "B/token",
+    "ttft_ms": "TTFT ms",
+}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Runs side by side, means above intervals; then differences to the first; then notes."""
+    lines = [["", *HEADINGS.values()]]
+    for number, run in enumerate(report["runs"], start=1):
+        lines += _run_lines(number, run)
+    _print_columns(lines)
+    if report["differences"]:
+        typer.echo("")
+        numbers = {run["run"]: number for number, run in enumerate(report["runs"], start=1)}
+        names = report["differences"][0]["metrics"]
+        lines = [["less run 1, paired", *(HEADINGS[name] for name in names)]]
+        for entry in report["differences"]:
+            lines += _difference_lines(numbers[entry["run"]], entry)
+        _print_columns(lines)
+    for run in report["runs"]:
+        if run["not_answered"]:
+            typer.echo(f"note: '{run['run']}' has {run['not_answered']:,} not answered", err=True)
+    for problem in report["problems"]:
+        typer.echo(f"note: {problem}", err=True)
+
+
+def _run_lines(number: int, run: dict[str, Any]) -> list[list[str]]:
+    k, control, batch = run["k"], run["control"], run["batch"]
+    about = [run["method"], f"K={k}" if k else None, None if control == "selected" else control]
+    about += [f"batch={batch}" if batch > 1 else None, f"n={run['n']:,}"]
+    found = run["metrics"]
+    means = {name: f"{metric['mean']:.1f}" for name, metric in found.items()}
+    if "recall" in means:
+        means["recall"] += f" @{run['recall_at']}"
+    bounds = [_bounds(found[name]) if name in found else "" for name in HEADINGS]
+    return [
+        [f"{number}  {run['run']}", *(means.get(name, "-") for name in HEADINGS)],
+        [f"   {' '.join(filter(None, about))}", *bounds],
+    ]
+
+
+def _difference_lines(number: int, entry: dict[str, Any]) -> list[list[str]]:
+    found = list(entry["metrics"].values())
+    return [
+        [f"{number}  {entry['run']}", *(f"{metric['mean']:+.1f}" for metric in found)],
+        ["   95 % interval", *map(_bounds, found)],
+        ["   resamples below zero", *(f"{100 * metric['below_zero']:.1f} %" for metric in found)],
+    ]
+
+
+def _bounds(metric: dict[str, Any]) -> str:
+    low, high = metric["interval"]
+    return f"{low:.1f}..{high:.1f}"
+
+
+def _print_columns(lines: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for first, *rest in lines:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        typer.echo("  ".join([first.ljust(widths[0]), *cells]).rstrip())
 
 
 def print_cost(result: dict[str, Any]) -> None:
-    """Parameters and FLOPs by part, and what they assume."""
+    """Parameters and FLOPs by part beside the paper's, and what they assume."""
     parameters, flops = dict(result["parameters"]), dict(result["flops"])
     assumptions = flops.pop("assumptions")
     percent = parameters.pop("percent")
+    paper = result["paper"] or {"parameters": {}, "flops": {}}
     for name, value in parameters.items():
-        typer.echo(f"{name:<20} {value / 1e6:10.2f} M parameters")
+        beside = _beside(value / 1e6, paper["parameters"].get(name), 2)
+        typer.echo(f"{name:<20} {value / 1e6:10.2f} M parameters{beside}")
     typer.echo(f"{'added':<20} {percent:10.2f} % of the backbone\n")
     for name, value in flops.items():
         typer.echo(f"{name:<20} {value / 1e9:10.1f} GFLOPs")
     typer.echo("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))
+    if paper["flops"]:
+        typer.echo("")
+        for name, entry in paper["flops"]["stages"].items():
+            typer.echo(
+                f"{name:<20} {entry['ours'] / 1e9:10.1f} GFLOPs"
+                f"{_beside(entry['ours'] / 1e9, entry['printed'], 1)}; "
+                f"as the paper seems to count {entry['convention'] / 1e9:.1f}"
+            )
+        typer.echo(paper["flops"]["note"])
+
+
+def _beside(ours: float, printed: float | None, digits: int) -> str:
+    if printed is None:
+        return ""
+    difference = round(ours - printed, digits) + 0.0  # never minus nothing
+    return f"   paper {printed:.{digits}f}, ours {difference:+.{digits}f}"

@@ -25,7 +25,9 @@ from sedem.evaluation.readers import Sedem
 from sedem.pretrained import open_backbone
 
 RENT = "What is the rent?"
-ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"}
+ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
+    "conditioning", "stored_bytes", "context_tokens",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +171,8 @@ def test_help_names_every_verb_of_today() -> None:
         "bank rm",
         "train stage1",
         "train stage2",
-        "eval",
+        "eval METHOD",
+        "eval report",
         "cost",
     }
 
@@ -178,7 +181,10 @@ HELP_WITHOUT_TORCH = """
 import sys
 import sedem
 from sedem.cli import app
-for words in ([], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["cost"]):
+for words in (
+    [], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["eval", "sedem"],
+    ["eval", "report"], ["cost"],
+):
     try:
         app([*words, "--help"])
     except SystemExit as end:
@@ -855,6 +861,72 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
         refused("eval", "sedem", "--data", name, "-m", checkpoint, words=words)
 
 
+def test_what_could_not_be_answered_is_said_at_the_end(here: Path, checkpoint: Path) -> None:
+    data = own_questions(here / "own.jsonl", 3)
+    data.write_text(data.read_text("utf-8").replace("flat 1?", "?" * 700), encoding="utf-8")
+    shown = succeeds("eval", "sedem", "--data", data, "-m", checkpoint, "--max-new-tokens", 4)
+    assert shown.splitlines()[-1].startswith(
+        "1 of 3 could not be answered and count as wrong; the first, q1: the question has "
+    )
+
+
+def test_the_answer_limit_is_the_sets_unless_it_is_given(here: Path, checkpoint: Path) -> None:
+    qasper = Path(__file__).parents[1] / "fixtures" / "qasper.json"
+    options = ("-m", checkpoint, "--limit", 1, "--json")
+    for data, given, limit in (
+        (own_questions(here / "own.jsonl", 1), (), 64),
+        (qasper, (), 128),
+        (qasper, ("--max-new-tokens", 3), 3),
+    ):
+        metrics = prints_json("eval", "sedem", "--data", data, *options, *given)
+        assert metrics["settings"]["max_new_tokens"] == limit
+    data = here / "own.jsonl"
+    refused("eval", "sedem", "--data", data, *options, "--max-new-tokens", 0, words="is 0; it must")
+
+
+def test_options_of_a_set_reach_its_loader(here: Path, checkpoint: Path) -> None:
+    Path("squad.json").write_text(json.dumps(SQUAD))
+    arguments = (
+        "eval", "sedem", "--data", "squad.json", "-m", checkpoint, "--max-new-tokens", 2,
+    )  # fmt: skip
+    one = prints_json(*arguments, "--option", "distractors=0", "--json")
+    four = prints_json(*arguments, "--option", "distractors=3", "--batch", 2, "--json")
+    assert one["counts"]["blocks_mean"] < four["counts"]["blocks_mean"]
+    assert one["settings"]["options"] == {"distractors": 0}
+    assert (one["settings"]["batch"], four["settings"]["batch"]) == (32, 2)
+    refused(*arguments, "--option", "distractors", words="option 'distractors' is not of the form")
+    refused(*arguments, "--option", "colour=red", words="got an unexpected keyword argument")
+    refused(*arguments, "--batch", 0, words="batch is 0; it must be at least 1")
+    refused(*arguments, "--split", "dev", words="is a file, which has no splits; leave --split out")
+
+
+def test_runs_are_reported(here: Path, checkpoint: Path) -> None:
+    data = own_questions(here / "own.jsonl")
+    for method in ("sedem", "bm25"):
+        succeeds(
+            "eval", method, "--data", data, "-m", checkpoint, "--max-new-tokens", 4,
+            "--out", f"{method}-run",
+        )  # fmt: skip
+    folders = ("sedem-run", "bm25-run", "lease.txt")
+    result = prints_json("eval", "report", *folders, "--plot", "runs.svg", "--json")
+    assert [run["method"] for run in result["runs"]] == ["sedem", "bm25"]
+    assert result["differences"][0]["metrics"]["f1"]["n"] == 5
+    assert result["problems"] == ["'lease.txt' holds no results of 'sedem eval --out'"]
+    assert "<svg" in Path("runs.svg").read_text(encoding="utf-8")
+    shown = sedem("eval", "report", *folders)
+    assert shown.exit_code == 0
+    assert "sedem K=" not in shown.stdout
+    assert re.search(r"^1  sedem-run +\d", shown.stdout, re.MULTILINE)
+    assert shown.stderr == "note: 'lease.txt' holds no results of 'sedem eval --out'\n"
+    refused("eval", "report", "lease.txt", words="'lease.txt' holds no results")
+
+
+@pytest.mark.parametrize("words", [[], ["sedem"], ["report"]])
+def test_an_evaluation_of_nothing_is_a_wrong_usage(words: list[str]) -> None:
+    result = sedem("eval", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
 def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> None:
     data = own_questions(here / "own.jsonl", 3)
     data.write_text(data.read_text(encoding="utf-8").replace('"q2"', '"q0"'), encoding="utf-8")
@@ -870,7 +942,7 @@ def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> Non
 
 def test_costs_of_a_preset_are_counted() -> None:
     result = prints_json("cost", "llama-3.2-1b", "--json")
-    assert set(result) == {"backbone", "parameters", "flops"}
+    assert set(result) == {"backbone", "parameters", "flops", "paper"}
     parameters = result["parameters"]
     parts = ("compressor", "decompressor", "selector", "lora")
     assert parameters["total"] == sum(parameters[part] for part in parts)
@@ -882,6 +954,16 @@ def test_costs_of_a_preset_are_counted() -> None:
     stages = ("read", "select", "restore", "prefill", "decode")
     assert flops["total"] == pytest.approx(sum(flops[stage] for stage in stages), abs=5)
     assert set(flops["assumptions"]) >= {"context_tokens", "k", "extract_layer", "inject_layer"}
+
+
+def test_costs_stand_beside_the_papers() -> None:
+    shown = succeeds("cost", "llama-3.2-3b")
+    assert re.search(
+        r"^selector +18.89 M parameters +paper 18.89, ours \+0.00$", shown, re.MULTILINE
+    )
+    assert re.search(r"^encode +\d+\.\d GFLOPs +paper 4750.3, ours [+-]", shown, re.MULTILINE)
+    assert "as the paper seems to count 1003.0" in shown
+    assert "paper" not in succeeds("cost", "llama-3.2-1b-to-3b")
 
 
 def test_costs_of_a_checkpoint_are_those_of_its_weights(checkpoint: Path) -> None:

@@ -561,6 +561,9 @@ def test_an_answer_of_any_reader_is_json(reader: Reader, documents: list[Documen
         "finish_reason",
         "model",
         "cut",
+        "conditioning",
+        "stored_bytes",
+        "context_tokens",
     }
     assert entries["answer"] == answer.text
     assert set(entries["citations"][0]) == {"rank", "document", "start", "end", "score", "text"}

@@ -14,15 +14,19 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from sedem.evaluation.metrics import (
     bootstrap,
+    evidence_recall_at,
     exact_match,
     normalize,
+    precision_at,
     recall_at,
+    reciprocal_rank,
     rouge_l,
+    string_match_part,
     summarize,
     token_f1,
 )
 
-# SQuAD's own evaluation script (v2.0), transcribed
+# What SQuAD's own evaluation script (v1.1) computes, written out
 
 
 def squad_normalize(answer: str) -> str:
@@ -42,8 +46,6 @@ def squad_f1(gold: str, prediction: str) -> float:
     gold_tokens, predicted_tokens = (squad_normalize(text).split() for text in (gold, prediction))
     common = collections.Counter(gold_tokens) & collections.Counter(predicted_tokens)
     same = sum(common.values())
-    if len(gold_tokens) == 0 or len(predicted_tokens) == 0:
-        return int(gold_tokens == predicted_tokens)
     if same == 0:
         return 0
     precision, recall = same / len(predicted_tokens), same / len(gold_tokens)
@@ -103,9 +105,21 @@ def test_normalization_of_squads_edge_cases(text: str, normal: str) -> None:
         ("euros euros", ["900 euros"], 0, 50),
         ("pets", ["900 euros"], 0, 0),
         ("", ["900 euros"], 0, 0),
-        ("", [""], 100, 100),
-        ("", ["the"], 100, 100),
-        ("the", ["an"], 100, 100),
+        # Equal after normalization, with no token in common: v1.1 gives these an F1 of 0.
+        ("", [""], 100, 0),
+        ("", ["the"], 100, 0),
+        ("the", ["an"], 100, 0),
+        ("the", ["900", "an"], 100, 0),
+        # Repeated tokens count as often as both have them: 2 of 3 and 2 of 2; 1 of 1 and 1 of 3.
+        ("no no no", ["no no"], 0, 100 * 2 * (2 / 3) / (2 / 3 + 1)),
+        ("no", ["No, no, no!"], 0, 100 * 2 * (1 / 3) / (1 / 3 + 1)),
+        ("a dog and the dog", ["dog dog"], 0, 100 * 2 * (2 / 3) / (2 / 3 + 1)),
+        # Punctuation joins, it does not part; only ASCII's is taken away.
+        ("rock-and-roll", ["rock and roll"], 0, 0),
+        ("U.S.", ["us"], 100, 100),
+        ("“Görlitz”", ["Görlitz"], 0, 0),
+        ("GÖRLITZ.", ["görlitz"], 100, 100),
+        ("1 800", ["1,800"], 0, 0),
         ("...", ["900"], 0, 0),
         ("900 euros", ["nothing", "900", "900 euros"], 100, 100),
         ("900 euros", ["nothing", "900"], 0, 100 * 2 * 0.5 / 1.5),
@@ -158,6 +172,43 @@ def test_recall_asks_whether_evidence_is_among_the_best(k: int, recall: float) -
 def test_recall_without_evidence_is_zero() -> None:
     assert recall_at([0, 1], [False, False], 2) == 0
     assert recall_at([], [True], 2) == 0
+
+
+@pytest.mark.parametrize(
+    ("prediction", "references", "score"),
+    [
+        ("It is 900 Euros a month", ["900 euros"], 100),
+        ("It is 900 Euros a month", ["1,800 euros", "900 EUROS"], 100),
+        ("900", ["900 euros"], 0),
+        # Part of a word is a match, as in RULER; nothing is normalized.
+        ("category", ["cat"], 100),
+        ("900 euros", ["the 900 euros"], 0),
+        ("1800", ["1,800"], 0),
+        ("", ["900"], 0),
+    ],
+)
+def test_a_string_match_is_a_reference_anywhere_in_the_prediction(
+    prediction: str, references: list[str], score: float
+) -> None:
+    assert string_match_part(prediction, references) == score
+
+
+RANKED, EVIDENCE = [4, 0, 2, 1], [False, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("k", "found", "precise"),
+    [(1, 0, 0), (2, 0, 0), (3, 50, 100 / 3), (4, 100, 50), (9, 100, 50)],
+)
+def test_evidence_recall_and_precision_count_blocks(k: int, found: float, precise: float) -> None:
+    assert evidence_recall_at(RANKED, EVIDENCE, k) == found
+    assert precision_at(RANKED, EVIDENCE, k) == pytest.approx(precise)
+
+
+def test_the_reciprocal_rank_is_that_of_the_first_evidence_block() -> None:
+    assert reciprocal_rank(RANKED, EVIDENCE) == pytest.approx(100 / 3)
+    assert reciprocal_rank([1, 2], EVIDENCE) == 100
+    assert reciprocal_rank([0, 3], EVIDENCE) == 0
 
 
 # Intervals

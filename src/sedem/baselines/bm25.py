@@ -1,10 +1,14 @@
-"""BM25 and raw text: the plain line that every selecting method is held against."""
+"""BM25 and raw text: the plain line that every selecting method is held against.
+
+What an answer says was stored are the documents in UTF-8; the index, which could be made anew from
+them, is not counted.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sedem.answering import Clock
@@ -51,9 +55,13 @@ class BM25(FullContext):
         clock = Clock(self.backbone.device)
         scores = bm25_scores(memory, question)
         count = resolve_budget(self.k, len(scores))
-        best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:count]
-        used = sorted(best)
-        return self.answer_from(memory.documents, used, [scores[i] for i in used], question, clock)
+        ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+        used = sorted(ranked[:count])
+        answer = self.answer_from(
+            memory.documents, used, [scores[i] for i in used], question, clock
+        )
+        spans = [(memory.documents[i].name, 0, len(memory.documents[i].text)) for i in ranked]
+        return replace(answer, ranking=tuple(spans))
 
 
 def index_texts(texts: Sequence[str]) -> Any:

@@ -1,7 +1,8 @@
 """Full context: the backbone reads every document for every question ("Backbone" of the paper).
 
 Raw text goes in at the first layer, keys and values are cached for decoding. What does not fit the
-backbone's positions is left out at the end of the context, and the answer says so.
+backbone's positions is left out at the end of the context, and the answer says so. Its memory is
+the text itself: what an answer says was stored are the bytes of the documents in UTF-8.
 """
 
 from __future__ import annotations
@@ -98,7 +99,13 @@ class FullContext:
             finish_reason=transcript.finish_reason,
             model=self.name,
             cut=(*cut, *transcript.cut()),
+            conditioning=ids_1P.shape[1],
+            stored_bytes=sum(len(document.text.encode()) for document in documents),
+            context_tokens=self._tokens(documents),
         )
+
+    def _tokens(self, documents: Sequence[Document]) -> int:
+        return len(self.backbone.token_ids(context_prompt([d.text for d in documents])))
 
     def _generate(self, ids_1P: torch.Tensor, clock: Clock) -> Transcript:
         backbone = self.backbone

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -11,42 +13,56 @@ from typing import Any
 
 from sedem.checkpoint import BACKBONE, locate
 from sedem.data.catalog import open_examples, sniff
+from sedem.data.examples import ExampleSet
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import Setting, open_method
 from sedem.evaluation.run import Progress, evaluate, sample
+from sedem.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
 from sedem.selector import Budget
 
 DTYPES = ("float32", "bfloat16")
 
+LONG_ANSWERS = ("qasper", "ruler-qa2")
+"""Sets with the long answer limit (appendix Implementation Details)."""
+
+SEEDED = ("squad", "exact-facts", "cloze")
+"""Sets whose contexts are drawn with a seed."""
+
 
 def run_evaluation(
     method: str,
-    data: Path,
+    data: str | Path,
     *,
     checkpoint: str,
     schema: str | None = None,
     records: str | None = None,
+    split: str | None = None,
+    options: Mapping[str, Any] | None = None,
     limit: int | None = None,
     k: Budget | None = None,
     control: str = "selected",
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
+    batch: int = 32,
     dtype: str = "float32",
     seed: int = 0,
     out: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a method by name on a file of questions.
+    """Evaluate a method by name on a set of questions.
 
     Args:
         method: a name in `METHODS`.
-        data: the file.
+        data: the set, as a file.
         checkpoint: folder or hub id of the model.
         schema: of the file; None means that it is found out.
         records: which records of the file, as "start:stop".
+        split: of a set that has several.
+        options: of the schema's loader.
         limit: a seeded sample of so many questions; None means all.
         k: selection budget.
         control: which blocks SeDeM uses.
-        max_new_tokens: answer limit.
+        max_new_tokens: answer limit; None means the set's own.
+        batch: questions that SeDeM answers together; their times are one.
         dtype: type of the backbone.
         seed: of sample and distractors.
         out: folder for predictions and metrics; None keeps nothing.
@@ -60,17 +76,20 @@ def run_evaluation(
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is '{dtype}'; it can be {' or '.join(DTYPES)}")
-    found = schema or sniff(data)
-    options = {"seed": seed} if found in ("squad", "exact-facts", "cloze") else {}
-    examples = open_examples(data, found, records=records, **options)
-    setting = Setting(checkpoint, k, control, max_new_tokens, dtype)
+    if batch < 1:
+        raise ConfigError(f"batch is {batch}; it must be at least 1")
+    found, examples, identity = _open(data, schema, records, split, seed, options or {})
+    if max_new_tokens is None:
+        max_new_tokens = LONG_ANSWER_LIMIT if found in LONG_ANSWERS else ANSWER_LIMIT
+    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch)
     settings = {
         "method": method,
-        "data": data.name,
-        "data_sha256": _digest(data),
+        **identity,
         "weights_sha256": _digest(*_weight_files(locate(checkpoint), method)),
         "schema": found,
         "records": records,
+        "split": split,
+        "options": dict(options or {}),
         "limit": limit,
         "seed": seed,
         **asdict(setting),
@@ -79,6 +98,42 @@ def run_evaluation(
     opened, chosen = open_method(method, setting), sample(examples.examples, limit, seed)
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         return evaluate(opened, chosen, settings, Path(str(folder)), progress)
+
+
+def parse_options(entries: Sequence[str]) -> dict[str, Any]:
+    """ "key=value" entries as options of a loader; values are JSON, or else text.
+
+    Raises:
+        ConfigError: an entry has no key or no value.
+    """
+    options: dict[str, Any] = {}
+    for entry in entries:
+        key, equals, text = entry.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"option '{entry}' is not of the form KEY=VALUE")
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return options
+
+
+def _open(
+    data: str | Path,
+    schema: str | None,
+    records: str | None,
+    split: str | None,
+    seed: int,
+    options: Mapping[str, Any],
+) -> tuple[str, ExampleSet, dict[str, str]]:
+    """The schema of a set, its examples, and what says which content it had."""
+    path = Path(data)
+    if split is not None:
+        raise ConfigError(f"'{path}' is a file, which has no splits; leave --split out")
+    found = schema or sniff(path)
+    seeded = {"seed": seed} if found in SEEDED else {}
+    examples = open_examples(path, found, records=records, **{**seeded, **options})
+    return found, examples, {"data": path.name, "data_sha256": _digest(path)}
 
 
 def _weight_files(checkpoint: Path, method: str) -> list[Path]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sedem.contracts import Answer
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sedem.backbone import Backbone
 
 CONTROLS = ("selected", "gold", "wrong", "none")
 
@@ -40,9 +43,15 @@ class Setting:
 
 
 class Method(Protocol):
-    """What the harness asks: answers to a batch of examples."""
+    """What the harness asks: answers to a batch of examples.
+
+    Attributes:
+        batch: examples answered together.
+        backbone: what answers; sizes of memory are held against its own. None when not known.
+    """
 
     batch: int
+    backbone: Backbone | None
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents."""

@@ -1,7 +1,7 @@
 """Answer and selection metrics, with bootstrap intervals over examples.
 
-Normalization is SQuAD's: lower case, no punctuation, no articles, single spaces. All scores are on
-a 0-100 scale; with several references the best one counts.
+Normalization, EM and F1 are those of SQuAD's script v1.1: lower case, no punctuation, no articles,
+single spaces. All scores are on a 0-100 scale; with several references the best one counts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ import numpy as np
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
+RESAMPLES = 2000
+
 
 def normalize(text: str) -> str:
     """An answer as SQuAD compares it."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+# Answers
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
@@ -30,7 +35,7 @@ def exact_match(prediction: str, references: Sequence[str]) -> float:
 
 
 def token_f1(prediction: str, references: Sequence[str]) -> float:
-    """Token-level F1 after normalization."""
+    """Token-level F1 after normalization; nothing in common is 0, even where both are empty."""
     return _best(_f1, prediction, references)
 
 
@@ -42,13 +47,41 @@ def rouge_l(prediction: str, references: Sequence[str]) -> float:
     )
 
 
+def string_match_part(prediction: str, references: Sequence[str]) -> float:
+    """100 when a reference stands somewhere in the prediction, case aside (RULER's QA score)."""
+    return _best(lambda p, r: float(r.lower() in p.lower()), prediction, references)
+
+
+# Selection; evidence[i] says whether block i holds some
+
+
 def recall_at(ranked: Sequence[int], evidence: Sequence[bool], k: int) -> float:
     """100 when one of the k best blocks is evidence."""
     return 100.0 * any(evidence[index] for index in ranked[:k])
 
 
+def evidence_recall_at(ranked: Sequence[int], evidence: Sequence[bool], k: int) -> float:
+    """Share of the evidence blocks that are among the k best; there must be one."""
+    return 100.0 * sum(evidence[index] for index in ranked[:k]) / sum(evidence)
+
+
+def precision_at(ranked: Sequence[int], evidence: Sequence[bool], k: int) -> float:
+    """Share of the k best blocks that are evidence; of fewer blocks, where there are no k."""
+    best = ranked[:k]
+    return 100.0 * sum(evidence[index] for index in best) / max(1, len(best))
+
+
+def reciprocal_rank(ranked: Sequence[int], evidence: Sequence[bool]) -> float:
+    """100 divided by the rank of the first evidence block; 0 when none is ranked."""
+    ranks = (rank for rank, index in enumerate(ranked, start=1) if evidence[index])
+    return next((100.0 / rank for rank in ranks), 0.0)
+
+
+# Intervals
+
+
 def bootstrap(
-    values: Sequence[float], *, samples: int = 2000, seed: int = 0
+    values: Sequence[float], *, samples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float, float]:
     """Mean and its 95 % interval over resampled examples.
 
@@ -60,11 +93,17 @@ def bootstrap(
     Returns:
         Mean, lower and upper bound.
     """
+    low, high = np.percentile(resampled_means(values, samples, seed), [2.5, 97.5])
+    return float(np.mean(values)), float(low), float(high)
+
+
+def resampled_means(
+    values: Sequence[float], samples: int = RESAMPLES, seed: int = 0
+) -> list[float]:
+    """Means of samples with replacement, each as large as the values."""
     numbers = np.asarray(values, dtype=float)
     rng = np.random.default_rng(seed)
-    means = [rng.choice(numbers, len(numbers)).mean() for _ in range(samples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(numbers.mean()), float(low), float(high)
+    return [float(rng.choice(numbers, len(numbers)).mean()) for _ in range(samples)]
 
 
 def summarize(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
@@ -79,8 +118,6 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
 
 def _f1(prediction: str, reference: str) -> float:
     got, wanted = normalize(prediction).split(), normalize(reference).split()
-    if not got or not wanted:
-        return float(got == wanted)
     common = sum((Counter(got) & Counter(wanted)).values())
     if not common:
         return 0.0

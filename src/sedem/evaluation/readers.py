@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,10 +21,11 @@ from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import CONTROLS, Method, Setting
+from sedem.evaluation.run import Progress, evaluate
 from sedem.generation import Decoding
 from sedem.model import SeDeM
 from sedem.prompts import question_ids
-from sedem.selector import ALL, resolve_budget, select
+from sedem.selector import ALL, Budget, resolve_budget, select
 from sedem.shard import BlockRow
 
 
@@ -32,6 +36,7 @@ class OneByOne:
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
+        self.backbone: Backbone | None = getattr(reader, "backbone", None)
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents."""
@@ -52,6 +57,7 @@ class Sedem:
         self.model = model
         self.setting = setting
         self.batch = setting.batch
+        self.backbone: Backbone | None = model.decoder
         self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
         self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
 
@@ -62,7 +68,13 @@ class Sedem:
         for example in examples:
             bank = self._bank(example.documents)
             requests.append(
-                Request(bank, example.question, self.setting.k, self._forced(bank, example))
+                Request(
+                    bank,
+                    example.question,
+                    self.setting.k,
+                    self._forced(bank, example),
+                    ranking=True,
+                )
             )
         return self.model.answer_requests(requests, self.decoding)
 
@@ -117,8 +129,39 @@ class Sedem:
         return chosen
 
 
+def evaluate_reader(
+    reader: Reader,
+    examples: Sequence[Example],
+    out: str | Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Evaluate any reader on examples, each read and answered alone.
+
+    Args:
+        reader: has `name`, `read(documents)` and `answer(memory, question)`.
+        examples: what is asked, such as `open_examples(file).examples`.
+        out: folder for settings, predictions and metrics; a run that was killed goes on there.
+        settings: whatever decides the reader's answers, as JSON-ready values; results of other
+            settings or of other examples in the folder are refused.
+        progress: called with examples done and examples in all.
+
+    Returns:
+        The metrics, as metrics.json holds them.
+
+    Raises:
+        ConfigError: the folder holds other results.
+        DataError: there are no examples, or two have one id.
+    """
+    digest = hashlib.sha256(repr(list(examples)).encode("utf-8", "backslashreplace"))
+    every = {"method": reader.name, "examples_sha256": digest.hexdigest(), **(settings or {})}
+    return evaluate(OneByOne(reader), examples, every, Path(out), progress)
+
+
 def open_sedem(setting: Setting) -> Method:
     """SeDeM from a checkpoint."""
+    _check_budget(setting.k)
     model = SeDeM.from_pretrained(setting.checkpoint, dtype=getattr(torch, setting.dtype))
     return Sedem(model, setting)
 
@@ -130,8 +173,15 @@ def open_full_context(setting: Setting) -> Method:
 
 def open_bm25(setting: Setting) -> Method:
     """The checkpoint's frozen decoder on the k documents that BM25 finds."""
+    _check_budget(setting.k)
     k = 2 if setting.k is None else setting.k
     return OneByOne(BM25(_decoder(setting), _decoding(setting), k))
+
+
+def _check_budget(k: Budget | None) -> None:
+    """Refuse what is no budget before any example is, which would count as not answered."""
+    if k is not None:
+        resolve_budget(k, 1)
 
 
 def _decoding(setting: Setting) -> Decoding:

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sedem.contracts import Answer, Citation
 from sedem.data.examples import Example
-from sedem.errors import ConfigError, DataError
+from sedem.errors import ConfigError, DataError, SedemError
 from sedem.evaluation.methods import Method
-from sedem.evaluation.metrics import exact_match, rouge_l, summarize, token_f1
+from sedem.evaluation.records import Record, failed_record, measure, to_record
+from sedem.evaluation.storage import compression
 from sedem.provenance import provenance
 
 PREDICTIONS = "predictions.jsonl"
 METRICS = "metrics.json"
 SETTINGS = "settings.json"
+
+NEEDED = {"id", "prediction", "references", "labelled", "selected", "k", "timings"}
+"""What every prediction has."""
 
 Progress = Callable[[int, int], None]
 
@@ -42,7 +45,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Answer examples and measure the answers.
 
-    What was answered before a kill is kept: the run goes on after the last whole line.
+    What was answered before a kill is kept: the run goes on after the last whole line. An example
+    that the method refuses with a `SedemError` counts as wrong; any other error ends the run.
 
     Args:
         method: answers.
@@ -55,7 +59,7 @@ def evaluate(
         The metrics, as metrics.json holds them.
 
     Raises:
-        ConfigError: the folder holds results of other settings.
+        ConfigError: the folder holds results of other settings, or what is no result.
         DataError: there are no examples, or two have one id.
     """
     if not examples:
@@ -69,95 +73,72 @@ def evaluate(
     open_examples = [example for example in examples if example.id not in done]
     with path.open("a", encoding="utf-8") as file:
         for start in range(0, len(open_examples), method.batch):
-            batch = open_examples[start : start + method.batch]
-            for example, answer in zip(batch, method.answer(batch), strict=True):
-                record = to_record(example, answer)
-                done[example.id] = record
+            for record in _answered(method, open_examples[start : start + method.batch]):
+                done[record["id"]] = record
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
             if progress is not None:
                 progress(len(done), len(examples))
     records = [done[example.id] for example in examples]
-    metrics = {**measure(records), "settings": settings, **provenance()}
-    (out / METRICS).write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+    size = compression(records, method.backbone.model.config) if method.backbone else {}
+    metrics = {**measure(records), **size, "settings": settings, **provenance()}
+    _write(out / METRICS, metrics)
     return metrics
 
 
-def to_record(example: Example, answer: Answer) -> dict[str, Any]:
-    """One line of predictions.jsonl."""
-    return {
-        "id": example.id,
-        "question": example.question,
-        "references": list(example.answers),
-        "prediction": answer.text,
-        "labelled": bool(example.evidence),
-        "selected": [
-            {
-                "document": citation.document,
-                "start": citation.start,
-                "end": citation.end,
-                "score": round(citation.score, 4),
-                "evidence": _is_evidence(citation, example),
-            }
-            for citation in answer.citations
-        ],
-        "k": answer.k,
-        "blocks": answer.blocks,
-        "finish_reason": answer.finish_reason,
-        "cut": list(answer.cut),
-        "timings": {name: round(value, 2) for name, value in answer.timings.items()},
-    }
+def read_predictions(content: bytes, path: Path) -> Iterator[Record]:
+    """The lines of a predictions.jsonl.
 
-
-def measure(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Metrics of predictions, each with its 95 % interval.
-
-    `recall@i` is the share of labelled examples with evidence among the i best of what the method
-    selected; a method that selects nothing has none.
+    Raises:
+        DataError: a line is no record of the harness.
     """
-    answers = [(record["prediction"], record["references"]) for record in records]
-    metrics: dict[str, Any] = {
-        "em": summarize([exact_match(*answer) for answer in answers]),
-        "f1": summarize([token_f1(*answer) for answer in answers]),
-        "rouge_l": summarize([rouge_l(*answer) for answer in answers]),
-    }
-    labelled = [record for record in records if record["labelled"] and record["selected"]]
-    depth = max((record["k"] for record in labelled), default=0)
-    for k in range(1, min(depth, 8) + 1):
-        found = [
-            100.0 * any(block["evidence"] for block in record["selected"][:k])
-            for record in labelled
-        ]
-        metrics[f"recall@{k}"] = summarize(found)
-    metrics["counts"] = {
-        "examples": len(records),
-        "blocks_mean": round(sum(record["blocks"] for record in records) / len(records), 2),
-        "something_cut": sum(bool(record["cut"]) for record in records),
-        "ended_by_limit": sum(record["finish_reason"] == "length" for record in records),
-    }
-    return metrics
+    # Of bytes: Unicode has line separators that are ordinary characters in a line of JSON.
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or NEEDED - record.keys():
+            raise DataError(f"'{path}', line {number} is no prediction of 'sedem eval'")
+        yield record
 
 
-def _is_evidence(citation: Citation, example: Example) -> bool:
-    return any(
-        example.documents[span.document].name == citation.document
-        and span.start < citation.end
-        and citation.start < span.end
-        for span in example.evidence
-    )
+def _answered(method: Method, batch: Sequence[Example]) -> list[Record]:
+    """Records of a batch; one that is refused is halved until what cannot be answered is alone."""
+    try:
+        answers = method.answer(batch)
+    except SedemError as error:
+        if len(batch) == 1:
+            return [failed_record(batch[0], error)]
+        half = len(batch) // 2
+        return _answered(method, batch[:half]) + _answered(method, batch[half:])
+    return [to_record(*pair, len(batch)) for pair in zip(batch, answers, strict=True)]
 
 
 def _claim(out: Path, settings: dict[str, Any]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     path = out / SETTINGS
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != settings:
-        raise ConfigError(
-            f"'{out}' holds results of other settings (see '{path}'); give another --out"
-        )
-    path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    if path.is_file():
+        try:
+            same = json.loads(path.read_text(encoding="utf-8")) == settings
+        except ValueError:
+            same = False
+        if not same:
+            raise ConfigError(
+                f"'{out}' holds results of other settings (see '{path}'); give another --out"
+            )
+    else:
+        _write(path, settings)
 
 
-def _kept(path: Path) -> Iterator[dict[str, Any]]:
+def _write(path: Path, entries: dict[str, Any]) -> None:
+    """All of a file or nothing: a kill leaves no half of it."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _kept(path: Path) -> Iterator[Record]:
     """Whole lines of an earlier run; a last line that a kill cut off is taken away."""
     if not path.is_file():
         return
@@ -165,6 +146,4 @@ def _kept(path: Path) -> Iterator[dict[str, Any]]:
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         path.write_bytes(whole)
-    # Of bytes: Unicode has line separators that are ordinary characters in a line of JSON.
-    for line in whole.splitlines():
-        yield json.loads(line)
+    yield from read_predictions(whole, path)

@@ -1,0 +1,89 @@
+"""Two runs on the same examples: the difference of a metric, and how sure its sign is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sedem.errors import DataError
+from sedem.evaluation.metrics import resampled_means
+from sedem.evaluation.records import ANSWERS, Record, values
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Second run minus first, example by example.
+
+    Attributes:
+        mean: of the differences.
+        interval: 95 %, from the paired bootstrap: whole examples are resampled.
+        below_zero: share of the resamples whose mean is below zero; near 0 or 1 says that the sign
+            is no accident, near 0.5 that it may be.
+        n: examples.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    below_zero: float
+    n: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As results show it."""
+        return {
+            "mean": round(self.mean, 2),
+            "interval": [round(bound, 2) for bound in self.interval],
+            "below_zero": round(self.below_zero, 4),
+            "n": self.n,
+        }
+
+
+def compare(
+    first: Sequence[Record], second: Sequence[Record], metrics: Sequence[str] = tuple(ANSWERS)
+) -> dict[str, Difference]:
+    """How much higher the second run scores than the first.
+
+    Args:
+        first: predictions of one run.
+        second: predictions of another on the same examples, in any order.
+        metrics: names of `records.values`; only examples that have one in both runs count for it.
+
+    Returns:
+        The difference in each of the metrics that at least one example has in both runs.
+
+    Raises:
+        DataError: the runs are on other examples.
+    """
+    check_same(first, second)
+    others = {record["id"]: values(record) for record in second}
+    pairs = [(values(record), others[record["id"]]) for record in first]
+    found = {
+        name: [b[name] - a[name] for a, b in pairs if name in a and name in b] for name in metrics
+    }
+    return {name: _difference(numbers) for name, numbers in found.items() if numbers}
+
+
+def check_same(first: Sequence[Record], second: Sequence[Record]) -> None:
+    """Refuse runs that were not asked the same.
+
+    Raises:
+        DataError: with the numbers of examples, and how many both have.
+    """
+    one, other = (
+        {(record["id"], record.get("question"), *record["references"]) for record in records}
+        for records in (first, second)
+    )
+    if one != other:
+        raise DataError(
+            f"the runs have other examples: {len(one):,} and {len(other):,}, of which "
+            f"{len(one & other):,} are common; evaluate both on the same records, limit and seed"
+        )
+
+
+def _difference(numbers: Sequence[float]) -> Difference:
+    means = np.asarray(resampled_means(numbers))
+    low, high = np.percentile(means, [2.5, 97.5])
+    below_zero = float((means < 0).mean())
+    return Difference(float(np.mean(numbers)), (float(low), float(high)), below_zero, len(numbers))

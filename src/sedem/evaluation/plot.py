@@ -1,0 +1,70 @@
+"""The picture of a report: quality with its intervals, and quality against what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sedem.errors import ConfigError
+
+METRIC = "f1"
+COLORS = ("#2f855a", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Draw a report as an SVG file.
+
+    On the left F1 of each run with its 95 % interval, on the right F1 against the positions that
+    the decoder's upper layers saw.
+
+    Args:
+        report: as `report.report` returns it.
+        path: the file, ending in .svg.
+
+    Raises:
+        ConfigError: the file has another ending.
+    """
+    if path.suffix != ".svg":
+        raise ConfigError(f"the plot is '{path}'; give it a name that ends in .svg")
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    rows = report["runs"]
+    height = max(2.6, 0.9 + 0.45 * len(rows))
+    figure, (bars, costs) = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
+    for at, row in enumerate(rows):
+        color = COLORS[at % len(COLORS)]
+        mean, low, high = _interval(row)
+        error = [[mean - low], [high - mean]]
+        bars.barh(at, mean, color=color, xerr=error, ecolor="#1a202c", height=0.6)
+        seen = row["metrics"].get("conditioning")
+        if seen is not None:
+            costs.errorbar(seen["mean"], mean, yerr=error, fmt="o", color=color, capsize=3)
+            costs.annotate(
+                str(at + 1), (seen["mean"], mean), xytext=(6, 4), textcoords="offset points"
+            )
+    bars.set_yticks(range(len(rows)), [f"{at}  {name_of(r)}" for at, r in enumerate(rows, 1)])
+    bars.invert_yaxis()
+    bars.set(xlabel="F1 (95 % interval)", xlim=(0, None))
+    costs.set(xlabel="positions that the upper layers see", ylabel="F1", ylim=(0, None))
+    costs.margins(x=0.15)
+    costs.set_xlim(left=0)
+    for axis in (bars, costs):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """A run in a few words: its folder, method, K and control."""
+    k = "" if row["k"] is None else f" K={row['k']}"
+    control = "" if row["control"] in (None, "selected") else f" {row['control']}"
+    return f"{Path(row['run']).name}: {row['method']}{k}{control}"
+
+
+def _interval(row: dict[str, Any]) -> tuple[float, float, float]:
+    value = row["metrics"][METRIC]
+    low, high = value["interval"]
+    return value["mean"], low, high

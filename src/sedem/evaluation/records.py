@@ -1,0 +1,195 @@
+"""One line of predictions.jsonl: what was asked, what was answered, and how good that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sedem.contracts import Answer, Span
+from sedem.data.examples import Example
+from sedem.errors import SedemError
+from sedem.evaluation.metrics import (
+    evidence_recall_at,
+    exact_match,
+    precision_at,
+    recall_at,
+    reciprocal_rank,
+    rouge_l,
+    string_match_part,
+    summarize,
+    token_f1,
+)
+
+Record = dict[str, Any]
+
+ANSWERS = {
+    "em": exact_match,
+    "f1": token_f1,
+    "rouge_l": rouge_l,
+    "string_match": string_match_part,
+}
+"""Metrics of an answer against its references."""
+
+DEPTH = 8
+"""Selection is measured among the first so many blocks."""
+
+
+def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
+    """An answer as a line of predictions.jsonl.
+
+    Args:
+        example: what was asked.
+        answer: what came.
+        batch: questions answered together; times are those of all of them.
+    """
+    return {
+        **_asked(example),
+        "prediction": answer.text,
+        "selected": [
+            {
+                "document": citation.document,
+                "start": citation.start,
+                "end": citation.end,
+                "score": round(citation.score, 4),
+                "evidence": _is_evidence(
+                    (citation.document, citation.start, citation.end), example
+                ),
+            }
+            for citation in answer.citations
+        ],
+        "evidence_ranks": _evidence_ranks(answer, example),
+        "k": answer.k,
+        "blocks": answer.blocks,
+        "finish_reason": answer.finish_reason,
+        "cut": list(answer.cut),
+        "conditioning": answer.conditioning,
+        "stored_bytes": answer.stored_bytes,
+        "context_tokens": answer.context_tokens,
+        "timings": {name: round(value, 2) for name, value in answer.timings.items()},
+        "batch": batch,
+    }
+
+
+def failed_record(example: Example, error: SedemError) -> Record:
+    """An example that could not be answered: it counts as wrong, and says why."""
+    return {
+        **_asked(example),
+        "prediction": "",
+        "selected": [],
+        "evidence_ranks": None,
+        "k": 0,
+        "blocks": 0,
+        "finish_reason": "error",
+        "cut": [],
+        "conditioning": None,
+        "stored_bytes": None,
+        "context_tokens": None,
+        "timings": {},
+        "error": str(error),
+    }
+
+
+def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
+    """What one example counts for in each metric; a metric that does not apply is not there.
+
+    Args:
+        record: a line of predictions.jsonl.
+        depth: blocks among which selection is measured.
+    """
+    if "error" in record:
+        names = _selection_names(depth) if record["labelled"] else []
+        return dict.fromkeys([*ANSWERS, *names], 0.0)
+    answer = record["prediction"], record["references"]
+    found = {name: score(*answer) for name, score in ANSWERS.items()}
+    if record["labelled"] and record["selected"]:
+        found |= _selection(record, depth)
+    if record.get("conditioning") is not None:
+        found["conditioning"] = float(record["conditioning"])
+    if record.get("stored_bytes") is not None and record.get("context_tokens"):
+        found["bytes_per_token"] = record["stored_bytes"] / record["context_tokens"]
+    if "ttft_ms" in record["timings"]:
+        found["ttft_ms"] = record["timings"]["ttft_ms"]
+    return found
+
+
+def measure(records: Sequence[Record]) -> dict[str, Any]:
+    """Metrics of predictions, each with its 95 % interval, and counts.
+
+    Metrics of selection are over labelled examples, and up to the most blocks that any of them
+    used; a method that selects nothing has none.
+    """
+    answered = [record for record in records if "error" not in record]
+    failed = [record for record in records if "error" in record]
+    used = (record["k"] for record in answered if record["labelled"] and record["selected"])
+    depth = min(max(used, default=0), DEPTH)
+    columns: dict[str, list[float]] = {name: [] for name in ANSWERS}
+    for record in answered:
+        for name, value in values(record, depth).items():
+            columns.setdefault(name, []).append(value)
+    for record in failed:
+        for name in values(record, depth).keys() & columns.keys():
+            columns[name].append(0.0)
+    return {
+        **{name: summarize(column) for name, column in columns.items()},
+        "counts": {
+            "examples": len(records),
+            "blocks_mean": _mean(record["blocks"] for record in answered),
+            "something_cut": sum(bool(record["cut"]) for record in records),
+            "ended_by_limit": sum(record["finish_reason"] == "length" for record in records),
+            "not_answered": len(failed),
+            "ranked_every_block": sum(r.get("evidence_ranks") is not None for r in records),
+        },
+        "first_error": f"{failed[0]['id']}: {failed[0]['error']}" if failed else None,
+    }
+
+
+def _asked(example: Example) -> Record:
+    return {
+        "id": example.id,
+        "question": example.question,
+        "references": list(example.answers),
+        "labelled": bool(example.evidence),
+    }
+
+
+def _selection(record: Record, depth: int) -> dict[str, float]:
+    flags = [bool(block["evidence"]) for block in record["selected"]]
+    chosen, ranks = range(len(flags)), record.get("evidence_ranks")
+    found = {f"recall@{k}": recall_at(chosen, flags, k) for k in range(1, depth + 1)}
+    found |= {f"precision@{k}": precision_at(chosen, flags, k) for k in range(1, depth + 1)}
+    if ranks is None:
+        return {**found, "mrr": reciprocal_rank(chosen, flags)}
+    every = flags + [True] * (len(ranks) - sum(flags))
+    if any(every):
+        for k in range(1, depth + 1):
+            found[f"evidence_recall@{k}"] = evidence_recall_at(chosen, every, k)
+    return {**found, "mrr": 100.0 / ranks[0] if ranks else 0.0}
+
+
+def _selection_names(depth: int) -> list[str]:
+    kinds = ("recall", "precision", "evidence_recall")
+    names = [f"{kind}@{k}" for kind in kinds for k in range(1, depth + 1)]
+    return [*names, "mrr"] if depth else []
+
+
+def _evidence_ranks(answer: Answer, example: Example) -> list[int] | None:
+    """Ranks of all evidence blocks; None when the answer does not rank every block."""
+    ranking = answer.ranking
+    if ranking is None:
+        if len(answer.citations) < answer.blocks:
+            return None
+        ranking = tuple((c.document, c.start, c.end) for c in answer.citations)
+    return [rank for rank, span in enumerate(ranking, start=1) if _is_evidence(span, example)]
+
+
+def _is_evidence(block: Span, example: Example) -> bool:
+    name, start, end = block
+    return any(
+        example.documents[span.document].name == name and span.start < end and start < span.end
+        for span in example.evidence
+    )
+
+
+def _mean(numbers: Iterable[float]) -> float:
+    kept = list(numbers)
+    return round(sum(kept) / len(kept), 2) if kept else 0.0

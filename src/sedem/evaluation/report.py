@@ -1,0 +1,111 @@
+"""`sedem eval report`: finished runs side by side, and each against the first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sedem.errors import DataError
+from sedem.evaluation.compare import compare
+from sedem.evaluation.records import ANSWERS, Record
+from sedem.evaluation.run import METRICS, PREDICTIONS, SETTINGS, read_predictions
+
+COLUMNS = (*ANSWERS, "recall", "mrr", "conditioning", "bytes_per_token", "ttft_ms")
+"""What the table shows of a run; `recall` is recall@K of the most blocks that it used."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: where it is.
+        metrics: what metrics.json holds.
+        records: its predictions.
+    """
+
+    folder: Path
+    metrics: dict[str, Any]
+    records: list[Record]
+
+    def row(self) -> dict[str, Any]:
+        """A line of the table, as JSON-ready values; what was not measured is not there."""
+        settings = self.metrics.get("settings", {})
+        recalls = [name for name in self.metrics if name.startswith("recall@")]
+        deepest = max(recalls, key=lambda name: int(name.partition("@")[2]), default="recall")
+        found = {name: self.metrics.get(deepest if name == "recall" else name) for name in COLUMNS}
+        return {
+            "run": str(self.folder),
+            **{name: settings.get(name) for name in ("method", "data", "k", "control")},
+            "recall_at": int(deepest.partition("@")[2]) if recalls else None,
+            "n": len(self.records),
+            "batch": max(record.get("batch", 1) for record in self.records),
+            "not_answered": self.metrics.get("counts", {}).get("not_answered", 0),
+            "metrics": {name: value for name, value in found.items() if value is not None},
+        }
+
+
+def report(folders: Sequence[Path]) -> dict[str, Any]:
+    """Compare runs.
+
+    Args:
+        folders: what `--out` named; the first is what the others are compared with.
+
+    Returns:
+        `runs`, a row each; `differences` of every run to the first, by metric; `problems`, one
+        sentence for each folder that cannot be reported or compared.
+
+    Raises:
+        DataError: none of the folders holds a finished run.
+    """
+    runs, problems = [], []
+    for folder in folders:
+        try:
+            runs.append(load(folder))
+        except DataError as error:
+            problems.append(str(error))
+    if not runs:
+        raise DataError("; ".join(problems) or "there is no run to report; name the folders")
+    differences = []
+    for run in runs[1:]:
+        try:
+            found = compare(runs[0].records, run.records)
+        except DataError as error:
+            problems.append(f"'{run.folder}' is not compared with '{runs[0].folder}': {error}")
+            continue
+        entries = {name: difference.to_dict() for name, difference in found.items()}
+        differences.append({"run": str(run.folder), "to": str(runs[0].folder), "metrics": entries})
+    rows = [run.row() for run in runs]
+    return {"runs": rows, "differences": differences, "problems": problems}
+
+
+def load(folder: Path) -> Run:
+    """Open a finished run.
+
+    Raises:
+        DataError: it is none; says what the folder holds instead.
+    """
+    if not (folder / SETTINGS).is_file() or not (folder / PREDICTIONS).is_file():
+        raise DataError(f"'{folder}' holds no results of 'sedem eval --out'")
+    content = (folder / PREDICTIONS).read_bytes()
+    if not (folder / METRICS).is_file():
+        answered = content.count(b"\n")
+        raise DataError(
+            f"'{folder}' holds a run that has answered {answered:,} examples and is "
+            "not finished; give its command again"
+        )
+    records = list(read_predictions(content, folder / PREDICTIONS))
+    try:
+        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        count, _ = metrics["counts"]["examples"], metrics["f1"]["interval"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"'{folder / METRICS}' is no result of 'sedem eval'") from None
+    if count != len(records):
+        raise DataError(
+            f"'{folder}' has {len(records):,} predictions and metrics of {count:,}; "
+            "evaluate again into another folder"
+        )
+    return Run(folder, metrics, records)

@@ -1,0 +1,47 @@
+"""How small a memory is: against the keys and values of its tokens, and against their states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from sedem.evaluation.metrics import summarize
+from sedem.evaluation.records import Record, values
+
+BFLOAT16 = 2
+
+
+def kv_bytes_per_token(shape: PretrainedConfig) -> int:
+    """A token's keys and values in every layer, in bfloat16."""
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return int(2 * BFLOAT16 * shape.num_hidden_layers * shape.num_key_value_heads * head)
+
+
+def state_bytes_per_token(shape: PretrainedConfig) -> int:
+    """A token's state after one layer, in bfloat16."""
+    return int(BFLOAT16 * shape.hidden_size)
+
+
+def compression(records: Sequence[Record], shape: PretrainedConfig) -> dict[str, Any]:
+    """How many times smaller than cached keys and values, and than raw states, memory is.
+
+    Args:
+        records: lines of predictions.jsonl.
+        shape: of the backbone that answered.
+
+    Returns:
+        Both factors with their intervals, and what they are held against; nothing where the method
+        does not tell what it stores.
+    """
+    kept = [values(record).get("bytes_per_token") for record in records]
+    sizes = [size for size in kept if size]
+    if not sizes:
+        return {}
+    cache, states = kv_bytes_per_token(shape), state_bytes_per_token(shape)
+    return {
+        "times_smaller_than_kv_cache": summarize([cache / size for size in sizes]),
+        "times_smaller_than_states": summarize([states / size for size in sizes]),
+        "backbone_bytes_per_token": {"kv_cache": cache, "states": states},
+    }

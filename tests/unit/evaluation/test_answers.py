@@ -1,0 +1,117 @@
+"""What an answer says that it cost, against what the model really saw and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from sedem import Decoding, Document, MemoryBank, SeDeM
+from sedem.answering import Request
+from sedem.baselines.bm25 import BM25
+from sedem.baselines.full_context import FullContext
+from sedem.data.examples import Evidence, Example
+from sedem.evaluation.methods import Setting
+from sedem.evaluation.readers import Sedem
+from sedem.evaluation.run import evaluate
+from sedem.prompts import context_prompt
+
+QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
+
+
+@contextmanager
+def seen_by_the_last_layer(model: SeDeM) -> Iterator[list[int]]:
+    """Positions of each call of the decoder's last layer."""
+    seen: list[int] = []
+
+    def note(layer: Any, inputs: tuple[torch.Tensor, ...], *_: Any) -> None:
+        seen.append(inputs[0].shape[1])
+
+    handle = model.decoder.model.get_decoder().layers[-1].register_forward_pre_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+READERS: dict[str, Callable[[SeDeM], Any]] = {
+    "sedem": lambda model: model,
+    "full-context": lambda model: FullContext(model.decoder, SHORT),
+    "bm25": lambda model: BM25(model.decoder, SHORT, 1),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_conditioning_is_what_the_last_layer_sees_before_the_first_answer_token(
+    name: str, model: SeDeM, documents: list[Document]
+) -> None:
+    reader = READERS[name](model)
+    memory = reader.read(documents)
+    with seen_by_the_last_layer(model) as seen:
+        answer = reader.answer(memory, QUESTION)
+    assert answer.conditioning == seen[0]
+    assert answer.conditioning > len(QUESTION)
+
+
+def test_a_bank_keeps_two_bytes_a_number_padding_included(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    bank = model.read(documents)
+    answer = model.answer(bank, QUESTION, decoding=SHORT)
+    memory = bank.memory(range(len(bank)))
+    assert memory.dtype == torch.bfloat16
+    assert answer.stored_bytes == memory.nbytes
+    assert answer.context_tokens == sum(len(model.encoder.token_ids(d.text)) for d in documents)
+
+
+@pytest.mark.parametrize("name", ["full-context", "bm25"])
+def test_readers_of_text_keep_the_text(name: str, model: SeDeM, documents: list[Document]) -> None:
+    reader = READERS[name](model)
+    answer = reader.answer(reader.read(documents), QUESTION)
+    assert answer.stored_bytes == sum(len(d.text.encode("utf-8")) for d in documents)
+    text = context_prompt([d.text for d in documents])
+    assert answer.context_tokens == len(model.decoder.token_ids(text))
+
+
+def test_every_block_is_ranked_where_it_is_asked_for(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    bank: MemoryBank = model.read(documents)
+    plain = model.answer(bank, QUESTION, k=2, decoding=SHORT)
+    assert plain.ranking is None
+    (answer,) = model.answer_requests([Request(bank, QUESTION, 2, ranking=True)], SHORT)
+    assert answer.ranking is not None
+    spans = [(documents[b.document].name, b.start, b.end) for b in bank.blocks]
+    assert sorted(answer.ranking) == sorted(spans)
+    cited = [(c.document, c.start, c.end) for c in answer.citations]
+    assert list(answer.ranking[:2]) == cited
+    scores = model.scores(bank, QUESTION).tolist()
+    by_score = [scores[spans.index(span)] for span in answer.ranking]
+    assert by_score == sorted(scores, reverse=True)
+    assert "ranking" not in answer.to_dict()
+
+
+def test_bm25_ranks_every_document(model: SeDeM, documents: list[Document]) -> None:
+    reader = BM25(model.decoder, SHORT, 1)
+    answer = reader.answer(reader.read(documents), "eggs, flour, salt")
+    assert answer.ranking is not None
+    assert [name for name, _, _ in answer.ranking] == ["recipe.txt", "lease.txt"]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_question_that_is_too_long_costs_no_other_example(
+    batch: int, model: SeDeM, documents: list[Document], tmp_path: Any
+) -> None:
+    examples = [
+        Example(name, tuple(documents), question, ("900 euros",), (Evidence(0, 0, 40),))
+        for name, question in (("a", QUESTION), ("long", "?" * 600), ("b", "Who may leave?"))
+    ]
+    method = Sedem(model, Setting("tiny", k=2, max_new_tokens=4, batch=batch))
+    metrics = evaluate(method, examples, {}, tmp_path)
+    assert metrics["counts"]["not_answered"] == 1
+    assert metrics["first_error"].startswith("long: the question has 600 tokens, the model reads")
+    assert metrics["conditioning"]["n"] == 2
+    assert metrics["mrr"]["n"] == metrics["evidence_recall@2"]["n"] == metrics["em"]["n"] == 3

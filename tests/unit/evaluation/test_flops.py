@@ -1,0 +1,102 @@
+"""FLOPs are those that torch counts while a tiny model reads, selects, restores and answers.
+
+What the formulas leave out: norms, activations, softmax, rotary angles and look-ups, which torch's
+counter leaves out too, and the half of an attention square that a causal mask hides. That half is
+computed by eager attention; it is written out here, and the rest is equal to the digit. Adapters
+are taken as merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering import Request, choose, encode_questions, restore, score_blocks, start_decoding
+from sedem.evaluation.cost import Workload, count_flops
+from sedem.pretrained import open_backbone
+from sedem.prompts import question_ids
+
+HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
+QUESTION = "What is the rent?"
+
+
+@pytest.fixture(params=[{}, {"compression": 2, "selector_dim": 12, "decompressor_hidden": 24}])
+def model(
+    request: pytest.FixtureRequest, config: SedemConfig, tiny_folder: Callable[..., str]
+) -> SeDeM:
+    """Eager attention, whose two products the counter sees; a head wider than D / heads."""
+    folder = tiny_folder("llama", head_dim=HEAD)
+    backbone = open_backbone(folder, attention="eager")
+    shape = config.with_changes(encoder=folder, **request.param)
+    return SeDeM(shape, backbone, backbone).eval()
+
+
+@pytest.fixture
+def bank(model: SeDeM) -> MemoryBank:
+    return model.read([Document("a.txt", "x" * (SEGMENT * SEGMENTS))])
+
+
+def formula(model: SeDeM, question: int = 1) -> dict[str, Any]:
+    workload = Workload(context=SEGMENT * SEGMENTS, question=question, answer=ANSWER, k=K)
+    shape = model.decoder.model.config
+    return count_flops(model.config, shape, shape, workload)
+
+
+def hidden_half(model: SeDeM, layers: int, tokens: int) -> int:
+    """Scores and values of pairs that the causal mask hides, over some layers."""
+    heads = model.decoder.model.config.num_attention_heads
+    return 4 * layers * heads * HEAD * (tokens * tokens - tokens * (tokens + 1) // 2)
+
+
+def counted(run: Callable[[], object]) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+def test_reading(model: SeDeM) -> None:
+    document = Document("a.txt", "x" * (SEGMENT * SEGMENTS))
+    total = counted(lambda: model.read([document]))
+    beside = SEGMENTS * hidden_half(model, 3, SEGMENT + 1)
+    assert formula(model)["read"] == total - beside
+
+
+def test_selecting(model: SeDeM, bank: MemoryBank) -> None:
+    def select() -> None:
+        hidden_1QE, mask_1Q = encode_questions(model, [QUESTION])
+        score_blocks(model, bank, hidden_1QE[0], mask_1Q[0])
+
+    tokens = len(QUESTION) + 1
+    beside = hidden_half(model, 3, tokens)
+    assert formula(model, len(QUESTION))["select"] == counted(select) - beside
+
+
+def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
+    chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
+    assert formula(model)["restore"] == counted(lambda: restore(model, bank, chosen))
+
+
+def test_prefilling_and_decoding(model: SeDeM) -> None:
+    prefix = torch.tensor(question_ids(model.decoder, QUESTION))
+    states, width = K * SEGMENT, model.decoder.width
+    advance: list[Any] = []
+
+    def start() -> None:
+        advance.append(start_decoding(model, [torch.zeros(states, width)], [prefix])[1])
+
+    flops, lower = formula(model, len(prefix) - 1), model.config.inject_layer
+    upper = model.decoder.depth - lower
+    beside = hidden_half(model, lower, len(prefix))
+    beside += hidden_half(model, upper, states + len(prefix))
+    assert flops["prefill"] == counted(start) - beside
+
+    def decode() -> None:
+        for _ in range(ANSWER - 1):
+            advance[0](torch.tensor([5]))
+
+    assert flops["decode"] == counted(decode)

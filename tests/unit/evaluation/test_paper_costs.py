@@ -1,0 +1,81 @@
+"""The paper's FLOP table: which counting gives its numbers, also where nothing is left open."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, PretrainedConfig
+
+from sedem.evaluation.cost import cost
+from sedem.evaluation.paper_costs import all_pairs_flops, convention_flops, generation_flops
+
+PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
+
+# Table "inference FLOPs per query": encode, decode.
+ICAE = {"llama-3.2-1b": (4219.8, 868.6), "llama-3.2-3b": (12091.7, 2497.9)}
+CHUNK_500 = {"llama-3.2-1b": (1014.2, 106.0), "llama-3.2-3b": (2928.5, 295.1)}
+SEDEM = {"llama-3.2-1b": (2892.9, 350.7), "llama-3.2-3b": (4750.3, 1003.0)}
+
+
+def shape(preset: str) -> PretrainedConfig:
+    text = (files("sedem") / "shapes" / f"{preset}.json").read_text()
+    return AutoConfig.for_model(**json.loads(text))
+
+
+def giga(flops: int) -> float:
+    return round(flops / 1e9, 1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_icae_is_three_segments_of_512_with_128_memory_tokens_each(preset: str) -> None:
+    """1,920 tokens through all layers, every token looking at every other; no head in encoding."""
+    full = shape(preset)
+    encode = full.num_hidden_layers * all_pairs_flops(full, 3 * (512 + 128))
+    decode = generation_flops(full, 3 * 128 + 30, 16)
+    assert (giga(encode), giga(decode)) == ICAE[preset]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_500x_is_one_chunk_with_4_memory_tokens(preset: str) -> None:
+    full = shape(preset)
+    encode = full.num_hidden_layers * all_pairs_flops(full, 504)
+    assert giga(encode) == CHUNK_500[preset][0]
+    assert giga(generation_flops(full, 4 + 30, 16)) == pytest.approx(CHUNK_500[preset][1], abs=0.11)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_sedem_is_14_layers_and_128_states_at_full_depth(preset: str) -> None:
+    found = convention_flops(shape(preset))
+    assert (giga(found["encode"]), giga(found["decode"])) == SEDEM[preset]
+    assert found["total"] == found["encode"] + found["decode"]
+
+
+def test_11_of_28_layers_would_give_the_3b_number_alone() -> None:
+    found = {p: giga(11 * all_pairs_flops(shape(p), 1920)) for p in PRESETS}
+    assert found["llama-3.2-3b"] == SEDEM["llama-3.2-3b"][0]
+    assert found["llama-3.2-1b"] == SEDEM["llama-3.2-1b"][0] + 8.2
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_stands_beside_the_paper(preset: str) -> None:
+    result = cost(preset)
+    paper: dict[str, Any] = result["paper"]
+    for part, difference in paper["parameters_difference"].items():
+        assert abs(difference) <= (0.025 if part in ("compressor", "total") else 0.005)
+    stages = paper["flops"]["stages"]
+    assert [stages[name]["printed"] for name in ("encode", "decode")] == list(SEDEM[preset])
+    assert stages["total"]["ours"] == result["flops"]["total"]
+    assert stages["encode"]["ours"] + stages["decode"]["ours"] == pytest.approx(
+        result["flops"]["total"], abs=5
+    )
+    for entry in stages.values():
+        assert entry["difference"] == round(entry["ours"] / 1e9 - entry["printed"], 1)
+        # The total of the 3B row is 0.1 above the sum of what the counting gives.
+        assert giga(entry["convention"]) == pytest.approx(entry["printed"], abs=0.11)
+
+
+def test_what_the_paper_does_not_have_stands_beside_nothing() -> None:
+    assert cost("llama-3.2-1b-to-3b")["paper"] is None

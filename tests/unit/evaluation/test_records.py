@@ -1,0 +1,79 @@
+"""What one prediction counts for, from ranks and flags that are written out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from unit.evaluation.conftest import Echo, hill
+
+from sedem import Citation
+from sedem.evaluation.records import measure, to_record, values
+
+EXAMPLE = hill(1)
+ANSWER = Echo().answer([EXAMPLE])[0]
+HILL, LAKE = ("hill", 0, 10), ("lake", 0, 4)
+
+
+def cited(*spans: tuple[str, int, int]) -> tuple[Citation, ...]:
+    return tuple(Citation(rank, *span, 0.0, "") for rank, span in enumerate(spans, start=1))
+
+
+def record(
+    selected: list[tuple[str, int, int]],
+    ranking: list[tuple[str, int, int]] | None,
+    blocks: int = 9,
+) -> dict[str, Any]:
+    answer = replace(
+        ANSWER,
+        citations=cited(*selected),
+        k=len(selected),
+        blocks=blocks,
+        ranking=None if ranking is None else tuple(ranking),
+    )
+    return to_record(EXAMPLE, answer)
+
+
+def test_ranks_are_those_of_the_whole_ranking_where_there_is_one() -> None:
+    # Three evidence blocks at ranks 2, 3 and 5, two blocks selected.
+    ranking = [LAKE, HILL, ("hill", 10, 20), ("lake", 4, 9), ("hill", 20, 30)]
+    found = values(record(ranking[:2], ranking), depth=2)
+    assert found["mrr"] == 50
+    assert (found["recall@1"], found["recall@2"]) == (0, 100)
+    assert (found["precision@1"], found["precision@2"]) == (0, 50)
+    assert (found["evidence_recall@1"], found["evidence_recall@2"]) == (0, pytest.approx(100 / 3))
+    # Evidence that was not selected has a rank all the same.
+    assert values(record([LAKE], ranking), depth=1)["mrr"] == 50
+
+
+def test_ranks_are_among_the_selected_where_nothing_else_is_ranked() -> None:
+    found = values(record([LAKE, HILL], None), depth=2)
+    assert found["mrr"] == 50
+    assert "evidence_recall@2" not in found
+    assert values(record([LAKE], None), depth=1)["mrr"] == 0
+    # All that there is was selected, so that is the whole ranking.
+    assert values(record([LAKE, HILL], None, blocks=2), depth=2)["evidence_recall@2"] == 100
+
+
+def test_an_older_prediction_is_still_read() -> None:
+    old = record([HILL], None)
+    for name in ("evidence_ranks", "conditioning", "stored_bytes", "context_tokens", "batch"):
+        del old[name]
+    found = values(old, depth=1)
+    assert (found["em"], found["recall@1"], found["mrr"]) == (100, 100, 100)
+    assert "conditioning" not in found
+    assert measure([old])["counts"]["ranked_every_block"] == 0
+
+
+def test_selection_is_measured_as_deep_as_it_goes_but_not_beyond_eight() -> None:
+    wide = [("lake", at, at + 1) for at in range(9)] + [HILL]
+    metrics = measure([record([HILL], [HILL]), record(wide, wide)])
+    assert (metrics["recall@1"]["mean"], metrics["recall@8"]["mean"]) == (50, 50)
+    assert "recall@9" not in metrics
+    assert metrics["mrr"]["mean"] == pytest.approx((100 + 10) / 2)
+
+
+def test_a_method_that_selects_nothing_has_no_selection_metrics() -> None:
+    metrics = measure([record([], [HILL])])
+    assert not {name for name in metrics if "@" in name or name == "mrr"}

@@ -1,0 +1,129 @@
+"""The harness loses and repeats nothing, whatever dies in the middle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.evaluation.conftest import Echo, hill
+
+from sedem import Answer, Document
+from sedem.data.examples import Example
+from sedem.errors import ConfigError, DataError
+from sedem.evaluation.readers import evaluate_reader
+from sedem.evaluation.run import evaluate
+
+SETTINGS = {"method": "echo"}
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+
+
+def quality(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: metrics[name] for name in ("em", "f1", "mrr", "recall@1", "counts")}
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("half", ["", '{"id": "q5", "predic'])
+def test_a_run_that_dies_goes_on(
+    batch: int, half: str, examples: list[Example], tmp_path: Path
+) -> None:
+    whole = evaluate(Echo(batch), examples, SETTINGS, tmp_path / "whole")
+    dying, out = Echo(batch, dies="q5"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(dying, examples, SETTINGS, out)
+    assert not (out / "metrics.json").exists()
+    with (out / "predictions.jsonl").open("a") as file:
+        file.write(half)
+    again = Echo(batch)
+    seen: list[tuple[int, int]] = []
+    metrics = evaluate(again, examples, SETTINGS, out, lambda *step: seen.append(step))
+    assert dying.answered + again.answered == [example.id for example in examples]
+    assert dying.answered
+    assert [line["id"] for line in lines(out)] == [example.id for example in examples]
+    assert quality(metrics) == quality(whole)
+    assert seen[-1] == (7, 7)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 7, 32])
+def test_an_example_that_cannot_be_answered_counts_as_wrong_and_costs_no_other(
+    batch: int, examples: list[Example], tmp_path: Path
+) -> None:
+    method = Echo(batch, bad=["q2", "q6"])
+    metrics = evaluate(method, examples, SETTINGS, tmp_path)
+    assert sorted(method.answered) == ["q1", "q3", "q4", "q5", "q7"]
+    for name in ("em", "f1", "rouge_l", "string_match", "recall@1", "precision@1", "mrr"):
+        assert (metrics[name]["mean"], metrics[name]["n"]) == (pytest.approx(500 / 7, abs=0.01), 7)
+    assert metrics["evidence_recall@1"]["n"] == 7
+    # What was not answered took no time and no room.
+    assert (metrics["conditioning"]["mean"], metrics["conditioning"]["n"]) == (40, 5)
+    assert (metrics["bytes_per_token"]["mean"], metrics["ttft_ms"]["n"]) == (10, 5)
+    assert metrics["counts"]["not_answered"] == 2
+    assert metrics["counts"]["blocks_mean"] == 2
+    assert metrics["first_error"] == "q2: the question of q2 is too long"
+    errors = {line["id"]: line.get("error") for line in lines(tmp_path)}
+    assert errors["q6"] == "the question of q6 is too long"
+    assert errors["q1"] is None
+    assert evaluate(Echo(batch), examples, SETTINGS, tmp_path)["counts"]["not_answered"] == 2
+
+
+def test_an_example_without_an_answer_is_wrong_even_where_nothing_would_be_right(
+    tmp_path: Path,
+) -> None:
+    example = Example("q", (Document("a", "a"),), "Which article?", ("the",))
+    metrics = evaluate(Echo(bad=["q"]), [example], SETTINGS, tmp_path)
+    assert metrics["em"]["mean"] == 0
+    assert "recall@1" not in metrics
+    assert "mrr" not in metrics
+
+
+def test_examples_without_evidence_say_nothing_about_selection(tmp_path: Path) -> None:
+    bare = Example("q0", hill(0).documents, "Hill 0?", ("000 metres",))
+    metrics = evaluate(Echo(), [bare, hill(1)], SETTINGS, tmp_path)
+    assert (metrics["recall@1"]["n"], metrics["em"]["n"]) == (1, 2)
+
+
+def test_results_that_are_something_else_are_refused(
+    examples: list[Example], tmp_path: Path
+) -> None:
+    evaluate(Echo(), examples, SETTINGS, tmp_path / "a")
+    with pytest.raises(ConfigError, match="holds results of other settings"):
+        evaluate(Echo(), examples, {"method": "other"}, tmp_path / "a")
+    (tmp_path / "a" / "settings.json").write_text('{"method": "ec')
+    with pytest.raises(ConfigError, match="holds results of other settings"):
+        evaluate(Echo(), examples, SETTINGS, tmp_path / "a")
+    evaluate(Echo(), examples, SETTINGS, tmp_path / "b")
+    for foreign in ('{"id": 3}', "[1]", "not JSON"):
+        (tmp_path / "b" / "predictions.jsonl").write_text(f"{foreign}\n")
+        with pytest.raises(DataError, match=r"predictions\.jsonl', line 1 is no prediction"):
+            evaluate(Echo(), examples, SETTINGS, tmp_path / "b")
+
+
+class FirstWords:
+    """A reader that knows nothing of this package but its words."""
+
+    name = "first-words"
+
+    def read(self, documents: Sequence[Document]) -> list[Document]:
+        return list(documents)
+
+    def answer(self, memory: list[Document], question: str) -> Answer:
+        times = {"select_ms": 0.0, "ttft_ms": 0.0, "total_ms": 0.0}
+        return Answer(memory[-1].text, (), 0, len(memory), times, "end", self.name)
+
+
+def test_any_reader_is_evaluated(examples: list[Example], tmp_path: Path) -> None:
+    metrics = evaluate_reader(FirstWords(), examples, tmp_path, settings={"words": 9})
+    assert (metrics["em"]["mean"], metrics["string_match"]["mean"]) == (0, 100)
+    assert metrics["settings"]["method"] == "first-words"
+    assert metrics["settings"]["words"] == 9
+    # It selects nothing and does not say what it keeps.
+    for name in ("recall@1", "mrr", "conditioning", "bytes_per_token"):
+        assert name not in metrics
+    assert evaluate_reader(FirstWords(), examples, tmp_path, settings={"words": 9})
+    with pytest.raises(ConfigError, match="holds results of other settings"):
+        evaluate_reader(FirstWords(), examples[:3], tmp_path, settings={"words": 9})

@@ -1,0 +1,56 @@
+"""Sizes are held against the keys and values that a backbone really caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, DynamicCache
+from unit.evaluation.conftest import Echo, hill
+
+from sedem.backbone import FAMILIES
+from sedem.evaluation.run import evaluate
+from sedem.evaluation.storage import compression, kv_bytes_per_token, state_bytes_per_token
+from sedem.pretrained import open_backbone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_keys_and_values_of_a_token_are_as_large_as_a_cache_holds_them(
+    family: str, tiny_folder: Callable[..., str]
+) -> None:
+    backbone = open_backbone(tiny_folder(family, head_dim=16), dtype=torch.bfloat16)
+    cache, positions = DynamicCache(), torch.arange(7)[None]
+    with torch.no_grad():
+        backbone.run(
+            backbone.embed(torch.zeros(1, 7, dtype=torch.long)),
+            0,
+            backbone.depth,
+            positions,
+            cache=cache,
+        )
+    held = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
+    assert kv_bytes_per_token(backbone.model.config) == held / 7
+    assert state_bytes_per_token(backbone.model.config) == 2 * backbone.width
+
+
+def test_the_paper_s_backbone_caches_32_kilobytes_a_token() -> None:
+    shape = AutoConfig.for_model(
+        "llama", hidden_size=2048, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64,
+    )  # fmt: skip
+    assert kv_bytes_per_token(shape) == 32 * 1024
+
+
+def test_a_run_says_how_many_times_smaller_memory_is(
+    tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    method = Echo()
+    method.backbone = open_backbone(tiny_folder())
+    metrics = evaluate(method, [hill(1), hill(2)], {}, tmp_path)
+    # 100 bytes for 10 tokens; 4 layers with 2 heads of 8, and a width of 32.
+    assert metrics["times_smaller_than_kv_cache"]["mean"] == 2 * 2 * 4 * 2 * 8 / 10
+    assert metrics["times_smaller_than_states"]["mean"] == 2 * 32 / 10
+    assert metrics["backbone_bytes_per_token"] == {"kv_cache": 256, "states": 64}
+    assert compression([{"error": "", "labelled": False}], method.backbone.model.config) == {}
