@@ -72,6 +72,9 @@ def evaluate(
     batch: Annotated[
         int, typer.Option(help="Questions that SeDeM answers together; 1 to measure times.")
     ] = 32,
+    shift: Annotated[
+        int, typer.Option(help="Tokens by which boundaries between segments are moved.")
+    ] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
     out: Annotated[
@@ -100,6 +103,7 @@ def evaluate(
             checkpoint=model or DEFAULT_MODEL,
             max_new_tokens=max_new_tokens,
             batch=batch,
+            shift=shift,
             dtype=dtype,
             seed=seed,
             out=out,

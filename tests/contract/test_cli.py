@@ -727,6 +727,19 @@ def test_gold_blocks_are_found_and_wrong_ones_are_not(here: Path, checkpoint: Pa
     assert (recall("gold"), recall("wrong")) == (100.0, 0.0)
 
 
+def test_boundaries_between_segments_can_be_moved(here: Path, checkpoint: Path) -> None:
+    data = own_questions(here / "own.jsonl")
+    first = {}
+    for shift in (0, 4):
+        succeeds(
+            "eval", "sedem", "--data", data, "-m", checkpoint, "-k", "all", "--shift", shift,
+            "--max-new-tokens", 2, "--limit", 1, "--out", f"run{shift}",
+        )  # fmt: skip
+        spans = [(b["start"], b["end"]) for b in read_records(Path(f"run{shift}"))[0]["selected"]]
+        first[shift] = sorted(spans)[0]
+    assert first == {0: (0, 16), 4: (0, 4)}
+
+
 def test_predictions_and_metrics_are_kept(here: Path, checkpoint: Path) -> None:
     data = own_questions(here / "own.jsonl")
     result = sedem(
@@ -783,7 +796,14 @@ def test_an_evaluation_that_was_killed_goes_on_after_its_last_whole_line(
 
 @pytest.mark.parametrize(
     "other",
-    [("--limit", 2), ("-k", 1), ("--seed", 1), ("--max-new-tokens", 5), ("--control", "gold")],
+    [
+        ("--limit", 2),
+        ("-k", 1),
+        ("--seed", 1),
+        ("--max-new-tokens", 5),
+        ("--control", "gold"),
+        ("--shift", 4),
+    ],
     ids=lambda option: option[0],
 )
 def test_results_of_other_settings_are_not_mixed(

@@ -43,6 +43,7 @@ def run_evaluation(
     control: str = "selected",
     max_new_tokens: int | None = None,
     batch: int = 32,
+    shift: int = 0,
     dtype: str = "float32",
     seed: int = 0,
     out: Path | None = None,
@@ -63,6 +64,7 @@ def run_evaluation(
         control: which blocks SeDeM uses.
         max_new_tokens: answer limit; None means the set's own.
         batch: questions that SeDeM answers together; their times are one.
+        shift: tokens by which SeDeM moves every boundary between segments.
         dtype: type of the backbone.
         seed: of sample and distractors.
         out: folder for predictions and metrics; None keeps nothing.
@@ -81,7 +83,7 @@ def run_evaluation(
     found, examples, identity = _open(data, schema, records, split, seed, options or {})
     if max_new_tokens is None:
         max_new_tokens = LONG_ANSWER_LIMIT if found in LONG_ANSWERS else ANSWER_LIMIT
-    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch)
+    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift)
     settings = {
         "method": method,
         **identity,

@@ -32,6 +32,7 @@ class Setting:
         max_new_tokens: answer limit.
         dtype: type of the backbone.
         batch: examples answered together, where a method can.
+        shift: tokens by which SeDeM moves every boundary between segments.
     """
 
     checkpoint: str
@@ -40,6 +41,7 @@ class Setting:
     max_new_tokens: int = 64
     dtype: str = "float32"
     batch: int = 32
+    shift: int = 0
 
 
 class Method(Protocol):

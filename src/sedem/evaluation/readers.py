@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sedem.answering import Request
+from sedem.answering import Request, restored_sizes
 from sedem.backbone import Backbone
 from sedem.bank import InMemory, MemoryBank
 from sedem.baselines.bm25 import BM25
@@ -122,7 +122,7 @@ class Sedem:
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
         chosen: list[int] = []
         for index in select(model.scores(bank, example.question), len(bank)).tolist():
-            room -= sum(bank.blocks[index].slot_tokens)
+            room -= restored_sizes(model, bank, [index])[0]
             if room < 0:
                 break
             chosen.append(index)
@@ -163,6 +163,8 @@ def open_sedem(setting: Setting) -> Method:
     """SeDeM from a checkpoint."""
     _check_budget(setting.k)
     model = SeDeM.from_pretrained(setting.checkpoint, dtype=getattr(torch, setting.dtype))
+    if setting.shift:
+        model.config = model.config.with_changes(segment_shift=setting.shift)
     return Sedem(model, setting)
 
 
