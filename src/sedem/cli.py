@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem import terminal
+from sedem import data_cli, terminal
 from sedem.errors import ConfigError, SedemError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, t
 train_app = typer.Typer(no_args_is_help=True, help="Train a model from a recipe.")
 app.add_typer(bank_app, name="bank")
 app.add_typer(train_app, name="train")
+app.add_typer(data_cli.app, name="data")
 
 BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
 Question = Annotated[

@@ -61,7 +61,7 @@ def run_evaluation(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is '{dtype}'; it can be {' or '.join(DTYPES)}")
     found = schema or sniff(data)
-    options = {"seed": seed} if found in ("squad", "exact-facts", "cloze") else {}
+    options: dict[str, Any] = {"seed": seed} if found in ("squad", "exact-facts", "cloze") else {}
     examples = open_examples(data, found, records=records, **options)
     setting = Setting(checkpoint, k, control, max_new_tokens, dtype)
     settings = {

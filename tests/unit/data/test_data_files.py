@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sedem.data.files import open_text, read_json, read_lines, read_records
+from sedem.data.files import open_text, read_json, read_lines
 from sedem.errors import DataError
 
 TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200

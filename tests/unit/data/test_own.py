@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 
 from sedem import Document
 from sedem.data import own
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
+
+load = partial(open_examples, schema="own")
 
 ENTRY: dict[str, Any] = {
     "id": "lease-1",
@@ -26,7 +30,7 @@ ENTRY: dict[str, Any] = {
 
 
 def test_an_entry_becomes_an_example(write: Write) -> None:
-    (example,) = own.load(write("own.jsonl", [ENTRY])).examples
+    (example,) = load(write("own.jsonl", [ENTRY])).examples
     assert example == Example(
         "lease-1",
         (
@@ -41,22 +45,22 @@ def test_an_entry_becomes_an_example(write: Write) -> None:
 
 def test_id_and_evidence_may_be_left_out(write: Write) -> None:
     bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
-    result = own.load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
+    result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
     assert result.name == "bare"
     assert [example.evidence for example in result.examples] == [(), ()]
     assert "line 1" in result.examples[0].id
 
 
 def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
-    examples = own.load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
+    examples = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
     own.dump(examples, tmp_path / "again.jsonl")
-    assert own.load(tmp_path / "again.jsonl").examples == examples
+    assert load(tmp_path / "again.jsonl").examples == examples
 
 
 def test_records_are_lines(write: Write) -> None:
     path = write("own.jsonl", [{**ENTRY, "id": str(number)} for number in range(4)])
-    assert [e.id for e in own.load(path, records=slice(None, 2)).examples] == ["0", "1"]
-    assert [e.id for e in own.load(path, records=slice(3, None)).examples] == ["3"]
+    assert [e.id for e in load(path, records=":2").examples] == ["0", "1"]
+    assert [e.id for e in load(path, records="3:").examples] == ["3"]
 
 
 DOCUMENT = ENTRY["documents"][0]
@@ -97,11 +101,11 @@ def test_an_error_names_the_line_and_what_is_wrong(
 ) -> None:
     path = write("wrong.jsonl", [ENTRY, {**ENTRY, **changes}])
     with pytest.raises(DataError, match=rf"wrong\.jsonl', line 2.*{message}"):
-        own.load(path)
+        load(path)
 
 
 @pytest.mark.parametrize("field", ["documents", "question", "answers"])
 def test_a_missing_field_is_named(write: Write, field: str) -> None:
     entry = {key: value for key, value in ENTRY.items() if key != field}
     with pytest.raises(DataError, match=rf"missing\.jsonl', line 1, field '{field}'"):
-        own.load(write("missing.jsonl", [entry]))
+        load(write("missing.jsonl", [entry]))

@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Example
-from sedem.data.qasper import load
 
 Write = Callable[[str, Any], Path]
+
+load = partial(open_examples, schema="qasper")
 
 IDENTITY = "1909.00694"
 SEED = "Method paragraph using seed lexicon"
@@ -90,7 +93,7 @@ def test_release_and_hub_give_the_same_examples(
 
 def test_records_are_papers(write: Write, release: dict[str, Any]) -> None:
     papers = {f"paper {number}": release[IDENTITY] for number in range(3)}
-    result = load(write("papers.json", papers), records=slice(1, 2))
+    result = load(write("papers.json", papers), records="1:2")
     assert [e.id for e in result.examples] == ["paper 1-0", "paper 1-1", "paper 1-3"]
 
 

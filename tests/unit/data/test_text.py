@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from sedem.backbone import Backbone
-from sedem.data.text import Tokens, Windows, read_texts
+from sedem.data import text as text_module
+from sedem.data.text import Tokens, Windows
+from sedem.data.texts import read_texts
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
