@@ -169,6 +169,7 @@ def test_help_names_every_verb_of_today() -> None:
         "bank rm",
         "train stage1",
         "train stage2",
+        "data inspect",
         "eval",
         "cost",
     }
@@ -178,7 +179,8 @@ HELP_WITHOUT_TORCH = """
 import sys
 import sedem
 from sedem.cli import app
-for words in ([], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["cost"]):
+VERBS = [], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["cost"]
+for words in (*VERBS, ["data", "inspect"]):
     try:
         app([*words, "--help"])
     except SystemExit as end:
@@ -845,12 +847,14 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
     Path("odd.jsonl").write_text('{"text": "no question"}\n')
     Path("half.jsonl").write_text('{"documents": [], "answers": [], "question": ')
     Path("none.jsonl").write_text("")
+    Path("empty").mkdir()
     for name, words in (
         ("no.jsonl", r"there is no file 'no\.jsonl'"),
         ("odd.jsonl", r"'odd\.jsonl' is in no schema that can be told"),
         ("half.jsonl", r"'half\.jsonl', line 1: not JSON"),
         ("none.jsonl", r"none\.jsonl"),
-        (".", "is a folder; give a file"),
+        (".", r"'half\.jsonl', line 1: not JSON"),
+        ("empty", "folder 'empty' holds no .json, .jsonl, .parquet file"),
     ):
         refused("eval", "sedem", "--data", name, "-m", checkpoint, words=words)
 

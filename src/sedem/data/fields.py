@@ -27,7 +27,9 @@ def text(record: Any, field: str, place: str, *, blank: bool = False) -> str:
     value = record.get(field) if isinstance(record, dict) else None
     if not isinstance(value, str) or not (blank or value.strip()):
         needed = "a string" if blank else "a non-empty string"
-        raise DataError(f"{place}, field '{field}': {needed} is needed, got {shown(value)}")
+        raise DataError(
+            f"{place}, field '{field}': {needed} is needed, got {_given(record, field)}"
+        )
     return value
 
 
@@ -39,7 +41,9 @@ def number(record: Any, field: str, place: str) -> int:
     """
     value = record.get(field) if isinstance(record, dict) else None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise DataError(f"{place}, field '{field}': a whole number is needed, got {shown(value)}")
+        raise DataError(
+            f"{place}, field '{field}': a whole number is needed, got {_given(record, field)}"
+        )
     return value
 
 
@@ -51,8 +55,13 @@ def entries(record: Any, field: str, place: str) -> list[Any]:
     """
     value = record.get(field) if isinstance(record, dict) else None
     if not isinstance(value, list):
-        raise DataError(f"{place}, field '{field}': a list is needed, got {shown(value)}")
+        raise DataError(f"{place}, field '{field}': a list is needed, got {_given(record, field)}")
     return value
+
+
+def _given(record: Any, field: str) -> str:
+    missing = isinstance(record, dict) and field not in record
+    return "nothing" if missing else shown(record[field] if isinstance(record, dict) else record)
 
 
 def shown(value: Any) -> str:

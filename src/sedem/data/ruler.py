@@ -73,8 +73,8 @@ def read(
     if wanted > len(pool.texts) and not repeat:
         every = maker.tokens(0, maker.draw(0, len(pool.texts))) + answer_tokens
         raise DataError(
-            f"{length:,} tokens need more than the {len(pool.texts):,} paragraphs of the set, all "
-            f"of which make {every:,}; ask for that length at most, give more, or set repeat"
+            f"{length:,} tokens need more than the {len(pool.texts):,} paragraphs of the set, "
+            f"which all make {every:,}; ask for that length at most, give more, or set repeat"
         )
     for index, question in enumerate(pool.questions[:count]):
         chosen = maker.fitting(index, wanted)

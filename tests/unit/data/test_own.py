@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from sedem import Document
 from sedem.data import own
@@ -79,6 +81,8 @@ SPAN = ENTRY["evidence"][0]
             r"field 'documents\[1\]', field 'text': a non-empty string is needed, got ' '",
         ),
         ({"documents": [DOCUMENT, DOCUMENT]}, "'lease-1' has two documents of one name"),
+        ({"id": ["a"]}, r"field 'id': a string is needed, got \['a'\]"),
+        ({"id": True}, "field 'id': a string is needed, got True"),
         ({"question": ""}, "field 'question': a non-empty string is needed, got ''"),
         ({"question": None}, "field 'question': a non-empty string is needed, got None"),
         ({"answers": []}, "field 'answers': a list with at least one entry"),
@@ -109,3 +113,23 @@ def test_a_missing_field_is_named(write: Write, field: str) -> None:
     entry = {key: value for key, value in ENTRY.items() if key != field}
     with pytest.raises(DataError, match=rf"missing\.jsonl', line 1, field '{field}'"):
         load(write("missing.jsonl", [entry]))
+
+
+def test_two_lines_of_one_id_are_both_named(write: Write) -> None:
+    with pytest.raises(DataError, match=r"line 3: the id 'lease-1' is that of '.*', line 1 too"):
+        load(write("twins.jsonl", [ENTRY, {**ENTRY, "id": "other"}, ENTRY]))
+
+
+def test_documents_by_name_are_refused_with_what_is_needed(write: Write) -> None:
+    entry = {**ENTRY, "documents": {"lease.txt": "The rent is 900 euros."}}
+    with pytest.raises(DataError, match=r"field 'documents': a list of objects \{name, text\} is"):
+        load(write("object.jsonl", [entry]))
+
+
+def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    Dataset.from_list([ENTRY]).to_parquet(folder / "a.parquet")
+    (folder / "b.jsonl").write_text(json.dumps({**ENTRY, "id": "other"}) + "\n")
+    expected = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "other"}])).examples
+    assert open_examples(folder).examples == expected

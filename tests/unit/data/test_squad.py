@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -184,7 +185,31 @@ def test_papers_count_what_they_drop(write: Write) -> None:
     assert result.dropped == {"answer not in its context": 1}
 
 
-@pytest.mark.parametrize("content", [[], {"version": "1.1"}, {"data": {"title": "Ada"}}])
+@pytest.mark.parametrize("content", [{"version": "1.1"}, {"data": {"title": "Ada"}}])
 def test_another_schema_is_refused(write: Write, content: Any) -> None:
-    with pytest.raises(DataError, match=r"other\.json' is not in SQuAD's schema: it has no list"):
+    with pytest.raises(
+        DataError, match=r"other\.json', line 1 is not in SQuAD's schema: it has no list"
+    ):
         load(write("other.json", content))
+
+
+def test_flat_rows_of_papers_are_papers(fixtures: Path, write: Write) -> None:
+    native = json.loads((fixtures / "covidqa.json").read_text(encoding="utf-8"))
+    rows = [
+        {**qa, "document_id": paragraph["document_id"], "context": paragraph["context"]}
+        for article in native["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+    path = write("rows.jsonl", rows)
+    assert open_examples(path).name == "covidqa"
+    assert open_examples(path).examples == load_papers(fixtures / "covidqa.json").examples
+    assert len(load_papers(path, records="1:").examples) == 2
+
+
+def test_a_second_question_of_an_id_is_dropped(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b"])]}
+    content["data"][0]["paragraphs"][1]["qas"][0]["id"] = "Ada-0"
+    result = load(write("twins.json", content))
+    assert [e.answers for e in result.examples] == [("one",)]
+    assert result.dropped == {"id given before": 1}
