@@ -206,7 +206,7 @@ def plot(inspection: Inspection, path: Path) -> None:
         align = "center" if width == 1 else "edge"
         panel.bar([low for low, _, _ in bars], [n for *_, n in bars], 0.95 * width, align=align)
         panel.axvline(mean(values), color="black", linewidth=1)
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         panel.set_title(f"{name}: mean {mean(values):,.1f}, at most {max(values):,}", fontsize=9)
         panel.set_xlabel(name.rpartition(" per ")[0])
         panel.set_ylabel(counted)
