@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem import measuring, options, terminal
+from sedem import inspecting, measuring, options, terminal
 from sedem.errors import SedemError
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, t
 train_app = typer.Typer(no_args_is_help=True, help="Train a model from a recipe.")
 app.add_typer(bank_app, name="bank")
 app.add_typer(train_app, name="train")
+app.add_typer(inspecting.data_app, name="data")
 app.add_typer(measuring.eval_app, name="eval")
 
 BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]

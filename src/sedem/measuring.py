@@ -10,7 +10,15 @@ import typer
 from typer.core import TyperGroup
 
 from sedem import terminal
-from sedem.options import DEFAULT_MODEL, BudgetOption, Json, Model, budget
+from sedem.options import (
+    DEFAULT_MODEL,
+    BudgetOption,
+    Json,
+    Model,
+    OptionEntries,
+    budget,
+    parse_options,
+)
 
 METHOD = "METHOD"
 
@@ -56,10 +64,7 @@ def evaluate(
     schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
     records: Annotated[str | None, typer.Option(help="Records of the set, as start:stop.")] = None,
     split: Annotated[str | None, typer.Option(help="Split of a set that has several.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="An option of the set; may be given again."),
-    ] = None,
+    option: OptionEntries = None,
     limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
     k: BudgetOption = None,
     control: Annotated[
@@ -86,7 +91,7 @@ def evaluate(
     blocks = budget(k)
     from transformers.utils.logging import disable_progress_bar
 
-    from sedem.evaluation.command import parse_options, run_evaluation
+    from sedem.evaluation.command import run_evaluation
 
     disable_progress_bar()
     with terminal.progress("answering") as report_progress:
@@ -96,7 +101,7 @@ def evaluate(
             schema=schema,
             records=records,
             split=split,
-            options=parse_options(option or ()),
+            options=parse_options(option),
             limit=limit,
             k=blocks,
             control=control,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +21,14 @@ BudgetOption = Annotated[
     str | None,
     typer.Option("-k", help="Blocks to use: a number, or 'all'. [default: the model's own]"),
 ]
+OptionEntries = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option",
+        metavar="KEY=VALUE",
+        help="An option of the set, such as length=4096.",
+    ),
+]
 
 
 def budget(text: str | None) -> int | str | None:
@@ -34,3 +44,21 @@ def budget(text: str | None) -> int | str | None:
     except ValueError:
         message = f"k is '{text}'; it must be a whole number of at least 1, or 'all'"
         raise ConfigError(message) from None
+
+
+def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
+    """KEY=VALUE entries as options of a set; values are JSON (a number, true), or else text.
+
+    Raises:
+        ConfigError: an entry has no key or no value.
+    """
+    options: dict[str, Any] = {}
+    for entry in entries or ():
+        key, equals, text = entry.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"option '{entry}' is not of the form KEY=VALUE")
+        try:
+            options[key] = json.loads(text)
+        except ValueError:
+            options[key] = text
+    return options

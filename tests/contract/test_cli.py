@@ -171,6 +171,7 @@ def test_help_names_every_verb_of_today() -> None:
         "bank rm",
         "train stage1",
         "train stage2",
+        "data inspect",
         "eval METHOD",
         "eval report",
         "cost",
@@ -183,7 +184,7 @@ import sedem
 from sedem.cli import app
 for words in (
     [], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["eval", "sedem"],
-    ["eval", "report"], ["cost"],
+    ["eval", "report"], ["cost"], ["data", "inspect"],
 ):
     try:
         app([*words, "--help"])
@@ -871,12 +872,14 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
     Path("odd.jsonl").write_text('{"text": "no question"}\n')
     Path("half.jsonl").write_text('{"documents": [], "answers": [], "question": ')
     Path("none.jsonl").write_text("")
+    Path("empty").mkdir()
     for name, words in (
         ("no.jsonl", r"there is no file 'no\.jsonl'"),
         ("odd.jsonl", r"'odd\.jsonl' is in no schema that can be told"),
         ("half.jsonl", r"'half\.jsonl', line 1: not JSON"),
         ("none.jsonl", r"none\.jsonl"),
-        (".", "is a folder; give a file"),
+        (".", r"'half\.jsonl', line 1: not JSON"),
+        ("empty", "folder 'empty' holds no .json, .jsonl, .parquet file"),
     ):
         refused("eval", "sedem", "--data", name, "-m", checkpoint, words=words)
 
@@ -952,7 +955,7 @@ def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> Non
     data.write_text(data.read_text(encoding="utf-8").replace('"q2"', '"q0"'), encoding="utf-8")
     refused(
         "eval", "sedem", "--data", data, "-m", checkpoint, "--out", "run",
-        words="two examples have the id 'q0'",
+        words=r"line 3: the id 'q0' is that of '.*own\.jsonl', line 1 too",
     )  # fmt: skip
     assert not Path("run/predictions.jsonl").exists()
 

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sedem.data.files import read_lines
-from sedem.errors import DataError
+from sedem.data.fields import text
+from sedem.data.records import Records, read_records
 
 Article = tuple[str, str]
 """Title and text; paragraphs are lines."""
 
 
 def read_articles(path: Path, records: slice = slice(None)) -> list[Article]:
-    """Articles of a JSON-lines file with the fields `title` and `text`.
+    """Articles of a file, or some of them."""
+    return articles(read_records(path))[records]
+
+
+def articles(records: Records) -> list[Article]:
+    """Articles from records with the fields `title` and `text`.
 
     Raises:
-        DataError: a line lacks one of them.
+        DataError: a record lacks one of them.
     """
-    articles = []
-    for number, entry in read_lines(path):
-        title, text = entry.get("title"), entry.get("text")
-        if not isinstance(title, str) or not isinstance(text, str):
-            raise DataError(f"'{path}', line {number}: strings 'title' and 'text' are needed")
-        articles.append((title, text))
-    return articles[records]
+    return [
+        (text(entry, "title", place, blank=True), text(entry, "text", place, blank=True))
+        for place, entry in records
+    ]
 
 
-def paragraphs(text: str, shortest: int, longest: int) -> list[str]:
+def paragraphs(article: str, shortest: int, longest: int) -> list[str]:
     """Paragraphs of an article with so many characters, headings left out."""
-    lines = (line.strip() for line in text.splitlines())
+    lines = (line.strip() for line in article.splitlines())
     return [line for line in lines if shortest <= len(line) <= longest and not line.startswith("=")]

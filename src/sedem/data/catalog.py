@@ -1,30 +1,48 @@
-"""Opening a set of examples: by the name of its schema, or by looking into the file."""
+"""Opening a set of examples: a file, a folder of shards, or a public set by its name."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sedem.data import cloze, facts, multihop, own, qasper, squad
+from sedem.data import cloze, facts, multihop, own, qasper, ruler, squad
 from sedem.data.examples import ExampleSet
-from sedem.data.files import open_text
+from sedem.data.files import kind, open_text
+from sedem.data.hub import HOMES, checked_split, commit, read_home
+from sedem.data.records import Records, read_records, shards
 from sedem.errors import ConfigError, DataError
 
-Loader = Callable[..., ExampleSet]
 
-SETS: dict[str, Loader] = {
-    "own": own.load,
-    "squad": squad.load,
-    "covidqa": squad.load_papers,
-    "hotpotqa": multihop.load_hotpot,
-    "2wikimultihopqa": multihop.load_2wiki,
-    "musique": multihop.load_musique,
-    "qasper": qasper.load,
-    "exact-facts": facts.load,
-    "cloze": cloze.load,
+@dataclass(frozen=True)
+class Schema:
+    """How a set is read, whatever road its records come by.
+
+    Attributes:
+        read: makes examples of records; its options are the set's.
+        units: cuts what a file or the hub holds into the records that are counted.
+    """
+
+    read: Callable[..., ExampleSet]
+    units: Callable[[Records], Records] = iter
+
+
+SETS: dict[str, Schema] = {
+    "own": Schema(own.read),
+    "squad": Schema(squad.read, squad.articles),
+    "covidqa": Schema(squad.read_papers, squad.articles),
+    "hotpotqa": Schema(multihop.read_hotpot, multihop.rows),
+    "2wikimultihopqa": Schema(multihop.read_2wiki, multihop.rows),
+    "musique": Schema(multihop.read_musique),
+    "qasper": Schema(qasper.read, qasper.papers),
+    "ruler-qa2": Schema(ruler.read, multihop.rows),
+    "exact-facts": Schema(facts.read),
+    "cloze": Schema(cloze.read),
 }
 
 LOOKED_AT = 200_000
@@ -32,54 +50,102 @@ LOOKED_AT = 200_000
 
 
 def open_examples(
-    path: Path, schema: str | None = None, *, records: str | None = None, **options: Any
+    source: str | Path,
+    schema: str | None = None,
+    *,
+    records: str | None = None,
+    split: str | None = None,
+    streaming: bool = False,
+    **options: Any,
 ) -> ExampleSet:
-    """Read a file of examples.
+    """Read a set of examples; all roads to a set give the same ones.
 
     Args:
-        path: the file.
-        schema: one of `SETS`; None means that it is found out.
-        records: "start:stop" of the file's records (articles of SQuAD, papers of COVID-QA, else
-            questions); None means all.
-        options: of the schema's loader.
+        source: a file, a folder of the shards of one split, or a public name of `HOMES`.
+        schema: one of `SETS`; None means that of the name, or that it is found out.
+        records: "start:stop" of the records (articles of SQuAD, papers of COVID-QA and QASPER,
+            else questions); None means all.
+        split: of a public set, "train" or "validation"; None means "validation".
+        streaming: read no further than `records` says and keep no copy of a public set.
+        options: of the set's reader.
 
     Raises:
-        DataError: the file cannot be read or its schema is not known.
-        ConfigError: the schema, the records or an option is not known.
+        DataError: the source cannot be read or its schema is not known.
+        ConfigError: the schema, the records, the split or an option is not known.
     """
-    name = schema or sniff(path)
+    path, chosen = Path(source), parse_records(records)
+    name = schema or sniff(source)
     if name not in SETS:
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
-    load = SETS[name]
+    read = SETS[name].read
+    if not path.exists():
+        given = read_home(_public(source), split, streaming=streaming)
+    else:
+        given = read_records(path)
+        if split is not None:
+            if "split" not in signature(read).parameters:
+                raise ConfigError(f"split is '{split}', but '{source}' is a file: leave it out")
+            options["split"] = split
     try:
-        signature(load).bind(path, **options)
+        signature(read).bind(given, **options)
     except TypeError as error:
-        raise ConfigError(f"'{path}' as {name}: {error}") from None
-    try:
-        return load(path, records=parse_records(records), **options)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"'{path}' is not in the schema of {name}: {error!r}") from None
+        raise ConfigError(f"'{source}' as {name}: {error}") from None
+    examples = read(_some(SETS[name].units(given), chosen, streaming), **options)
+    if name == "own":
+        examples.name = path.stem
+    return examples
 
 
-def sniff(path: Path) -> str:
-    """The schema of a file, from the fields near its beginning.
+def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
+    """What decides the content of a source.
+
+    Args:
+        source: as in `open_examples`.
+        split: of a public set; None means "validation".
+
+    Returns:
+        Name and digest of a file or of a folder's files; or repository, split and commit.
+
+    Raises:
+        DataError: the source is neither, or the hub cannot be reached.
+    """
+    path = Path(source)
+    if path.exists():
+        digests = []
+        for shard in shards(path):
+            with shard.open("rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        whole = digests[0] if not path.is_dir() else hashlib.sha256("".join(digests).encode())
+        sha256 = whole if isinstance(whole, str) else whole.hexdigest()
+        return {"data": path.name, "data_sha256": sha256}
+    name = _public(source)
+    return {
+        "data": HOMES[name].repository,
+        "split": checked_split(name, split),
+        "revision": commit(HOMES[name]),
+    }
+
+
+def sniff(source: str | Path) -> str:
+    """The schema of a source: that of a public name, or told from the fields near the beginning.
 
     Raises:
         DataError: none is recognised.
     """
-    with open_text(path) as file:
-        start = file.read(LOOKED_AT)
-    fields = {name for name in _TELLING if json.dumps(name) in start}
+    path = Path(source)
+    if not path.exists():
+        return _public(source)
+    fields = _fields(shards(path)[0])
     if "full_text" in fields and "qas" in fields:
         return "qasper"
-    if "document_id" in fields and "qas" in fields:
+    if "document_id" in fields and fields & {"qas", "answer_start"}:
         return "covidqa"
-    if "qas" in fields:
+    if fields & {"qas", "answer_start"}:
         return "squad"
     if "paragraph_text" in fields:
         return "musique"
     if "supporting_facts" in fields:
-        return "2wikimultihopqa" if "evidences" in fields else "hotpotqa"
+        return "2wikimultihopqa" if fields & {"evidences", "entity_ids"} else "hotpotqa"
     if "documents" in fields and "answers" in fields:
         return "own"
     raise DataError(
@@ -88,16 +154,9 @@ def sniff(path: Path) -> str:
     )
 
 
-_TELLING = (
-    "answers",
-    "document_id",
-    "documents",
-    "evidences",
-    "full_text",
-    "paragraph_text",
-    "qas",
-    "supporting_facts",
-)
+def counts_tokens(schema: str) -> bool:
+    """Whether the examples of a schema depend on a tokenizer."""
+    return schema in SETS and "tokenizer" in signature(SETS[schema].read).parameters
 
 
 def parse_records(text: str | None) -> slice:
@@ -115,3 +174,57 @@ def parse_records(text: str | None) -> slice:
     except ValueError:
         pass
     raise ConfigError(f"records is '{text}'; it must be 'start:stop', such as '70:' or ':400'")
+
+
+_TELLING = (
+    "answer_start",
+    "answers",
+    "document_id",
+    "documents",
+    "entity_ids",
+    "evidences",
+    "full_text",
+    "paragraph_text",
+    "qas",
+    "supporting_facts",
+)
+
+
+def _fields(path: Path) -> set[str]:
+    if kind(path) == ".parquet":
+        first = next(read_records(path), ("", {}))[1]
+        start = json.dumps(first, default=str)
+    else:
+        with open_text(path) as file:
+            start = file.read(LOOKED_AT)
+    found = {name for name in _TELLING if json.dumps(name) in start}
+    if not found and len(start) == LOOKED_AT:
+        # A table of columns begins with a long one.
+        found = set(_TELLING) & next(read_records(path), ("", {}))[1].keys()
+    return found
+
+
+def _public(source: str | Path) -> str:
+    """A public name, or an error that says what there is."""
+    if str(source) in HOMES:
+        return str(source)
+    if str(source) == "covidqa":
+        raise DataError(
+            "covidqa has no home on the hub that loads without running a script; "
+            "download COVID-QA.json and give its path"
+        )
+    raise DataError(
+        f"there is no file '{source}' and no public set of that name; "
+        f"the names are {', '.join(HOMES)}"
+    )
+
+
+def _some(records: Records, chosen: slice, streaming: bool) -> Records:
+    """The records of a slice; what comes after it is not read."""
+    if min(chosen.start or 0, chosen.stop or 0) >= 0:
+        return islice(records, chosen.start, chosen.stop)
+    if streaming:
+        raise ConfigError(
+            "records counts from the end, which a stream does not know; count from its start"
+        )
+    return iter(list(records)[chosen])

@@ -12,11 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sedem.contracts import Document
-from sedem.data.articles import Article, paragraphs, read_articles
+from sedem.data.articles import Article, articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.records import Records
 from sedem.errors import DataError
 
 SHORTEST, LONGEST = 8, 32
@@ -75,18 +75,15 @@ def clozes(paragraph: str) -> Iterator[Cloze]:
                 break
 
 
-def load(
-    path: Path, *, records: slice = slice(None), count: int = 10_000, seed: int = 0
-) -> ExampleSet:
-    """Cloze questions of the articles in a JSON-lines file.
+def read(records: Records, *, count: int = 10_000, seed: int = 0) -> ExampleSet:
+    """Cloze questions of articles.
 
     Args:
-        path: the articles.
-        records: which of them.
+        records: the articles, with `title` and `text`.
         count: how many questions at most.
         seed: decides which.
     """
-    return generate(read_articles(path, records), count=count, seed=seed)
+    return generate(articles(records), count=count, seed=seed)
 
 
 def generate(

@@ -72,6 +72,31 @@ class ExampleSet:
     examples: list[Example]
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
+    _ids: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def wants(self, identity: str, question: str, answers: Sequence[str]) -> bool:
+        """Whether a question of a public set can be used; if not, why is counted.
+
+        Args:
+            identity: its name; the second of a name is left out.
+            question: what is asked.
+            answers: acceptable answers.
+        """
+        if identity in self._ids:
+            self.dropped["id given before"] += 1
+        elif not question.strip():
+            self.dropped["no question"] += 1
+        elif not distinct_answers(answers):
+            self.dropped["no answer"] += 1
+        else:
+            self._ids.add(identity)
+            return True
+        return False
+
+
+def distinct_answers(answers: Sequence[str]) -> tuple[str, ...]:
+    """Answers without surrounding space, each once, in their order; empty ones left out."""
+    return tuple(dict.fromkeys(answer.strip() for answer in answers if answer.strip()))
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:

@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from sedem.contracts import Document
-from sedem.data.articles import paragraphs, read_articles
+from sedem.data.articles import articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.records import Records
 from sedem.errors import ConfigError, DataError
 
 Split = Literal["train", "evaluation"]
@@ -70,19 +70,13 @@ _MAKERS: dict[str, Callable[[random.Random, Split], str]] = {
 }
 
 
-def load(
-    path: Path,
-    *,
-    records: slice = slice(None),
-    split: Split = "evaluation",
-    count: int = 1000,
-    seed: int = 0,
+def read(
+    records: Records, *, split: Split = "evaluation", count: int = 1000, seed: int = 0
 ) -> ExampleSet:
     """The set with the paragraphs of articles as fillers.
 
     Args:
-        path: JSON lines with `title` and `text`.
-        records: which articles.
+        records: articles with `title` and `text`.
         split: "train" or "evaluation".
         count: how many examples.
         seed: decides everything.
@@ -90,9 +84,7 @@ def load(
     if split not in ("train", "evaluation"):
         raise ConfigError(f"split is '{split}'; it can be 'train' or 'evaluation'")
     fillers = [
-        paragraph
-        for _, text in read_articles(path, records)
-        for paragraph in paragraphs(text, 250, 650)
+        paragraph for _, text in articles(records) for paragraph in paragraphs(text, 250, 650)
     ]
     return generate(split, count, fillers, seed=seed)
 

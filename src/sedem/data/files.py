@@ -12,9 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from sedem.data.zstd import open_zstd
 from sedem.errors import DataError
 
 _OPENERS: dict[str, Callable[..., IO[str]]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
+_PACKED = (*_OPENERS, ".zst")
+
+
+def kind(path: Path) -> str:
+    """What a file holds, by its ending: "articles.jsonl.xz" is ".jsonl"; empty without one."""
+    endings = [ending for ending in path.suffixes if ending not in _PACKED]
+    return endings[-1] if endings else ""
 
 
 @contextmanager
@@ -28,7 +36,7 @@ def open_text(path: Path) -> Iterator[IO[str]]:
         raise DataError(f"'{path}' is a folder; give a file")
     try:
         if path.suffix == ".zst":
-            with _open_zstd(path) as file:
+            with open_zstd(path) as file:
                 yield file
         elif path.suffix in _OPENERS:
             with _OPENERS[path.suffix](path, "rt", encoding="utf-8") as file:
@@ -43,21 +51,6 @@ def open_text(path: Path) -> Iterator[IO[str]]:
             f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start})"
         ) from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from None
-
-
-@contextmanager
-def _open_zstd(path: Path) -> Iterator[IO[str]]:
-    try:
-        import zstandard
-    except ImportError:
-        raise DataError(
-            f"'{path}' is compressed with zstd; install 'zstandard' to read it"
-        ) from None
-    try:
-        with zstandard.open(path, "rt", encoding="utf-8") as file:
-            yield file
-    except zstandard.ZstdError as error:
         raise DataError(f"'{path}' cannot be read: {error}") from None
 
 
@@ -96,17 +89,3 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     f"{type(entry).__name__}"
                 )
             yield number, entry
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Records of a file that is one JSON array or JSON lines: sets circulate in both forms."""
-    with open_text(path) as file:
-        first = file.read(1)
-        while first and first.isspace():
-            first = file.read(1)
-    if first != "[":
-        return [entry for _, entry in read_lines(path)]
-    records = read_json(path)
-    if not all(isinstance(record, dict) for record in records):
-        raise DataError(f"'{path}' is a JSON array whose entries are not all objects")
-    return list(records)

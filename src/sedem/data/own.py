@@ -18,24 +18,34 @@ from typing import Any
 
 from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.files import read_lines
+from sedem.data.fields import entries, number, shown, text
+from sedem.data.records import Record, Records
 from sedem.errors import DataError
 
 _FIELDS = {"id", "documents", "question", "answers", "evidence"}
 
 
-def load(path: Path, *, records: slice = slice(None)) -> ExampleSet:
-    """Read a file of own questions.
+def read(records: Records) -> ExampleSet:
+    """Own questions, strictly.
 
     Args:
-        path: the JSON lines.
-        records: which of them.
+        records: the lines.
 
     Raises:
-        DataError: with the line and the field.
+        DataError: with the line and the field; or two lines of one id.
     """
-    entries = list(read_lines(path))[records]
-    return ExampleSet(path.stem, [_example(entry, path, line) for line, entry in entries])
+    result = ExampleSet("own", [])
+    places: dict[str, str] = {}
+    for place, entry in records:
+        example = _example(entry, place)
+        if example.id in places:
+            raise DataError(
+                f"{place}: the id '{example.id}' is that of {places[example.id]} too; "
+                "ids must differ, or be left out"
+            )
+        places[example.id] = place
+        result.examples.append(example)
+    return result
 
 
 def dump(examples: Iterable[Example], path: Path) -> None:
@@ -59,58 +69,55 @@ def to_entry(example: Example) -> dict[str, Any]:
     }
 
 
-def _example(entry: dict[str, Any], path: Path, line: int) -> Example:
-    where = f"'{path}', line {line}"
+def _example(entry: Record, place: str) -> Example:
     unknown = sorted(entry.keys() - _FIELDS)
     if unknown:
-        raise DataError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS)}")
+        raise DataError(f"{place}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS)}")
     documents = tuple(
         Document(
-            _text(document, "name", f"{where}, field 'documents[{i}]'"),
-            _text(document, "text", f"{where}, field 'documents[{i}]'"),
+            text(document, "name", f"{place}, field 'documents[{i}]'"),
+            text(document, "text", f"{place}, field 'documents[{i}]'"),
         )
-        for i, document in enumerate(_list(entry, "documents", where))
+        for i, document in enumerate(_some(entry, "documents", place))
     )
     names = {document.name: index for index, document in enumerate(documents)}
     evidence = []
-    for i, span in enumerate(_list(entry, "evidence", where) if "evidence" in entry else []):
-        place = f"{where}, field 'evidence[{i}]'"
-        name = _text(span, "document", place)
+    for i, span in enumerate(entries(entry, "evidence", place) if "evidence" in entry else []):
+        where = f"{place}, field 'evidence[{i}]'"
+        name = text(span, "document", where)
         if name not in names:
-            raise DataError(f"{place}: no document is named '{name}'")
-        start, end = _number(span, "start", place), _number(span, "end", place)
-        evidence.append(Evidence(names[name], start, end))
-    answers = _list(entry, "answers", where)
-    if not all(isinstance(answer, str) for answer in answers):
-        raise DataError(f"{where}, field 'answers': a list of strings is needed")
-    try:
-        return Example(
-            str(entry.get("id", f"line {line}")),
-            documents,
-            _text(entry, "question", where),
-            tuple(answers),
-            tuple(evidence),
+            raise DataError(f"{where}: no document is named '{name}'")
+        evidence.append(
+            Evidence(names[name], number(span, "start", where), number(span, "end", where))
         )
+    answers = _some(entry, "answers", place)
+    if not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"{place}, field 'answers': a list of strings is needed")
+    question = text(entry, "question", place)
+    try:
+        return Example(_id(entry, place), documents, question, tuple(answers), tuple(evidence))
     except DataError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{place}: {error}") from None
 
 
-def _list(entry: Any, field: str, where: str) -> list[Any]:
-    value = entry.get(field) if isinstance(entry, dict) else None
-    if not isinstance(value, list) or (not value and field != "evidence"):
-        raise DataError(f"{where}, field '{field}': a list with at least one entry is needed")
-    return value
+def _id(entry: Record, place: str) -> str:
+    """The id that is given, or the number of the line."""
+    given = entry.get("id", place.rpartition(", ")[2])
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise DataError(f"{place}, field 'id': a string is needed, got {shown(given)}")
+    return str(given)
 
 
-def _text(entry: Any, field: str, where: str) -> str:
-    value = entry.get(field) if isinstance(entry, dict) else None
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}, field '{field}': a non-empty string is needed, got {value!r}")
-    return value
-
-
-def _number(entry: Any, field: str, where: str) -> int:
-    value = entry.get(field) if isinstance(entry, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise DataError(f"{where}, field '{field}': a whole number is needed, got {value!r}")
+def _some(entry: Record, field: str, place: str) -> list[Any]:
+    if field == "documents" and isinstance(entry.get(field), dict):
+        raise DataError(
+            f"{place}, field 'documents': a list of objects {{name, text}} is needed, "
+            "this is one object; names may not be its keys"
+        )
+    value = entry.get(field)
+    if not isinstance(value, list) or not value:
+        raise DataError(
+            f"{place}, field '{field}': a list with at least one entry is needed, "
+            f"got {shown(value)}"
+        )
     return value

@@ -1,92 +1,133 @@
 """QASPER: questions on whole papers; evidence paragraphs are found again in the paper's text.
 
-A question is left out, counted by reason, when every annotator calls it unanswerable, or when none
-of its evidence is text of the paper (evidence in figures and tables begins with "FLOAT SELECTED").
+Not every question can be used. The rule has a name, `drop`; what it leaves out is counted:
+
+- "no-text-evidence" (default): questions that every annotator calls unanswerable, and questions
+  none of whose evidence is text of the paper (evidence in figures and tables begins with
+  "FLOAT SELECTED").
+- "unanswerable": the former alone; a question without evidence in the text has no labels.
+- "none": nothing; "Unanswerable" is then the answer of annotators who say so.
+
 SeDeM counts 2,322 and 945 questions, fewer than the set has, and does not say which it leaves out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from sedem.contracts import Document
-from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.files import read_json, read_records
-from sedem.errors import DataError
+from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers
+from sedem.data.fields import entries, shown, text, within
+from sedem.data.records import Record, Records
+from sedem.errors import ConfigError
+
+Drop = Literal["no-text-evidence", "unanswerable", "none"]
 
 FLOAT = "FLOAT SELECTED"
+UNANSWERABLE = "Unanswerable"
+"""The answer to what a paper does not answer, in the words of the set's own scorer."""
 
 
-def load(path: Path, *, records: slice = slice(None)) -> ExampleSet:
-    """QASPER in its release schema (papers by id) or in the hub's (one paper a record).
+def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
+    """QASPER, a paper a record.
 
     Args:
-        path: the file.
-        records: which papers.
+        records: the papers.
+        drop: which questions are left out.
+
+    Raises:
+        ConfigError: there is no such rule.
     """
+    if drop not in get_args(Drop):
+        raise ConfigError(f"drop is '{drop}'; it can be {', '.join(get_args(Drop))}")
     result = ExampleSet("qasper", [])
-    for identity, paper in list(_papers(path))[records]:
-        document = Document(paper.get("title") or identity, _text(paper))
-        for number, (question, answers) in enumerate(_questions(paper)):
-            given = [text for answer in answers if (text := _answer(answer))]
-            quotes = {
-                quote.strip()
-                for answer in answers
-                for quote in answer.get("evidence", [])
-                if quote.strip() and not quote.startswith(FLOAT)
-            }
-            spans = _spans(sorted(quotes), document.text)
-            if not given:
-                result.dropped["unanswerable"] += 1
-            elif not spans:
-                result.dropped["no evidence in the text"] += 1
-            else:
-                distinct = tuple(dict.fromkeys(given))
-                name = f"{identity}-{number}"
-                result.examples.append(Example(name, (document,), question, distinct, spans))
-                if len(spans) < len(quotes):
-                    result.noted["evidence not found again"] += 1
+    for place, paper in records:
+        identity = text(paper, "id", place)
+        place = f"{place} (id '{identity}')"
+        with within(place, "full_text"):
+            document = Document(paper.get("title") or identity, _text(paper))
+        with within(place, "qas"):
+            questions = list(_questions(paper["qas"]))
+        for number, (question, answers) in enumerate(questions):
+            with within(f"{place}, question {number}"):
+                _take(result, f"{identity}-{number}", document, question, answers, drop)
     return result
 
 
-def _papers(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if ".jsonl" not in path.suffixes:
-        content = read_json(path)
-        if isinstance(content, dict) and "full_text" not in content:
-            yield from content.items()
-            return
-    for record in read_records(path):
-        yield str(record["id"]), record
+def papers(records: Records) -> Records:
+    """Papers one at a time, from the hub's rows or from the release's {paper id: paper}."""
+    for place, record in records:
+        if "full_text" in record:
+            yield place, record
+            continue
+        for identity, paper in record.items():
+            with within(place, identity):
+                whole = {"id": identity, **dict(paper)}
+            yield place, whole
 
 
-def _text(paper: dict[str, Any]) -> str:
+def _take(
+    result: ExampleSet,
+    identity: str,
+    document: Document,
+    question: str,
+    answers: list[Record],
+    drop: Drop,
+) -> None:
+    texts = [_answer(answer) for answer in answers]
+    quotes = {
+        quote.strip()
+        for answer in answers
+        for quote in answer.get("evidence") or []
+        if quote.strip() and not quote.startswith(FLOAT)
+    }
+    spans = _spans(sorted(quotes), document.text)
+    reason = ""
+    if not any(texts):
+        reason = "unanswerable"
+    elif not spans:
+        reason = "no evidence in the text"
+    if reason and (drop == "no-text-evidence" or drop == reason):
+        result.dropped[reason] += 1
+        return
+    if drop == "none":
+        texts = [words or UNANSWERABLE for words in texts]
+    if not result.wants(identity, question, texts):
+        return
+    if reason:
+        result.noted[f"{reason}, kept"] += 1
+    if spans and len(spans) < len(quotes):
+        result.noted["evidence not found again"] += 1
+    result.examples.append(Example(identity, (document,), question, distinct_answers(texts), spans))
+
+
+def _text(paper: Record) -> str:
     sections = paper["full_text"]
     if isinstance(sections, dict):
         pairs = list(zip(sections["section_name"], sections["paragraphs"], strict=True))
     else:
         pairs = [(section["section_name"], section["paragraphs"]) for section in sections]
-    parts = [paper.get("abstract", "")]
+    parts = [paper.get("abstract") or ""]
     for name, paragraphs in pairs:
         parts += [name or "", *paragraphs]
     return "\n\n".join(part.strip() for part in parts if part.strip())
 
 
-def _questions(paper: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _questions(questions: Any) -> Iterator[tuple[str, list[Record]]]:
     """Questions with their annotators' answers; columns on the hub, objects in the release."""
-    questions = paper["qas"]
     if isinstance(questions, dict):
         for question, answers in zip(questions["question"], questions["answers"], strict=True):
             yield question, list(answers["answer"])
     elif isinstance(questions, list):
         for entry in questions:
-            yield entry["question"], [answer["answer"] for answer in entry["answers"]]
+            yield entry["question"], [a["answer"] for a in entries(entry, "answers", "a question")]
     else:
-        raise DataError(f"questions are {type(questions).__name__}; a list or columns are needed")
+        raise ValueError(f"a list or columns are needed, got {shown(questions)}")
 
 
-def _answer(answer: dict[str, Any]) -> str:
+def _answer(answer: Record) -> str:
+    """An annotator's answer; empty when there is none."""
     if answer["unanswerable"]:
         return ""
     if answer["extractive_spans"]:

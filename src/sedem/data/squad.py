@@ -8,103 +8,145 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from sedem.contracts import Document
-from sedem.data.examples import Evidence, Example, ExampleSet, distinct_names
-from sedem.data.files import read_json
+from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, distinct_names
+from sedem.data.fields import entries, number, text, within
+from sedem.data.records import Record, Records
 from sedem.errors import DataError
 
 
-def load(
-    path: Path, *, records: slice = slice(None), distractors: int = 9, seed: int = 0
-) -> ExampleSet:
-    """SQuAD in its native schema, each gold paragraph among distractors.
+def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet:
+    """SQuAD, each gold paragraph among distractors.
 
     Args:
-        path: the JSON file.
-        records: which articles.
+        records: its articles.
         distractors: paragraphs beside the gold one; (distractors + 1) // 2 of its own article.
         seed: decides distractors and order, question by question.
     """
-    articles = [article for article in _articles(path)[records] if article["paragraphs"]]
-    titles = distinct_names([a.get("title") or f"article {n}" for n, a in enumerate(articles)])
-    pool = [
-        [
-            Document(f"{title} §{p + 1}", paragraph["context"])
-            for p, paragraph in enumerate(article["paragraphs"])
-        ]
-        for title, article in zip(titles, articles, strict=True)
-    ]
+    articles = [(p, a) for p, a in records if entries(a, "paragraphs", p)]
+    titles = distinct_names(
+        [str(a.get("title") or f"article {n}") for n, (_, a) in enumerate(articles)]
+    )
+    pool = []
+    for title, (place, article) in zip(titles, articles, strict=True):
+        contexts = [text(p, "context", place) for p in article["paragraphs"]]
+        pool.append([Document(f"{title} §{n}", c) for n, c in enumerate(contexts, start=1)])
     result = ExampleSet("squad", [])
-    for a, article in enumerate(articles):
+    for a, (place, article) in enumerate(articles):
         for p, paragraph in enumerate(article["paragraphs"]):
-            for qa in paragraph["qas"]:
-                found = _answers(qa, paragraph["context"], result)
-                if found is None:
-                    continue
-                answers, start = found
-                documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{qa['id']}")
+            for identity, question, answers, start in _questions(paragraph, place, result):
+                documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{identity}")
                 evidence = Evidence(gold, start, start + len(answers[0]))
-                result.examples.append(
-                    Example(str(qa["id"]), documents, qa["question"], answers, (evidence,))
-                )
+                result.examples.append(Example(identity, documents, question, answers, (evidence,)))
     return result
 
 
-def load_papers(path: Path, *, records: slice = slice(None)) -> ExampleSet:
+def read_papers(records: Records) -> ExampleSet:
     """COVID-QA: one whole paper a context, its answers' spans the evidence."""
     result = ExampleSet("covidqa", [])
-    for article in _articles(path)[records]:
-        for paragraph in article["paragraphs"]:
-            document = Document(f"paper {paragraph['document_id']}", paragraph["context"])
-            for qa in paragraph["qas"]:
-                found = _answers(qa, paragraph["context"], result)
-                if found is None:
-                    continue
-                answers, start = found
+    for place, article in records:
+        for paragraph in entries(article, "paragraphs", place):
+            context = text(paragraph, "context", place)
+            with within(place):
+                document = Document(f"paper {paragraph['document_id']}", context)
+            for identity, question, answers, start in _questions(paragraph, place, result):
                 evidence = Evidence(0, start, start + len(answers[0]))
                 result.examples.append(
-                    Example(str(qa["id"]), (document,), qa["question"], answers, (evidence,))
+                    Example(identity, (document,), question, answers, (evidence,))
                 )
     return result
 
 
-def _articles(path: Path) -> list[dict[str, Any]]:
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("data"), list):
-        raise DataError(f"'{path}' is not in SQuAD's schema: it has no list 'data'")
-    return list(content["data"])
+def articles(records: Records) -> Records:
+    """Articles one at a time: from the native object, or from the hub's flat rows.
+
+    Rows that follow each other with one title (or document number) are an article, those with one
+    context a paragraph.
+    """
+    gathered: Record = {}
+    first = ""
+    for place, record in records:
+        if "context" in record and "question" in record:
+            if gathered and gathered["title"] != _title(record):
+                yield first, gathered
+                gathered = {}
+            if not gathered:
+                first, gathered = place, {"title": _title(record), "paragraphs": []}
+            _take_row(gathered["paragraphs"], record, place)
+        elif "paragraphs" in record:
+            yield place, record
+        elif isinstance(record.get("data"), list):
+            for count, article in enumerate(record["data"], start=1):
+                yield f"{place}, article {count}", article
+        else:
+            raise DataError(
+                f"{place} is not in SQuAD's schema: it has no list 'data' and is no question"
+            )
+    if gathered:
+        yield first, gathered
+
+
+def _title(row: Record) -> Any:
+    return row.get("title", row.get("document_id"))
+
+
+def _take_row(paragraphs: list[Record], row: Record, place: str) -> None:
+    """A flat row as the native schema has it: the last paragraph's, or the first of a new one."""
+    with within(place, "answers"):
+        answers = row["answers"]
+        if isinstance(answers, dict):
+            columns = zip(answers["text"], answers["answer_start"], strict=True)
+            answers = [{"text": words, "answer_start": start} for words, start in columns]
+    if not paragraphs or paragraphs[-1]["context"] != row["context"]:
+        paragraphs.append({**row, "qas": []})
+    paragraphs[-1]["qas"].append({**row, "answers": answers})
+
+
+def _questions(
+    paragraph: Record, place: str, result: ExampleSet
+) -> Iterator[tuple[str, str, tuple[str, ...], int]]:
+    """Usable questions of a paragraph: id, question, answers, where the first of them stands."""
+    for qa in entries(paragraph, "qas", place):
+        with within(place):
+            identity = str(qa["id"])
+        where = f"{place}, question '{identity}'"
+        question = text(qa, "question", where, blank=True)
+        found = _answers(qa, text(paragraph, "context", where), where, result)
+        if found is not None and result.wants(identity, question, found[0]):
+            yield identity, question, *found
 
 
 def _answers(
-    qa: dict[str, Any], context: str, result: ExampleSet
+    qa: Record, context: str, place: str, result: ExampleSet
 ) -> tuple[tuple[str, ...], int] | None:
     """Distinct answers and where the first one stands; None, counted, if it stands nowhere."""
-    if qa.get("is_impossible") or not qa["answers"]:
+    answers = entries(qa, "answers", place)
+    if qa.get("is_impossible") or not answers:
         result.dropped["unanswerable"] += 1
         return None
-    first = qa["answers"][0]["text"].strip()
-    start = _locate(first, qa["answers"][0]["answer_start"], context, result.noted)
+    texts = [text(answer, "text", f"{place}, field 'answers'", blank=True) for answer in answers]
+    given = number(answers[0], "answer_start", f"{place}, field 'answers'")
+    start = _locate(texts[0].strip(), given, context, result.noted)
     if start is None:
         result.dropped["answer not in its context"] += 1
         return None
-    distinct = dict.fromkeys(answer["text"].strip() for answer in qa["answers"])
-    return tuple(answer for answer in distinct if answer), start
+    return distinct_answers(texts), start
 
 
-def _locate(text: str, given: int, context: str, noted: Counter[str]) -> int | None:
+def _locate(words: str, given: int, context: str, noted: Counter[str]) -> int | None:
     """Where an answer stands; published offsets are off by a little in COVID-QA."""
-    if not text:
+    if not words:
         return None
-    if context.startswith(text, given):
+    if context.startswith(words, given):
         return given
     places = []
-    at = context.find(text)
+    at = context.find(words)
     while at >= 0:
         places.append(at)
-        at = context.find(text, at + 1)
+        at = context.find(words, at + 1)
     if not places:
         return None
     noted["answer offset repaired"] += 1

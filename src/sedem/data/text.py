@@ -6,49 +6,25 @@ Letters: T context tokens, A continuation tokens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
 from sedem.backbone import Backbone
-from sedem.data.files import open_text, read_lines
+from sedem.data.hub import Home, commit
+from sedem.data.texts import hub_id, read_texts, text_files
 from sedem.errors import DataError
 
-TEXT_ENDINGS = (".txt", ".md", ".jsonl")
 TOKENIZED_TOGETHER = 64
-
-
-def read_texts(path: Path, exclude_titles: Collection[str] = ()) -> Iterator[str]:
-    """Texts of a file or of every text file of a folder, in the order of their names.
-
-    A .txt or .md file is one text; each line of a .jsonl file is an object with a field `text`.
-    Files may be compressed (.gz, .xz, .bz2, .zst).
-
-    Args:
-        path: file or folder.
-        exclude_titles: lines of a .jsonl file whose field `title` is one of these are left out.
-
-    Raises:
-        DataError: there is nothing to read, or a line has no text.
-    """
-    for file in _text_files(path):
-        if _kind(file) == ".jsonl":
-            for number, entry in read_lines(file):
-                if not isinstance(entry.get("text"), str):
-                    raise DataError(f"'{file}', line {number}: a string field 'text' is needed")
-                if entry.get("title") not in exclude_titles:
-                    yield entry["text"]
-        elif _kind(file) in TEXT_ENDINGS:
-            with open_text(file) as opened:
-                yield opened.read()
-        else:
-            raise DataError(
-                f"'{file}' is no text file; {', '.join(TEXT_ENDINGS)} are read, compressed or not"
-            )
+PART = 1 << 22
+"""Tokens that are written to disk at a time; a run that is killed loses at most so many."""
 
 
 class Tokens:
@@ -65,28 +41,34 @@ class Tokens:
 
     @classmethod
     def of(
-        cls, path: Path, backbone: Backbone, cache: Path, exclude_titles: Collection[str] = ()
+        cls,
+        source: str | Path,
+        backbone: Backbone,
+        cache: Path,
+        exclude_titles: Collection[str] = (),
+        limit: int | None = None,
     ) -> Tokens:
-        """Tokenize a corpus, or map what an earlier call has written.
+        """Tokenize a corpus, go on where a killed run stopped, or map what is there.
 
         Args:
-            path: file or folder of texts.
+            source: file or folder of texts, or "hub:" and the id of a set.
             backbone: whose tokenizer counts.
             cache: folder for the arrays, named after corpus and tokenizer.
             exclude_titles: as in `read_texts`.
+            limit: stop after so many tokens, which cuts the last text; None means all.
+
+        Raises:
+            DataError: the corpus cannot be read or is empty.
         """
-        if not path.exists():
-            raise DataError(f"there is no file or folder '{path}'")
-        stamps = [
-            f"{file.resolve()} {file.stat().st_mtime_ns} {file.stat().st_size}"
-            for file in _text_files(path)
-        ]
-        chosen = f"{' '.join(stamps)} {backbone.vocabulary} {sorted(exclude_titles)}"
-        key = hashlib.sha256(chosen.encode()).hexdigest()[:16]
-        folder = cache / f"tokens-{key}"
+        chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
+        if limit is not None:
+            chosen += f" {limit}"
+        folder = cache / f"tokens-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
         if not (folder / "bounds.npy").is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            _write_tokens(read_texts(path, exclude_titles), backbone, folder)
+            texts = read_texts(source, exclude_titles, _revision(source, folder))
+            _write_parts(texts, backbone, folder, limit, str(source))
+            _join_parts(folder, str(source))
         return cls(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "bounds.npy"))
 
     def __len__(self) -> int:
@@ -146,37 +128,100 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
         return {"context": tokens[: self.context], "continuation": tokens[self.context :]}
 
 
-def _text_files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.rglob("*") if _kind(file) in TEXT_ENDINGS)
-    if not files:
-        raise DataError(f"folder '{path}' holds no {', '.join(TEXT_ENDINGS)} file")
-    return files
+def _stamp(source: str | Path) -> str:
+    """What says that a corpus is another one: its files as they are, or its id."""
+    if hub_id(source) is not None:
+        return str(source)
+    if not Path(source).exists():
+        raise DataError(f"there is no file or folder '{source}'")
+    return " ".join(
+        f"{file.resolve()} {file.stat().st_mtime_ns} {file.stat().st_size}"
+        for file in text_files(Path(source))
+    )
 
 
-def _kind(file: Path) -> str:
-    endings = [e for e in file.suffixes if e not in (".gz", ".xz", ".bz2", ".zst")]
-    return endings[-1] if endings else ""
+def _revision(source: str | Path, folder: Path) -> str | None:
+    """The commit that is tokenized: a run that goes on must skip what the first one has read."""
+    repository, kept = hub_id(source), folder / "revision.txt"
+    if repository is None:
+        return None
+    if not kept.is_file():
+        _replace(kept, lambda file: file.write(commit(Home(repository)).encode()))
+    return kept.read_text()
 
 
-def _write_tokens(corpus: Iterable[str], backbone: Backbone, folder: Path) -> None:
-    parts: list[NDArray[Any]] = []
-    bounds = [0]
+def _write_parts(
+    texts: Iterable[str], backbone: Backbone, folder: Path, limit: int | None, what: str
+) -> None:
+    """Tokenize what no part holds yet."""
+    parts = _parts(folder)
+    sizes = [size for part in parts for size in np.load(part)["sizes"].tolist()]
+    left, room = islice(texts, len(sizes), None), None if limit is None else limit - sum(sizes)
     dtype = np.uint16 if len(backbone.tokenizer) <= 2**16 else np.uint32
-    texts: list[str] = []
+    pending: list[NDArray[Any]] = []
+    number, held = len(parts), 0
+    with tqdm(total=limit, initial=sum(sizes), desc=f"tokenizing {what}", unit="token") as bar:
+        for ids in _tokenized(left, backbone, room):
+            pending.append(np.asarray(ids, dtype=dtype))
+            held += len(ids)
+            bar.update(len(ids))
+            if held >= PART:
+                _save_part(folder, number, pending)
+                pending, number, held = [], number + 1, 0
+    if pending:
+        _save_part(folder, number, pending)
 
-    def flush() -> None:
-        for ids in backbone.tokenize(texts)["input_ids"] if texts else []:
-            parts.append(np.asarray(ids, dtype=dtype))
-            bounds.append(bounds[-1] + len(ids))
-        texts.clear()
 
-    for text in corpus:
-        texts.append(text)
-        if len(texts) == TOKENIZED_TOGETHER:
-            flush()
-    flush()
-    np.save(folder / "tokens.npy", np.concatenate(parts) if parts else np.zeros(0, dtype))
-    # Written last: its presence says that the tokens are whole.
-    np.save(folder / "bounds.npy", np.asarray(bounds))
+def _tokenized(texts: Iterator[str], backbone: Backbone, room: int | None) -> Iterator[list[int]]:
+    """Tokens of each text, until so many are there; the last text is cut."""
+    while room != 0 and (together := list(islice(texts, TOKENIZED_TOGETHER))):
+        for ids in backbone.tokenize(together)["input_ids"]:
+            kept = ids[:room]
+            yield kept
+            if room is not None:
+                room -= len(kept)
+                if not room:
+                    return
+
+
+def _save_part(folder: Path, number: int, texts: list[NDArray[Any]]) -> None:
+    path = folder / f"part-{number:06d}.npz"
+    sizes = np.asarray([len(ids) for ids in texts])
+    tokens = np.concatenate(texts)
+    _replace(path, lambda file: np.savez(file, tokens=tokens, sizes=sizes))
+
+
+def _join_parts(folder: Path, what: str) -> None:
+    """One array of all parts; its bounds are written last and say that it is whole."""
+    parts = _parts(folder)
+    sizes = np.concatenate([np.zeros(1, np.int64), *(np.load(part)["sizes"] for part in parts)])
+    bounds = np.cumsum(sizes)
+    if not bounds[-1]:
+        raise DataError(f"'{what}' has no tokens; give a corpus with text in it")
+    dtype = np.load(parts[0])["tokens"].dtype
+    joined = np.lib.format.open_memmap(
+        folder / "tokens.npy", mode="w+", dtype=dtype, shape=(int(bounds[-1]),)
+    )
+    at = 0
+    for part in parts:
+        tokens = np.load(part)["tokens"]
+        joined[at : at + len(tokens)] = tokens
+        at += len(tokens)
+    joined.flush()
+    _replace(folder / "bounds.npy", lambda file: np.save(file, bounds))
+    for part in parts:
+        part.unlink()
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.npz"))
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that is there whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)

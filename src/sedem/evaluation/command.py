@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sedem.checkpoint import BACKBONE, locate
-from sedem.data.catalog import open_examples, sniff
+from sedem.checkpoint import BACKBONE, EXTRA_ENTRIES, locate
+from sedem.config import SedemConfig
+from sedem.data.catalog import counts_tokens, identify, open_examples, sniff
 from sedem.data.examples import ExampleSet
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import Setting, open_method
@@ -80,7 +80,7 @@ def run_evaluation(
         raise ConfigError(f"dtype is '{dtype}'; it can be {' or '.join(DTYPES)}")
     if batch < 1:
         raise ConfigError(f"batch is {batch}; it must be at least 1")
-    found, examples, identity = _open(data, schema, records, split, seed, options or {})
+    found, examples, identity = _open(data, schema, records, split, seed, options or {}, checkpoint)
     if max_new_tokens is None:
         max_new_tokens = LONG_ANSWER_LIMIT if found in LONG_ANSWERS else ANSWER_LIMIT
     setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift)
@@ -102,24 +102,6 @@ def run_evaluation(
         return evaluate(opened, chosen, settings, Path(str(folder)), progress)
 
 
-def parse_options(entries: Sequence[str]) -> dict[str, Any]:
-    """ "key=value" entries as options of a loader; values are JSON, or else text.
-
-    Raises:
-        ConfigError: an entry has no key or no value.
-    """
-    options: dict[str, Any] = {}
-    for entry in entries:
-        key, equals, text = entry.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"option '{entry}' is not of the form KEY=VALUE")
-        try:
-            options[key] = json.loads(text)
-        except ValueError:
-            options[key] = text
-    return options
-
-
 def _open(
     data: str | Path,
     schema: str | None,
@@ -127,15 +109,22 @@ def _open(
     split: str | None,
     seed: int,
     options: Mapping[str, Any],
+    checkpoint: str,
 ) -> tuple[str, ExampleSet, dict[str, str]]:
     """The schema of a set, its examples, and what says which content it had."""
-    path = Path(data)
-    if split is not None:
-        raise ConfigError(f"'{path}' is a file, which has no splits; leave --split out")
-    found = schema or sniff(path)
-    seeded = {"seed": seed} if found in SEEDED else {}
-    examples = open_examples(path, found, records=records, **{**seeded, **options})
-    return found, examples, {"data": path.name, "data_sha256": _digest(path)}
+    found = schema or sniff(data)
+    given: dict[str, Any] = {"seed": seed} if found in SEEDED else {}
+    if counts_tokens(found):
+        given["tokenizer"] = _tokenizer(checkpoint)
+    examples = open_examples(data, found, records=records, split=split, **{**given, **options})
+    return found, examples, identify(data, split)
+
+
+def _tokenizer(checkpoint: str) -> str:
+    """Whose tokens make up the length of a context: those of the backbone that reads it."""
+    folder = locate(checkpoint)
+    encoder = SedemConfig.load(folder, extra=EXTRA_ENTRIES).encoder
+    return str(folder) if encoder == BACKBONE else encoder
 
 
 def _weight_files(checkpoint: Path, method: str) -> list[Path]:

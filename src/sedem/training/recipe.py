@@ -104,15 +104,16 @@ class Run:
 
 @dataclass(frozen=True)
 class DataSource:
-    """One file of examples in a mixture.
+    """One set of examples in a mixture.
 
     Attributes:
-        path: the file, relative to the recipe's data_root.
+        path: the file or folder, relative to the recipe's data_root; or the public name of a set,
+            whose training split is read.
         set: name of its schema; None means that it is found out.
         records: which records of the file, as "start:stop".
         repeat: how many times the examples count in an epoch.
         label: "evidence" uses the file's labels, "answer" the blocks that hold an answer string.
-        options: of the schema's loader.
+        options: of the set's reader.
     """
 
     path: str
@@ -131,12 +132,14 @@ class TextSource:
     """Stage-1 text.
 
     Attributes:
-        path: file or folder, relative to the recipe's data_root.
+        path: file or folder, relative to the recipe's data_root; or "hub:" and the id of a set on
+            the hub, which is streamed.
         continuation: A, tokens after each context.
         held_out: the last texts, kept for evaluation.
         evaluation_windows: windows of them that are evaluated.
-        exclude_titles: texts of a .jsonl corpus that are left out, by their field `title`.
+        exclude_titles: lines or rows that are left out, by their field `title`.
         windows: at most this many training windows; None means all.
+        tokens: stop reading after so many; None means all.
     """
 
     path: str
@@ -145,12 +148,13 @@ class TextSource:
     evaluation_windows: int = 256
     exclude_titles: tuple[str, ...] = ()
     windows: int | None = None
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_numbers(
             self,
             "text",
-            positive=("continuation", "evaluation_windows", "windows"),
+            positive=("continuation", "evaluation_windows", "windows", "tokens"),
             not_negative=("held_out",),
         )
 

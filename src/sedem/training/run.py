@@ -15,7 +15,9 @@ from transformers import set_seed
 from sedem.checkpoint import open_backbones
 from sedem.config import SedemConfig
 from sedem.data.catalog import open_examples
+from sedem.data.hub import HOMES
 from sedem.data.text import Tokens, Windows
+from sedem.data.texts import hub_id
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.training.fit import claim_output, fit
@@ -73,10 +75,11 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     source = recipe.text
     corpus = Tokens.of(
-        Path(recipe.data_root) / source.path,
+        source.path if hub_id(source.path) else Path(recipe.data_root) / source.path,
         model.encoder,
         Path(recipe.cache),
         source.exclude_titles,
+        source.tokens,
     )
     if source.held_out >= len(corpus):
         raise ConfigError(
@@ -189,9 +192,12 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
 
 def add_source(prepared: Prepared, source: DataSource, data_root: Path) -> None:
     """Read a source of a mixture and say what it gave."""
-    examples = open_examples(
-        data_root / source.path, source.set, records=source.records, **source.options
-    )
+    place: str | Path = data_root / source.path
+    options = dict(source.options)
+    if not Path(place).exists() and source.path in HOMES:
+        place = source.path
+        options.setdefault("split", "train")
+    examples = open_examples(place, source.set, records=source.records, **options)
     before, dropped = len(prepared), prepared.dropped.copy()
     prepared.add(examples, source.label, source.repeat)
     logger.info(

@@ -21,6 +21,7 @@ FILES = {
     "musique.jsonl": ("musique", 2),
     "qasper.json": ("qasper", 3),
 }
+PARAGRAPH = {"title": "T", "paragraph_text": "t", "is_supporting": True}
 OWN = {
     "documents": [{"name": "a", "text": "The rent is 900 euros."}],
     "question": "What is the rent?",
@@ -76,33 +77,70 @@ def test_options_reach_the_loader(fixtures: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "content"),
+    ("schema", "content", "message"),
     [
-        ("squad", {"data": [{"paragraphs": [{"context": "one"}]}]}),
-        ("squad", {"data": ["Ada"]}),
-        ("squad", {"data": [{"title": "Ada"}]}),
-        ("covidqa", {"data": [{"paragraphs": [{"context": "one", "qas": []}]}]}),
-        ("hotpotqa", [{"_id": "a"}]),
-        ("hotpotqa", [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": None}]),
-        ("2wikimultihopqa", [{"_id": "a", "context": "[broken", "supporting_facts": []}]),
-        ("musique", [{"id": "a", "paragraphs": [{"title": "T"}]}]),
+        ("squad", {"data": [{"paragraphs": [{"context": "one"}]}]}, "article 1, field 'qas'"),
+        ("squad", {"data": ["Ada"]}, "article 1, field 'paragraphs': a list is needed"),
+        ("squad", {"data": [{"title": "Ada"}]}, "field 'paragraphs': .* got nothing"),
+        (
+            "squad",
+            [{"id": 1, "context": "one", "question": "?", "answers": {"text": ["one"]}}],
+            r"entry 1, field 'answers': the field 'answer_start' is missing",
+        ),
+        (
+            "covidqa",
+            {"data": [{"paragraphs": [{"context": "one", "qas": []}]}]},
+            "article 1: the field 'document_id' is missing",
+        ),
+        ("hotpotqa", [{"_id": "a"}], r"entry 1 \(id 'a'\), field 'context': it is missing"),
+        ("hotpotqa", [{"question": "?"}], "entry 1: the field 'id' is missing"),
+        (
+            "hotpotqa",
+            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": None}],
+            r"\(id 'a'\), field 'supporting_facts': it is not in the set's schema",
+        ),
+        (
+            "hotpotqa",
+            [{"_id": "a", "context": [["T", [1]]], "supporting_facts": []}],
+            "field 'context': .*titles and sentences must be strings",
+        ),
+        (
+            "2wikimultihopqa",
+            [{"_id": "a", "context": "[broken", "supporting_facts": []}],
+            r"\(id 'a'\), field 'context': .*Expecting value",
+        ),
         (
             "musique",
-            [
-                {
-                    "id": "a",
-                    "paragraphs": [{"title": "T", "paragraph_text": "t", "is_supporting": True}],
-                    "question": "What?",
-                    "answer": None,
+            [{"id": "a", "paragraphs": [{"title": "T"}]}],
+            r"field 'paragraphs\[0\]', field 'paragraph_text': a string is needed, got nothing",
+        ),
+        (
+            "musique",
+            [{"id": "a", "paragraphs": [PARAGRAPH], "question": "What?", "answer": None}],
+            r"entry 1 \(id 'a'\), field 'answer': a string is needed, got None",
+        ),
+        (
+            "qasper",
+            {"p1": {"abstract": "A", "full_text": []}},
+            r"\(id 'p1'\), field 'qas': it is missing",
+        ),
+        (
+            "qasper",
+            {
+                "p1": {
+                    "full_text": [],
+                    "abstract": "A",
+                    "qas": [{"question": "?", "answers": [{"answer": {}}]}],
                 }
-            ],
+            },
+            r"\(id 'p1'\), question 0: the field 'unanswerable' is missing",
         ),
     ],
 )
-def test_records_of_another_shape_are_a_fault_of_the_file(
-    write: Write, schema: str, content: Any
+def test_a_malformed_record_is_named_with_its_field(
+    write: Write, schema: str, content: Any, message: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"odd\.json' is not in the schema of {schema}: "):
+    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
         open_examples(write("odd.json", content), schema)
 
 

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sedem.data.articles import paragraphs, read_articles
-from sedem.data.cloze import LONGEST, SHORTEST, clozes, generate, load
+from sedem.data.catalog import open_examples
+from sedem.data.cloze import LONGEST, SHORTEST, clozes, generate
 from sedem.errors import DataError
+
+load = partial(open_examples, schema="cloze")
 
 
 def occurrences(answer: str, text: str) -> int:

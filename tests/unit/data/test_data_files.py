@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sedem.data.files import open_text, read_json, read_lines, read_records
+from sedem.data.files import open_text, read_json, read_lines
 from sedem.errors import DataError
 
 TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200
@@ -60,7 +59,7 @@ def test_a_damaged_compressed_file_is_refused(tmp_path: Path, ending: str) -> No
         list(read_lines(path))
 
 
-@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2"])
+@pytest.mark.parametrize("ending", COMPRESSED)
 def test_a_compressed_file_that_ends_early_is_refused(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"half.txt{ending}"
     whole = COMPRESSED[ending](TEXT.encode())
@@ -70,6 +69,25 @@ def test_a_compressed_file_that_ends_early_is_refused(tmp_path: Path, ending: st
         open_text(path) as file,
     ):
         file.read()
+
+
+def test_a_zstd_file_of_several_frames_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "frames.txt.zst"
+    frames = [zstd(part.encode()) for part in ("Görlitz ", "", "liegt", " an der Neiße")]
+    path.write_bytes(b"".join(frames))
+    with open_text(path) as file:
+        assert file.read() == "Görlitz liegt an der Neiße"
+    path.write_bytes(b"".join(frames)[:-3])
+    with pytest.raises(DataError, match="ended before"), open_text(path) as file:
+        file.read()
+
+
+def test_a_zstd_file_of_jsonl_that_ends_early_is_no_end_of_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl.zst"
+    whole = zstd(b"".join(b'{"text": "%d"}\n' % number for number in range(50_000)))
+    path.write_bytes(whole[: len(whole) - 20])
+    with pytest.raises(DataError, match=r"lines\.jsonl\.zst' cannot be read: .*ended before"):
+        list(read_lines(path))
 
 
 def test_zstd_without_its_library_says_what_to_install(
@@ -130,25 +148,3 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n[1, 2]\n')
     with pytest.raises(DataError, match="line 2: a JSON object is needed, this is list"):
         list(read_lines(path))
-
-
-@pytest.mark.parametrize("before", ["", "\n \t"])
-def test_an_array_and_lines_hold_the_same_records(tmp_path: Path, before: str) -> None:
-    records = [{"id": i, "text": "ö\n" * i} for i in range(3)]
-    array, lines = tmp_path / "array.json", tmp_path / "lines.json"
-    array.write_text(before + json.dumps(records, indent=1))
-    lines.write_text(before + "".join(json.dumps(record) + "\n" for record in records))
-    assert read_records(array) == read_records(lines) == records
-
-
-def test_an_array_of_other_things_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.json"
-    path.write_text('[{"id": 1}, 2]')
-    with pytest.raises(DataError, match="array whose entries are not all objects"):
-        read_records(path)
-
-
-def test_an_empty_file_holds_no_records(tmp_path: Path) -> None:
-    path = tmp_path / "empty.jsonl"
-    path.touch()
-    assert read_records(path) == []

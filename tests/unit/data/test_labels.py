@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from sedem import Document
 from sedem.backbone import Backbone
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Evidence
 from sedem.data.labels import from_answers, from_evidence
 from sedem.reading import partition
@@ -107,3 +109,30 @@ def test_answers_of_each_document_are_looked_for_in_it() -> None:
     rows = [BlockRow(0, 0, 12, (1,)), BlockRow(1, 0, 15, (1,))]
     assert from_answers(rows, documents, ["cat"]) == [False, True]
     assert from_answers([replace(row, start=0) for row in rows], documents, ["no"]) == [True, False]
+
+
+def test_answers_of_real_questions_are_found_where_they_stand(fixtures: Path) -> None:
+    sets = [
+        open_examples(fixtures / "articles.jsonl", "cloze"),
+        open_examples(fixtures / "squad.json"),
+        open_examples(fixtures / "covidqa.json"),
+    ]
+    assert [len(found.examples) for found in sets] == [65, 36, 6]
+    elsewhere = 0
+    for example in (example for found in sets for example in found.examples):
+        blocks = [row for i, d in enumerate(example.documents) for row in cut(d.text, 400, i)]
+        texts = [example.documents[b.document].text[b.start : b.end] for b in blocks]
+        labels = from_answers(blocks, example.documents, example.answers)
+        for label, text in zip(labels, texts, strict=True):
+            # What is labelled holds an answer; without labels it may hold none but halves of one.
+            assert not label or any(a.lower() in text.lower() for a in example.answers)
+        span = example.evidence[0]
+        at = example.documents[span.document].text.index(example.answers[0], span.start)
+        gold = next(
+            i for i, b in enumerate(blocks) if b.document == span.document and b.start <= at < b.end
+        )
+        whole = at + len(example.answers[0]) <= blocks[gold].end
+        assert labels[gold] or not whole
+        elsewhere += sum(labels) - labels[gold]
+    # The price of distant supervision: answers also stand where they answer nothing.
+    assert elsewhere > 0

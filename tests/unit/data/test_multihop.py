@@ -2,16 +2,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sedem.data.catalog import open_examples, sniff
 from sedem.data.examples import Example, ExampleSet
-from sedem.data.multihop import load_2wiki, load_hotpot, load_musique
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
+
+load_hotpot = partial(open_examples, schema="hotpotqa")
+load_2wiki = partial(open_examples, schema="2wikimultihopqa")
+load_musique = partial(open_examples, schema="musique")
 
 
 def gold_names(example: Example) -> list[str]:
@@ -192,8 +197,8 @@ def test_what_cannot_be_used_is_dropped_and_counted(
 def test_records_are_questions(fixtures: Path, write: Write) -> None:
     lines = [{**RECORD, "_id": f"q{number}"} for number in range(5)]
     path = write("five.jsonl", lines)
-    assert [e.id for e in load_hotpot(path, records=slice(1, 4)).examples] == ["q1", "q2", "q3"]
-    assert len(load_musique(fixtures / "musique.jsonl", records=slice(1, None)).examples) == 1
+    assert [e.id for e in load_hotpot(path, records="1:4").examples] == ["q1", "q2", "q3"]
+    assert len(load_musique(fixtures / "musique.jsonl", records="1:").examples) == 1
 
 
 def test_musique_reads_lines_and_arrays_alike(fixtures: Path, write: Write) -> None:
@@ -210,3 +215,60 @@ def test_extra_fields_of_copies_are_passed_over(write: Write) -> None:
 def test_an_unknown_layout_is_refused(write: Write) -> None:
     with pytest.raises(DataError, match="neither pairs, objects nor columns of title and sent"):
         load_2wiki(write("odd.json", [{**RECORD, "context": {"0": "Bridge"}}]))
+
+
+def test_a_table_of_columns_gives_the_same_examples(fixtures: Path, write: Write) -> None:
+    native = json.loads((fixtures / "2wikimultihopqa.json").read_text(encoding="utf-8"))
+    table = {
+        field: {str(10 * i): record[field] for i, record in enumerate(native)}
+        for field in native[0]
+    }
+    path = write("table.json", table)
+    assert open_examples(path).examples == load_2wiki(fixtures / "2wikimultihopqa.json").examples
+    # The schema is seen even where a long column hides the names of the others.
+    long = {"_id": table["_id"], "question": {k: f"{q}{' ' * 150_000}" for k, q in
+            table["question"].items()}, **table}  # fmt: skip
+    assert len(open_examples(write("long.json", long)).examples) == 2
+    assert sniff(write("long.json", long)) == "2wikimultihopqa"
+
+
+def test_a_body_that_was_not_split_is_one_text(write: Write) -> None:
+    context = {"title": COLUMNS["title"], "content": [" ".join(s) for s in COLUMNS["sentences"]]}
+    result = load_2wiki(write("unsplit.json", [{**RECORD, "context": context}]))
+    assert only(result) == only(load_2wiki(write("native.json", [RECORD])))
+    assert not result.noted
+
+
+def test_what_is_odd_about_labels_is_counted(fixtures: Path, write: Write) -> None:
+    assert load_2wiki(fixtures / "2wikimultihopqa.json").noted == {
+        "supporting fact past the last sentence": 1
+    }
+    facts = [["Brewery", 7], ["Castle", 0]]
+    context = [*RECORD["context"], ["", [" "]]]
+    odd = {**RECORD, "_id": "odd", "supporting_facts": facts, "context": context}
+    result = load_2wiki(write("odd.json", [RECORD, odd]))
+    assert len(result.examples[1].documents) == 3
+    assert result.noted == {
+        "supporting fact past the last sentence": 1,
+        "supporting fact on a paragraph outside the context": 1,
+        "empty paragraph left out": 1,
+    }
+
+
+def test_a_second_record_of_an_id_is_dropped(fixtures: Path, write: Write) -> None:
+    again = {**RECORD, "answer": "Rome"}
+    result = load_hotpot(write("twins.json", [RECORD, again, {**RECORD, "_id": "q2"}]))
+    assert [(e.id, e.answers) for e in result.examples] == [
+        ("q1", ("Amsterdam",)), ("q2", ("Amsterdam",))
+    ]  # fmt: skip
+    assert result.dropped == {"id given before": 1}
+    line = (fixtures / "musique.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    path = write("musique.jsonl", f"{line}\n{line}\n")
+    assert load_musique(path).dropped == {"id given before": 1}
+
+
+def test_questions_without_words_or_answer_are_dropped(write: Write) -> None:
+    records = [{**RECORD, "answer": " "}, {**RECORD, "question": ""}, RECORD]
+    result = load_2wiki(write("blank.json", records))
+    assert len(result.examples) == 1
+    assert result.dropped == {"no answer": 1, "no question": 1}

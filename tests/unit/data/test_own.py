@@ -1,17 +1,23 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from datasets import Dataset
 
 from sedem import Document
 from sedem.data import own
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
+
+load = partial(open_examples, schema="own")
 
 ENTRY: dict[str, Any] = {
     "id": "lease-1",
@@ -26,7 +32,7 @@ ENTRY: dict[str, Any] = {
 
 
 def test_an_entry_becomes_an_example(write: Write) -> None:
-    (example,) = own.load(write("own.jsonl", [ENTRY])).examples
+    (example,) = load(write("own.jsonl", [ENTRY])).examples
     assert example == Example(
         "lease-1",
         (
@@ -41,22 +47,22 @@ def test_an_entry_becomes_an_example(write: Write) -> None:
 
 def test_id_and_evidence_may_be_left_out(write: Write) -> None:
     bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
-    result = own.load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
+    result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
     assert result.name == "bare"
     assert [example.evidence for example in result.examples] == [(), ()]
     assert "line 1" in result.examples[0].id
 
 
 def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
-    examples = own.load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
+    examples = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
     own.dump(examples, tmp_path / "again.jsonl")
-    assert own.load(tmp_path / "again.jsonl").examples == examples
+    assert load(tmp_path / "again.jsonl").examples == examples
 
 
 def test_records_are_lines(write: Write) -> None:
     path = write("own.jsonl", [{**ENTRY, "id": str(number)} for number in range(4)])
-    assert [e.id for e in own.load(path, records=slice(None, 2)).examples] == ["0", "1"]
-    assert [e.id for e in own.load(path, records=slice(3, None)).examples] == ["3"]
+    assert [e.id for e in load(path, records=":2").examples] == ["0", "1"]
+    assert [e.id for e in load(path, records="3:").examples] == ["3"]
 
 
 DOCUMENT = ENTRY["documents"][0]
@@ -75,6 +81,8 @@ SPAN = ENTRY["evidence"][0]
             r"field 'documents\[1\]', field 'text': a non-empty string is needed, got ' '",
         ),
         ({"documents": [DOCUMENT, DOCUMENT]}, "'lease-1' has two documents of one name"),
+        ({"id": ["a"]}, r"field 'id': a string is needed, got \['a'\]"),
+        ({"id": True}, "field 'id': a string is needed, got True"),
         ({"question": ""}, "field 'question': a non-empty string is needed, got ''"),
         ({"question": None}, "field 'question': a non-empty string is needed, got None"),
         ({"answers": []}, "field 'answers': a list with at least one entry"),
@@ -97,11 +105,31 @@ def test_an_error_names_the_line_and_what_is_wrong(
 ) -> None:
     path = write("wrong.jsonl", [ENTRY, {**ENTRY, **changes}])
     with pytest.raises(DataError, match=rf"wrong\.jsonl', line 2.*{message}"):
-        own.load(path)
+        load(path)
 
 
 @pytest.mark.parametrize("field", ["documents", "question", "answers"])
 def test_a_missing_field_is_named(write: Write, field: str) -> None:
     entry = {key: value for key, value in ENTRY.items() if key != field}
     with pytest.raises(DataError, match=rf"missing\.jsonl', line 1, field '{field}'"):
-        own.load(write("missing.jsonl", [entry]))
+        load(write("missing.jsonl", [entry]))
+
+
+def test_two_lines_of_one_id_are_both_named(write: Write) -> None:
+    with pytest.raises(DataError, match=r"line 3: the id 'lease-1' is that of '.*', line 1 too"):
+        load(write("twins.jsonl", [ENTRY, {**ENTRY, "id": "other"}, ENTRY]))
+
+
+def test_documents_by_name_are_refused_with_what_is_needed(write: Write) -> None:
+    entry = {**ENTRY, "documents": {"lease.txt": "The rent is 900 euros."}}
+    with pytest.raises(DataError, match=r"field 'documents': a list of objects \{name, text\} is"):
+        load(write("object.jsonl", [entry]))
+
+
+def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    Dataset.from_list([ENTRY]).to_parquet(folder / "a.parquet")
+    (folder / "b.jsonl").write_text(json.dumps({**ENTRY, "id": "other"}) + "\n")
+    expected = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "other"}])).examples
+    assert open_examples(folder).examples == expected

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Example
-from sedem.data.qasper import load
+from sedem.errors import ConfigError
 
 Write = Callable[[str, Any], Path]
+
+load = partial(open_examples, schema="qasper")
 
 IDENTITY = "1909.00694"
 SEED = "Method paragraph using seed lexicon"
@@ -90,7 +94,7 @@ def test_release_and_hub_give_the_same_examples(
 
 def test_records_are_papers(write: Write, release: dict[str, Any]) -> None:
     papers = {f"paper {number}": release[IDENTITY] for number in range(3)}
-    result = load(write("papers.json", papers), records=slice(1, 2))
+    result = load(write("papers.json", papers), records="1:2")
     assert [e.id for e in result.examples] == ["paper 1-0", "paper 1-1", "paper 1-3"]
 
 
@@ -107,3 +111,38 @@ def test_questions_without_evidence_in_the_text_are_dropped_and_counted(
     assert evidence_texts(result.examples[0]) == [SEED]
     assert result.dropped == {"unanswerable": 1, "no evidence in the text": 2}
     assert result.noted == {"evidence not found again": 1}
+
+
+@pytest.mark.parametrize(
+    ("drop", "kept", "dropped", "noted"),
+    [
+        ("no-text-evidence", [0, 3], {"unanswerable": 1, "no evidence in the text": 1}, {}),
+        ("unanswerable", [0, 1, 3], {"unanswerable": 1}, {"no evidence in the text, kept": 1}),
+        (
+            "none",
+            [0, 1, 2, 3],
+            {},
+            {"no evidence in the text, kept": 1, "unanswerable, kept": 1},
+        ),
+    ],
+)
+def test_the_rule_of_what_is_dropped_has_a_name(
+    write: Write,
+    release: dict[str, Any],
+    drop: str,
+    kept: list[int],
+    dropped: dict[str, int],
+    noted: dict[str, int],
+) -> None:
+    release[IDENTITY]["qas"][1]["answers"][0]["answer"]["evidence"] = ["FLOAT SELECTED: Table 1"]
+    result = load(write("papers.json", release), drop=drop)
+    assert [e.id for e in result.examples] == [f"{IDENTITY}-{number}" for number in kept]
+    assert (result.dropped, result.noted) == (dropped, noted)
+    if drop == "none":
+        assert result.examples[2].answers == ("Unanswerable",)
+        assert [len(e.evidence) for e in result.examples] == [1, 0, 1, 1]
+
+
+def test_an_unknown_rule_is_refused(fixtures: Path) -> None:
+    with pytest.raises(ConfigError, match="drop is 'some'; it can be no-text-evidence, unansw"):
+        load(fixtures / "qasper.json", drop="some")

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Example
-from sedem.data.squad import load, load_papers
 from sedem.errors import DataError
+
+load = partial(open_examples, schema="squad")
+load_papers = partial(open_examples, schema="covidqa")
 
 Write = Callable[[str, Any], Path]
 
@@ -97,7 +102,7 @@ def test_the_gold_paragraph_stands_at_every_place(fixtures: Path) -> None:
 
 
 def test_records_are_articles(fixtures: Path) -> None:
-    result = load(fixtures / "squad.json", records=slice(1, 3), distractors=3)
+    result = load(fixtures / "squad.json", records="1:3", distractors=3)
     names = {d.name.split(" §")[0] for e in result.examples for d in e.documents}
     assert names == {"Oxygen", "Construction"}
     assert all(len(e.documents) == 4 for e in result.examples)
@@ -167,7 +172,7 @@ def test_papers_are_whole_contexts_with_repaired_offsets(fixtures: Path) -> None
     assert result.noted == {"answer offset repaired": 4}
     assert all(gold_text(e) == e.answers[0] for e in result.examples)
     assert [e.documents[0].name for e in result.examples] == ["paper 2684"] * 4 + ["paper 630"] * 2
-    assert len(load_papers(fixtures / "covidqa.json", records=slice(1, None)).examples) == 2
+    assert len(load_papers(fixtures / "covidqa.json", records="1:").examples) == 2
 
 
 def test_papers_count_what_they_drop(write: Write) -> None:
@@ -180,7 +185,31 @@ def test_papers_count_what_they_drop(write: Write) -> None:
     assert result.dropped == {"answer not in its context": 1}
 
 
-@pytest.mark.parametrize("content", [[], {"version": "1.1"}, {"data": {"title": "Ada"}}])
+@pytest.mark.parametrize("content", [{"version": "1.1"}, {"data": {"title": "Ada"}}])
 def test_another_schema_is_refused(write: Write, content: Any) -> None:
-    with pytest.raises(DataError, match=r"other\.json' is not in SQuAD's schema: it has no list"):
+    with pytest.raises(
+        DataError, match=r"other\.json', line 1 is not in SQuAD's schema: it has no list"
+    ):
         load(write("other.json", content))
+
+
+def test_flat_rows_of_papers_are_papers(fixtures: Path, write: Write) -> None:
+    native = json.loads((fixtures / "covidqa.json").read_text(encoding="utf-8"))
+    rows = [
+        {**qa, "document_id": paragraph["document_id"], "context": paragraph["context"]}
+        for article in native["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+    path = write("rows.jsonl", rows)
+    assert open_examples(path).name == "covidqa"
+    assert open_examples(path).examples == load_papers(fixtures / "covidqa.json").examples
+    assert len(load_papers(path, records="1:").examples) == 2
+
+
+def test_a_second_question_of_an_id_is_dropped(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b"])]}
+    content["data"][0]["paragraphs"][1]["qas"][0]["id"] = "Ada-0"
+    result = load(write("twins.json", content))
+    assert [e.answers for e in result.examples] == [("one",)]
+    assert result.dropped == {"id given before": 1}

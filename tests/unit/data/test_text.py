@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from sedem.backbone import Backbone
-from sedem.data.text import Tokens, Windows, read_texts
+from sedem.data import text as text_module
+from sedem.data.text import Tokens, Windows
+from sedem.data.texts import read_texts
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
@@ -57,12 +61,16 @@ def test_excluded_titles_are_left_out(path: Path) -> None:
 
 
 def test_files_that_hold_no_text_are_refused(tmp_path: Path, write: Write) -> None:
-    with pytest.raises(DataError, match=r"table\.csv' is no text file; \.txt, \.md, \.jsonl are"):
+    with pytest.raises(
+        DataError, match=r"table\.csv' is no text file; \.txt, \.md, \.jsonl, \.parquet are"
+    ):
         list(read_texts(write("table.csv", "a,b")))
     with pytest.raises(DataError, match=r"lines\.jsonl', line 2: a string field 'text' is needed"):
         list(read_texts(write("lines.jsonl", [{"text": "a"}, {"text": 1}])))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"folder '.*empty' holds no \.txt, \.md, \.jsonl file"):
+    with pytest.raises(
+        DataError, match=r"folder '.*empty' holds no \.txt, \.md, \.jsonl, \.parquet file"
+    ):
         list(read_texts(tmp_path / "empty"))
 
 
@@ -154,6 +162,142 @@ def test_a_file_that_changes_inside_a_folder_is_noticed(backbone: Backbone, tmp_
     assert Tokens.of(folder, backbone, tmp_path / "cache").bounds.tolist() == [0, 6]
     (folder / "a.txt").write_text("much later")
     assert Tokens.of(folder, backbone, tmp_path / "cache").bounds.tolist() == [0, 10]
+
+
+def interrupted(texts: Iterable[str], after: int) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        if number == after:
+            raise KeyboardInterrupt
+        yield text
+
+
+@pytest.mark.parametrize("after", [1, 20, 70, 149])
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_run_that_was_killed_goes_on_where_it_was(
+    write: Write,
+    backbone: Backbone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    limit: int | None,
+) -> None:
+    path = write("many.jsonl", [{"text": "x" * (i % 13)} for i in range(150)])
+    monkeypatch.setattr(text_module, "PART", 100)
+    monkeypatch.setattr(text_module, "TOKENIZED_TOGETHER", 8)
+    whole = Tokens.of(path, backbone, tmp_path / "whole", limit=limit)
+    read = text_module.read_texts
+    with monkeypatch.context() as killed:
+        killed.setattr(text_module, "read_texts", lambda *a: interrupted(read(*a), after))
+        if limit is None or after < 149:
+            with pytest.raises(KeyboardInterrupt):
+                Tokens.of(path, backbone, tmp_path / "cache", limit=limit)
+    counts = tokenized(monkeypatch)
+    again = Tokens.of(path, backbone, tmp_path / "cache", limit=limit)
+    assert again.tokens.dtype == whole.tokens.dtype
+    assert again.tokens.tolist() == whole.tokens.tolist()
+    assert again.bounds.tolist() == whole.bounds.tolist()
+    if 20 <= after < 149:
+        # At most a part and what was tokenized with it is done again.
+        assert sum(counts) <= len(whole) - after + 100 // 6 + 2 * 8
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
+
+
+def test_a_run_killed_while_parts_are_joined_goes_on(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Tokens.of(path, backbone, tmp_path / "whole")
+    with monkeypatch.context() as killed:
+        killed.setattr(text_module, "_join_parts", lambda *a: interrupted([], 0).__next__())
+        with pytest.raises(StopIteration):
+            Tokens.of(path, backbone, tmp_path / "cache")
+    counts = tokenized(monkeypatch)
+    again = Tokens.of(path, backbone, tmp_path / "cache")
+    assert counts == []
+    assert again.tokens.tolist() == whole.tokens.tolist()
+
+
+def test_tokens_stop_at_their_limit_and_cut_the_last_text(
+    path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    every = Tokens.of(path, backbone, tmp_path / "cache")
+    some = Tokens.of(path, backbone, tmp_path / "cache", limit=100)
+    assert some.tokens.tolist() == every.tokens[:100].tolist()
+    assert some.bounds.tolist() == [0, 60, 100]
+    exact = Tokens.of(path, backbone, tmp_path / "cache", limit=60)
+    assert exact.bounds.tolist() == [0, 60]
+    more = Tokens.of(path, backbone, tmp_path / "cache", limit=10_000)
+    assert more.bounds.tolist() == every.bounds.tolist()
+
+
+def test_a_corpus_without_tokens_is_refused(
+    write: Write, backbone: Backbone, tmp_path: Path
+) -> None:
+    for content in ([], [{"text": ""}]):
+        with pytest.raises(
+            DataError, match=r"empty\.jsonl' has no tokens; give a corpus with text"
+        ):
+            Tokens.of(write("empty.jsonl", content), backbone, tmp_path / "cache")
+
+
+def test_a_corpus_that_ends_early_is_no_short_corpus(
+    path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    packed = tmp_path / "texts.jsonl.zst"
+    whole = zstandard.compress(path.read_bytes() * 100)
+    packed.write_bytes(whole[:-9])
+    with pytest.raises(DataError, match=r"texts\.jsonl\.zst' cannot be read: .*ended before"):
+        Tokens.of(packed, backbone, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("bounds.npy"))
+
+
+def test_parquet_files_hold_texts_in_a_column(tmp_path: Path, backbone: Backbone) -> None:
+    rows = [{"text": t, "meta": {"set": "a"}, "title": str(i)} for i, t in enumerate(TEXTS)]
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    Dataset.from_list(rows[:4]).to_parquet(folder / "a.parquet")
+    (folder / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[4:]))
+    assert list(read_texts(folder)) == TEXTS
+    assert list(read_texts(folder / "a.parquet", ["1"])) == [TEXTS[0], *TEXTS[2:4]]
+    Dataset.from_list([{"words": "a"}]).to_parquet(folder / "c.parquet")
+    with pytest.raises(DataError, match=r"c\.parquet', row 1: a string field 'text' is needed"):
+        list(read_texts(folder))
+
+
+def test_a_set_of_the_hub_is_streamed_at_one_commit(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    commits = iter(["first", "second"])
+    given = 0
+
+    def load_dataset(*names: str, **options: Any) -> Iterator[dict[str, Any]]:
+        nonlocal given
+        asked.append((names, options))
+        rows = Dataset.from_list([{"text": text} for text in TEXTS]).to_iterable_dataset()
+        for row in rows:
+            given += 1
+            if given == 5:
+                raise ConnectionError("reset by peer")
+            yield row
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(text_module, "commit", lambda home: f"{home.repository} {next(commits)}")
+    monkeypatch.setattr(text_module, "PART", 1)
+    monkeypatch.setattr(text_module, "TOKENIZED_TOGETHER", 1)
+    source = "hub:DKYoon/SlimPajama-6B"
+    with pytest.raises(DataError, match=r"'DKYoon/SlimPajama-6B' cannot be had .*reset by peer"):
+        Tokens.of(source, backbone, tmp_path / "cache", limit=500)
+    tokens = Tokens.of(source, backbone, tmp_path / "cache", limit=500)
+    every = "".join(TEXTS)
+    assert backbone.tokenizer.decode(tokens.tokens.tolist()) == every[:500]
+    revision = "DKYoon/SlimPajama-6B first"
+    options = {"split": "train", "revision": revision, "streaming": True}
+    assert asked == [(("DKYoon/SlimPajama-6B",), options)] * 2
+    # What is there needs no hub.
+    Tokens.of(source, backbone, tmp_path / "cache", limit=500)
+    assert len(asked) == 2
 
 
 # Windows

@@ -160,6 +160,14 @@ def test_no_two_recipes_share_an_output_folder() -> None:
     assert len(set(outputs)) == len(outputs)
 
 
+def test_the_paper_recipes_read_the_papers_text() -> None:
+    paper = [load_recipe(Stage1Recipe, path) for path in STAGE1 if "paper" in path.parts]
+    assert len(paper) == 3
+    for recipe in paper:
+        assert (recipe.text.path, recipe.text.tokens) == ("hub:DKYoon/SlimPajama-6B", 300_000_000)
+        assert recipe.text.windows is None and recipe.optimization.epochs == 5
+
+
 def test_the_paper_recipes_have_the_papers_numbers() -> None:
     for path in STAGE2:
         if "paper" not in path.parts:

@@ -74,6 +74,30 @@ def test_held_out_texts_are_evaluated_and_never_trained_on(
     assert len(fitted["training"]) > 500
 
 
+def test_tokens_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
+    few = replace(stage1_recipe, text=replace(stage1_recipe.text, tokens=240, held_out=0))
+    prepared_for(few, train_stage1, fitted)
+    # Windows of 16 and 8 tokens of the first 240; an offset may cost one.
+    assert 9 <= len(fitted["training"]) <= 10
+
+
+def test_text_of_the_hub_is_not_looked_for_in_a_folder(
+    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "hub:DKYoon/SlimPajama-6B"
+    asked: list[Any] = []
+    of = training_run.Tokens.of
+
+    def local(given: Any, backbone: Any, cache: Path, *settings: Any) -> Any:
+        asked.append((given, settings))
+        return of(Path(stage1_recipe.data_root) / "articles.jsonl", backbone, cache, *settings)
+
+    monkeypatch.setattr(training_run.Tokens, "of", local)
+    recipe = replace(stage1_recipe, text=replace(stage1_recipe.text, path=source, tokens=9000))
+    prepared_for(replace(recipe, text=replace(recipe.text, held_out=0)), train_stage1, fitted)
+    assert asked == [(source, ((), 9000))]
+
+
 def test_windows_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
     few = replace(stage1_recipe, text=replace(stage1_recipe.text, windows=5, held_out=0))
     prepared_for(few, train_stage1, fitted)
@@ -143,6 +167,27 @@ def test_a_source_says_what_it_gave_and_what_was_left_out(
         "{'unanswerable': 1, 'answer longer than 8 tokens': 2}",
         "hotpotqa: 2 examples (2 in an epoch); left out: {'answer longer than 8 tokens': 1}",
     ]
+
+
+def test_a_source_may_be_a_public_name_whose_training_split_is_read(
+    model: SeDeM, fixtures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    open_examples = training_run.open_examples
+
+    def local(source: Any, schema: Any = None, **options: Any) -> Any:
+        asked.append((source, options.pop("split", None)))
+        return open_examples(fixtures / "musique.jsonl", schema, **options)
+
+    monkeypatch.setattr(training_run, "open_examples", local)
+    prepared = Prepared(model, answer_limit=100)
+    add_source(prepared, DataSource("musique"), tmp_path)
+    add_source(prepared, DataSource("musique", options={"split": "validation"}), tmp_path)
+    (tmp_path / "musique").write_text("a file of that name wins")
+    add_source(prepared, DataSource("musique"), tmp_path)
+    assert asked == [
+        ("musique", "train"), ("musique", "validation"), (tmp_path / "musique", None)
+    ]  # fmt: skip
 
 
 def test_a_missing_source_is_named(stage2_recipe: Stage2Recipe) -> None:

@@ -1,0 +1,181 @@
+"""RULER's qa_2: questions of HotpotQA among as many paragraphs as fit a length in tokens.
+
+Follows the public generator step by step, draws included: the same file, tokenizer and seed give
+the same questions over the same documents in the same order. The context of a question holds all
+paragraphs of its own record, then others drawn from the whole set. How many is found for the first
+question by bisection; a question for which they are too many gives up ten at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from sedem.contracts import Document
+from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
+from sedem.data.fields import within
+from sedem.data.multihop import Question, parse, usable
+from sedem.data.records import Records
+from sedem.data.tokenizer import Tokenizer, open_tokenizer
+from sedem.errors import ConfigError, DataError
+
+STEP = 10
+"""Documents that a context has at least, and gives up at a time."""
+
+SLACK = 3
+"""The bisection looks at up to so many times the documents that the first guess expects."""
+
+# Words of the public set: its numbers are comparable only with these counted in.
+_ORDER = (
+    "Answer the question based on the given documents. Only give me the answer and do not output "
+    "any other words."
+)
+TEMPLATE = (
+    f"{_ORDER}\n\nThe following are given documents.\n\n{{context}}\n\n{_ORDER}\n\n"
+    "Question: {query} Answer:"
+)
+
+
+def read(
+    records: Records,
+    *,
+    length: int = 4096,
+    count: int = 500,
+    seed: int = 42,
+    tokenizer: str | None = None,
+    answer_tokens: int = 32,
+    repeat: bool = False,
+) -> ExampleSet:
+    """The set of one length.
+
+    Args:
+        records: HotpotQA in any layout; the public set is made of its validation split.
+        length: tokens of context, template and answer together.
+        count: the first so many questions.
+        seed: decides which paragraphs are drawn and where they stand.
+        tokenizer: folder or hub id of the tokenizer that counts; None means sedem-nano's.
+        answer_tokens: tokens kept free for the answer.
+        repeat: go round again when the set has too few paragraphs.
+
+    Raises:
+        ConfigError: a number is impossible.
+        DataError: the set has too few paragraphs for the length; the largest one is named.
+    """
+    for name, value in (("length", length), ("count", count)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; it must be above 0")
+    result = ExampleSet("ruler-qa2", [])
+    pool = _Pool([q for _, q in usable(records, parse, result)])
+    if not pool.questions:
+        raise DataError("the set has no question to build RULER's qa_2 of; give HotpotQA")
+    maker = _Maker(pool, open_tokenizer(tokenizer), length, answer_tokens, seed)
+    wanted = maker.documents()
+    if wanted > len(pool.texts) and not repeat:
+        every = maker.tokens(0, maker.draw(0, len(pool.texts))) + answer_tokens
+        raise DataError(
+            f"{length:,} tokens need more than the {len(pool.texts):,} paragraphs of the set, "
+            f"which all make {every:,}; ask for that length at most, give more, or set repeat"
+        )
+    for index, question in enumerate(pool.questions[:count]):
+        chosen = maker.fitting(index, wanted)
+        if chosen is None:
+            result.dropped[f"its own paragraphs exceed {length} tokens"] += 1
+        else:
+            result.examples.append(_example(question, chosen, pool))
+    return result
+
+
+@dataclass
+class _Pool:
+    """All questions, and all paragraphs of the set, each once and sorted."""
+
+    questions: list[Question]
+
+    def __post_init__(self) -> None:
+        given = {p.text("") for question in self.questions for p in question.paragraphs}
+        self.texts = sorted(given)
+        self._numbers = {text: number for number, text in enumerate(self.texts)}
+
+    def numbers(self, question: Question) -> list[int]:
+        """Paragraphs of a question by their numbers in the pool."""
+        return [self._numbers[p.text("")] for p in question.paragraphs]
+
+
+class _Maker:
+    """Draws contexts. All draws come from one stream, so their order matters."""
+
+    def __init__(
+        self, pool: _Pool, tokenizer: Tokenizer, length: int, answer_tokens: int, seed: int
+    ) -> None:
+        self.pool = pool
+        self.tokenizer = tokenizer
+        self.length = length
+        self.room = length - answer_tokens
+        self.seed = seed
+        self.rng = random.Random(seed)
+
+    def draw(self, index: int, documents: int) -> list[int]:
+        """Paragraphs of a question's context, shuffled."""
+        own = self.pool.numbers(self.pool.questions[index])
+        every = len(self.pool.texts)
+        if documents < every:
+            known = set(own)
+            others = [number for number in range(every) if number not in known]
+            wanted = min(max(0, documents - len(own)), len(others))
+            chosen = own + self.rng.sample(others, wanted)
+        else:
+            rounds = -(-documents // every)
+            chosen = (list(range(every)) * rounds)[:documents]
+        # The public generator shuffles every context with the seed itself.
+        random.Random(self.seed).shuffle(chosen)
+        return chosen
+
+    def tokens(self, index: int, chosen: list[int]) -> int:
+        """Tokens of the context in its template."""
+        context = "\n\n".join(shown(i, self.pool.texts[number]) for i, number in enumerate(chosen))
+        query = self.pool.questions[index].text
+        return self.tokenizer.count(TEMPLATE.format(context=context, query=query))
+
+    def documents(self) -> int:
+        """The most documents with which the first question fits."""
+        each = self.tokens(0, self.draw(0, STEP)) / STEP
+        low, high = STEP, max(int(self.length / each * SLACK), 2 * STEP)
+        best = STEP
+        while low <= high:
+            middle = (low + high) // 2
+            if self.tokens(0, self.draw(0, middle)) <= self.room:
+                best, low = middle, middle + 1
+            else:
+                high = middle - 1
+        return best
+
+    def fitting(self, index: int, documents: int) -> list[int] | None:
+        """A context that fits, of that many documents or fewer."""
+        own = len(self.pool.questions[index].paragraphs)
+        while True:
+            chosen = self.draw(index, documents)
+            if self.tokens(index, chosen) <= self.room:
+                return chosen
+            if documents <= own:
+                return None
+            documents = max(documents - STEP, own)
+
+
+def shown(index: int, text: str) -> str:
+    """A document as the public set shows it."""
+    return f"Document {index + 1}:\n{text}"
+
+
+def _example(question: Question, chosen: list[int], pool: _Pool) -> Example:
+    with within(f"question '{question.identity}'"):
+        documents = tuple(
+            Document(f"Document {i + 1}", shown(i, pool.texts[number]))
+            for i, number in enumerate(chosen)
+        )
+    numbers = pool.numbers(question)
+    gold = {numbers[index] for index in question.gold}
+    evidence: tuple[Evidence, ...] = tuple(
+        whole(i, documents) for i, number in enumerate(chosen) if number in gold
+    )
+    answers = distinct_answers(question.answers)
+    return Example(question.identity, documents, question.text, answers, evidence)

@@ -1,0 +1,88 @@
+"""Stage-1 text, one text after the other: files, folders, or a set of the hub, streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from sedem.data import hub
+from sedem.data.files import kind, open_text
+from sedem.data.records import Records, read_records
+from sedem.errors import DataError
+
+TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".parquet")
+HUB = "hub:"
+"""Stands before the hub id of a set, such as hub:DKYoon/SlimPajama-6B."""
+
+
+def read_texts(
+    source: str | Path, exclude_titles: Collection[str] = (), revision: str | None = None
+) -> Iterator[str]:
+    """Texts of a file, of every text file of a folder in the order of their names, or of the hub.
+
+    A .txt or .md file is one text; a line of a .jsonl file and a row of a .parquet file have a
+    field `text`. Files may be compressed (.gz, .xz, .bz2, .zst).
+
+    Args:
+        source: file, folder, or "hub:" and the id of a set, whose training split is streamed.
+        exclude_titles: lines and rows whose field `title` is one of these are left out.
+        revision: of the set on the hub; None means the newest.
+
+    Raises:
+        DataError: there is nothing to read, or a line has no text.
+    """
+    if hub_id(source) is not None:
+        records = hub.stream(str(hub_id(source)), revision)
+        yield from _texts(records, exclude_titles)
+        return
+    for file in text_files(Path(source)):
+        if kind(file) in (".jsonl", ".parquet"):
+            yield from _texts(read_records(file), exclude_titles)
+        elif kind(file) in TEXT_ENDINGS:
+            with open_text(file) as opened:
+                yield opened.read()
+        else:
+            raise DataError(
+                f"'{file}' is no text file; {', '.join(TEXT_ENDINGS)} are read, compressed or not"
+            )
+
+
+def hub_id(source: str | Path) -> str | None:
+    """The id of a set on the hub; None for a file or folder."""
+    return str(source).removeprefix(HUB) if str(source).startswith(HUB) else None
+
+
+def text_files(path: Path) -> list[Path]:
+    """The file itself, or every text file of a folder.
+
+    Raises:
+        DataError: the folder holds none.
+    """
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.rglob("*") if kind(file) in TEXT_ENDINGS)
+    if not files:
+        raise DataError(f"folder '{path}' holds no {', '.join(TEXT_ENDINGS)} file")
+    return files
+
+
+def holds_texts(source: str | Path) -> bool:
+    """Whether a source is plain text and no set of questions, as far as its beginning tells."""
+    path = Path(source)
+    if hub_id(source) is not None:
+        return True
+    if not path.exists():
+        return False
+    file = min(text_files(path)) if path.is_dir() else path
+    if kind(file) in (".jsonl", ".parquet"):
+        _, first = next(read_records(file), ("", {}))
+        return isinstance(first.get("text"), str) and "question" not in first
+    return kind(file) in TEXT_ENDINGS
+
+
+def _texts(records: Records, exclude_titles: Collection[str]) -> Iterator[str]:
+    for place, entry in records:
+        if not isinstance(entry.get("text"), str):
+            raise DataError(f"{place}: a string field 'text' is needed")
+        if entry.get("title") not in exclude_titles:
+            yield entry["text"]

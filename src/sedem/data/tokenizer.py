@@ -1,0 +1,75 @@
+"""A tokenizer alone, to count with: no weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sedem.checkpoint import BACKBONE, EMBEDDED, locate
+from sedem.errors import ConfigError
+
+Span = tuple[int, int]
+
+
+class Tokenizer:
+    """Counts tokens as a backbone does: no start token, special tokens written in a text stay text.
+
+    Args:
+        tokenizer: one of transformers' fast tokenizers.
+        name: for reports.
+    """
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+
+    def count(self, text: str) -> int:
+        """Tokens of a text."""
+        return len(self._encode([text], offsets=False)["input_ids"][0])
+
+    def counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each of some texts."""
+        return [len(ids) for ids in self._encode(texts, offsets=False)["input_ids"]]
+
+    def spans(self, texts: Sequence[str]) -> list[list[Span]]:
+        """Characters of each token of each text."""
+        return list(self._encode(texts, offsets=True)["offset_mapping"])
+
+    def _encode(self, texts: Sequence[str], *, offsets: bool) -> Any:
+        return self._tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_offsets_mapping=offsets,
+            split_special_tokens=True,
+            verbose=False,
+        )
+
+
+def open_tokenizer(name: str | None = None) -> Tokenizer:
+    """Open a tokenizer.
+
+    Args:
+        name: folder of a backbone or of a checkpoint with its backbone, or a hub id; None means
+            that of sedem-nano.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    shown = name or EMBEDDED
+    folder = Path(name) if name else locate(EMBEDDED)
+    if (folder / BACKBONE / "tokenizer_config.json").is_file():
+        folder = folder / BACKBONE
+    try:
+        opened = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else shown)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"tokenizer '{shown}' is neither a folder here nor to be had from the hub: {reason}"
+        ) from None
+    if not opened.is_fast:
+        raise ConfigError(f"tokenizer '{shown}' cannot tell characters; a fast one is needed")
+    return Tokenizer(opened, shown)

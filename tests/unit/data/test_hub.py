@@ -1,0 +1,311 @@
+"""The road over the hub, with small sets in the hub's shape in the place of the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pytest
+from datasets import Dataset
+
+from sedem.data.catalog import identify, open_examples, sniff
+from sedem.data.hub import HOMES
+from sedem.errors import ConfigError, DataError
+
+Write = Callable[[str, Any], Path]
+SCRIPT = "Dataset scripts are no longer supported, but found hotpot_qa.py"
+
+
+def squad_rows(native: dict[str, Any]) -> list[dict[str, Any]]:
+    """SQuAD's flat rows."""
+    return [
+        {
+            "id": qa["id"],
+            "title": article["title"],
+            "context": paragraph["context"],
+            "question": qa["question"],
+            "answers": {
+                "text": [answer["text"] for answer in qa["answers"]],
+                "answer_start": [answer["answer_start"] for answer in qa["answers"]],
+            },
+        }
+        for article in native["data"]
+        for paragraph in article["paragraphs"]
+        for qa in paragraph["qas"]
+    ]
+
+
+def hotpot_rows(native: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """HotpotQA's columns of titles and sentences."""
+    return [
+        {
+            "id": record["_id"],
+            "question": record["question"],
+            "answer": record["answer"],
+            "type": record["type"],
+            "level": record["level"],
+            "supporting_facts": columns(record["supporting_facts"], "title", "sent_id"),
+            "context": columns(record["context"], "title", "sentences"),
+        }
+        for record in native
+    ]
+
+
+def wiki_rows(native: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """2Wiki's JSON strings."""
+    fields = ("context", "supporting_facts", "evidences")
+    return [{**r, **{field: json.dumps(r[field]) for field in fields}} for r in native]
+
+
+def qasper_rows(native: dict[str, Any]) -> list[dict[str, Any]]:
+    """QASPER's dict of lists."""
+    return [
+        {
+            "id": identity,
+            "title": paper["title"],
+            "abstract": paper["abstract"],
+            "full_text": {
+                name: [section[name] for section in paper["full_text"]]
+                for name in ("section_name", "paragraphs")
+            },
+            "qas": {
+                "question": [qa["question"] for qa in paper["qas"]],
+                "answers": [
+                    {"answer": [given["answer"] for given in qa["answers"]]} for qa in paper["qas"]
+                ],
+            },
+        }
+        for identity, paper in native.items()
+    ]
+
+
+def columns(pairs: list[list[Any]], *names: str) -> dict[str, list[Any]]:
+    return {name: [pair[i] for pair in pairs] for i, name in enumerate(names)}
+
+
+ROADS: dict[str, tuple[str, Callable[[Any], list[dict[str, Any]]]]] = {
+    "squad": ("squad.json", squad_rows),
+    "hotpotqa": ("hotpotqa-native.json", hotpot_rows),
+    "2wikimultihopqa": ("2wikimultihopqa.json", wiki_rows),
+    "musique": ("musique.jsonl", list),
+    "qasper": ("qasper.json", qasper_rows),
+}
+ASKED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "squad": (("rajpurkar/squad",), {}),
+    "hotpotqa": (("hotpotqa/hotpot_qa", "distractor"), {}),
+    "2wikimultihopqa": (
+        ("parquet",),
+        {"data_files": {"train": "hf://datasets/xanhho/2WikiMultihopQA/train.parquet"}},
+    ),
+    "musique": (("dgslibisey/MuSiQue",), {}),
+    "qasper": (("allenai/qasper", "qasper"), {"revision": "refs/convert/parquet"}),
+}
+
+
+def hub_rows(fixtures: Path, name: str) -> list[dict[str, Any]]:
+    file, shape = ROADS[name]
+    text = (fixtures / file).read_text(encoding="utf-8")
+    lines = file.endswith(".jsonl")
+    return shape([json.loads(line) for line in text.splitlines()] if lines else json.loads(text))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """A hub that holds `rows` and notes what it is asked for; a script refuses its main branch."""
+    kept = SimpleNamespace(rows=[], asked=[], script=False)
+
+    def load_dataset(*names: str, streaming: bool = False, **options: Any) -> Any:
+        kept.asked.append((names, {**options, "streaming": streaming}))
+        if kept.script and "revision" not in options:
+            raise RuntimeError(SCRIPT)
+        path = tmp_path / f"hub-{len(kept.asked)}.parquet"
+        Dataset.from_list(kept.rows).to_parquet(path)
+        rows = Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "cache"))
+        return rows.to_iterable_dataset() if streaming else rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return kept
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ROADS)
+def test_a_name_and_a_file_give_the_same_examples(
+    fixtures: Path, hub: SimpleNamespace, name: str, streaming: bool
+) -> None:
+    hub.rows = hub_rows(fixtures, name)
+    file = open_examples(fixtures / ROADS[name][0])
+    named = open_examples(name, split="train", streaming=streaming)
+    assert file.examples and named.examples == file.examples
+    assert (named.name, named.dropped, named.noted) == (file.name, file.dropped, file.noted)
+    names, options = ASKED[name]
+    assert hub.asked == [(names, {**options, "split": "train", "streaming": streaming})]
+
+
+@pytest.mark.parametrize("form", ["parquet", "lines", "array", "shards"])
+@pytest.mark.parametrize("name", ROADS)
+def test_a_downloaded_copy_gives_the_same_examples_in_any_form(
+    fixtures: Path, write: Write, tmp_path: Path, name: str, form: str
+) -> None:
+    rows, path = hub_rows(fixtures, name), tmp_path / "copy.parquet"
+    if form == "lines":
+        path = write("copy.jsonl", rows)
+    elif form == "array":
+        path = write("copy.json", "")
+        path.write_text(json.dumps(rows))
+    elif form == "parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        path = tmp_path / "copy"
+        path.mkdir()
+        half = (len(rows) + 1) // 2
+        Dataset.from_list(rows[:half]).to_parquet(path / "part-0.parquet")
+        (path / "part-1.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows[half:]))
+    assert sniff(path) == name
+    assert open_examples(path).examples == open_examples(fixtures / ROADS[name][0]).examples
+
+
+def test_validation_is_the_default_and_2wikis_dev(fixtures: Path, hub: SimpleNamespace) -> None:
+    hub.rows = hub_rows(fixtures, "2wikimultihopqa")
+    open_examples("2wikimultihopqa")
+    files = {"validation": "hf://datasets/xanhho/2WikiMultihopQA/dev.parquet"}
+    options = {"data_files": files, "split": "validation", "streaming": False}
+    assert hub.asked == [(("parquet",), options)]
+
+
+def test_a_script_falls_back_to_the_parquet_copy(fixtures: Path, hub: SimpleNamespace) -> None:
+    hub.rows, hub.script = hub_rows(fixtures, "hotpotqa"), True
+    found = open_examples("hotpotqa", split="train")
+    assert found.examples == open_examples(fixtures / "hotpotqa-native.json").examples
+    assert [options.get("revision") for _, options in hub.asked] == [None, "refs/convert/parquet"]
+    with pytest.raises(
+        DataError, match=r"'dgslibisey/MuSiQue' cannot be had from the hub .*script"
+    ):
+        open_examples("musique")
+
+
+def test_records_stop_a_stream(hub: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number in range(100):
+            given.append(number)
+            yield {
+                "id": str(number),
+                "question": "Where?",
+                "answer": "Here",
+                "context": {"title": ["T"], "sentences": [["It is here."]]},
+                "supporting_facts": {"title": ["T"], "sent_id": [0]},
+            }
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: rows())
+    found = open_examples("hotpotqa", records="2:5", streaming=True)
+    assert [example.id for example in found.examples] == ["2", "3", "4"]
+    assert given == [0, 1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="counts from the end, which a stream does not know"):
+        open_examples("hotpotqa", records="-3:", streaming=True)
+    assert [e.id for e in open_examples("hotpotqa", records="-3:").examples] == ["97", "98", "99"]
+
+
+def test_a_malformed_row_is_named(hub: SimpleNamespace) -> None:
+    hub.rows = [{"id": "a", "question": "?", "answer": None, "supporting_facts": None}]
+    with pytest.raises(
+        DataError, match=r"hotpotqa/hotpot_qa, record 1 \(id 'a'\), field 'context'"
+    ):
+        open_examples("hotpotqa")
+
+
+def test_names_and_splits_that_do_not_exist_are_refused(fixtures: Path) -> None:
+    with pytest.raises(DataError, match=f"no public set of that name; .*{', '.join(HOMES)}"):
+        open_examples("hotpot")
+    with pytest.raises(DataError, match=r"covidqa has no home on the hub .*give its path"):
+        open_examples("covidqa")
+    with pytest.raises(ConfigError, match="split of squad is 'test'; it can be train or valid"):
+        open_examples("squad", split="test")
+    with pytest.raises(ConfigError, match=r"split is 'train', but '.*' is a file: leave it out"):
+        open_examples(fixtures / "squad.json", split="train")
+
+
+def test_a_path_wins_over_a_name(
+    fixtures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "musique").write_bytes((fixtures / "squad.json").read_bytes())
+    assert open_examples("musique").name == "squad"
+    assert identify("musique")["data"] == "musique"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_unreachable_hub_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, streaming: bool
+) -> None:
+    class TransportError(Exception):
+        """What a transport raises: no child of anything known."""
+
+    def load_dataset(*names: str, **options: Any) -> Any:
+        raise TransportError("Name or service not known\nand more")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(
+        DataError, match=r"'rajpurkar/squad' cannot be had.*not known.*go online"
+    ) as e:
+        open_examples("squad", streaming=streaming)
+    assert "\n" not in str(e.value)
+
+
+def test_a_network_that_fails_midway_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield {"title": "Ada", "text": "one"}
+        raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: rows())
+    with pytest.raises(DataError, match=r"cannot be had from the hub \(reset by peer\); go online"):
+        open_examples("squad", "cloze", streaming=True)
+
+
+# What decides the content
+
+
+def told(monkeypatch: pytest.MonkeyPatch, files: list[str]) -> list[Any]:
+    asked: list[Any] = []
+
+    def dataset_info(self: Any, repository: str, *, revision: str | None = None) -> Any:
+        asked.append((repository, revision))
+        siblings = [SimpleNamespace(rfilename=file) for file in files]
+        return SimpleNamespace(sha=f"commit of {revision}", siblings=siblings)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    return asked
+
+
+def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, ["distractor/train-00000-of-00002.parquet"])
+    assert identify("hotpotqa") == {
+        "data": "hotpotqa/hotpot_qa", "split": "validation", "revision": "commit of None"
+    }  # fmt: skip
+    found = identify("qasper", "train")
+    assert found["split"] == "train"
+    assert found["revision"] == "commit of refs/convert/parquet"
+    with pytest.raises(ConfigError, match="it can be train or validation"):
+        identify("qasper", "dev")
+
+
+def test_a_script_is_identified_by_the_copy_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, ["hotpot_qa.py", "README.md"])
+    assert identify("hotpotqa")["revision"] == "commit of refs/convert/parquet"
+
+
+def test_a_file_is_identified_by_its_digest(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("one")
+    known = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
+    assert identify(tmp_path / "a.jsonl") == {"data": "a.jsonl", "data_sha256": known}
+    before = identify(tmp_path)
+    assert before["data"] == tmp_path.name
+    (tmp_path / "b.jsonl").write_text("two")
+    assert identify(tmp_path)["data_sha256"] != before["data_sha256"]
+    with pytest.raises(DataError, match="there is no file 'nowhere' and no public set"):
+        identify("nowhere")

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem.data.catalog import open_examples
+from sedem.data.ruler import STEP, TEMPLATE
+from sedem.data.tokenizer import open_tokenizer
+from sedem.errors import ConfigError, DataError
+
+Write = Callable[[str, Any], Path]
+
+load = partial(open_examples, schema="ruler-qa2")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty questions on ten paragraphs each; neighbours share one paragraph."""
+    import json
+
+    records = []
+    for number in range(40):
+        towns = range(9 * number, 9 * number + 10)
+        context = [
+            [f"Town {town}", ["It lies on a river.", f" It has {town} mills." * (town % 4)]]
+            for town in towns
+        ]
+        records.append(
+            {
+                "_id": f"q{number}",
+                "question": f"How many mills has town {9 * number + 3}?",
+                "answer": "3",
+                "supporting_facts": [[f"Town {9 * number + 3}", 1], [f"Town {9 * number}", 0]],
+                "context": context,
+            }
+        )
+    path = tmp_path_factory.mktemp("ruler") / "hotpot.json"
+    path.write_text(json.dumps(records))
+    return path
+
+
+def whole_prompt(example: Any) -> str:
+    context = "\n\n".join(document.text for document in example.documents)
+    return TEMPLATE.format(context=context, query=example.question)
+
+
+def test_contexts_fill_the_length_and_hold_their_own_paragraphs(path: Path) -> None:
+    count = open_tokenizer().count
+    found = load(path, length=1500)
+    assert len(found.examples) == 40
+    for number, example in enumerate(found.examples):
+        assert count(whole_prompt(example)) + 32 <= 1500
+        texts = [document.text.partition("\n")[2] for document in example.documents]
+        titles = [text.partition("\n")[0] for text in texts]
+        assert {f"Town {9 * number + i}" for i in range(10)} <= set(titles)
+        assert len(set(texts)) == len(texts)
+        gold = {titles[span.document] for span in example.evidence}
+        assert gold == {f"Town {9 * number + 3}", f"Town {9 * number}"}
+        for place, document in enumerate(example.documents, start=1):
+            assert document.name == f"Document {place}"
+            assert document.text.startswith(f"Document {place}:\nTown ")
+    assert max(count(whole_prompt(e)) for e in found.examples) > 1500 - 32 - 100
+
+
+def test_the_number_of_documents_is_the_first_questions_most(path: Path) -> None:
+    sizes = [len(e.documents) for e in load(path, length=1500).examples]
+    assert sizes[0] == max(sizes) > STEP
+    # A question for which they are too many gives up ten at a time.
+    assert {(sizes[0] - size) % STEP for size in sizes if size > STEP} == {0}
+    longer = [len(e.documents) for e in load(path, length=3000).examples]
+    assert longer[0] > sizes[0]
+
+
+def test_every_context_is_shuffled_by_the_seed_alone(path: Path) -> None:
+    first = load(path, length=1500, seed=7, count=1).examples[0]
+    titles = [document.text.splitlines()[1] for document in first.documents]
+    order = list(range(len(titles)))
+    random.Random(7).shuffle(order)
+    places = [order.index(i) for i in range(10)]
+    assert [titles[place] for place in places] == [f"Town {i}" for i in range(10)]
+
+
+def test_a_seed_decides_everything(path: Path) -> None:
+    once, again = load(path, length=1500, count=5), load(path, length=1500, count=5)
+    assert once.examples == again.examples and len(once.examples) == 5
+    assert load(path, length=1500, count=5, seed=1).examples != once.examples
+    assert load(path, length=1500).examples[:5] == once.examples
+
+
+def test_the_answer_has_room(path: Path) -> None:
+    short, long = (load(path, length=1500, answer_tokens=n, count=1) for n in (32, 400))
+    assert len(long.examples[0].documents) < len(short.examples[0].documents)
+
+
+def test_the_tokenizer_that_counts_can_be_named(path: Path, tiny_folder: Any) -> None:
+    # Bytes instead of words: fewer documents fit.
+    found = load(path, length=3000, tokenizer=tiny_folder(), count=1)
+    assert all(len(whole_prompt(e).encode()) + 32 <= 3000 for e in found.examples)
+    with pytest.raises(ConfigError, match=r"tokenizer '.*nowhere' is neither a folder here nor"):
+        load(path, tokenizer=str(path.parent / "nowhere"))
+
+
+def test_a_length_beyond_the_set_is_refused_with_the_largest(path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"100,000 tokens .* 361 paragraphs .* all make ([\d,]+);"
+    ) as e:
+        load(path, length=100_000)
+    largest = int(str(e.value).split("make ")[1].split(";")[0].replace(",", ""))
+    whole = load(path, length=largest, count=1).examples[0]
+    assert len(whole.documents) == 361
+    assert open_tokenizer().count(whole_prompt(whole)) + 32 == largest
+    twice = load(path, length=2 * largest, count=1, repeat=True).examples[0]
+    assert len(twice.documents) > 361
+    assert len({d.text.partition("\n")[2] for d in twice.documents}) == 361
+
+
+def test_questions_whose_own_paragraphs_are_too_long_are_counted(path: Path) -> None:
+    found = load(path, length=416)
+    assert found.dropped == {"its own paragraphs exceed 416 tokens": 40 - len(found.examples)}
+    assert 0 < len(found.examples) < 40
+
+
+def test_hotpotqas_fixtures_make_a_set(fixtures: Path) -> None:
+    found = load(fixtures / "hotpotqa-hub.jsonl", length=1500)
+    assert [e.id for e in found.examples][-1] == "5a8c9641554299585d9e36f5"
+    assert all(e.evidence for e in found.examples)
+
+
+def test_impossible_settings_are_refused(path: Path, write: Write) -> None:
+    with pytest.raises(ConfigError, match="length is 0; it must be above 0"):
+        load(path, length=0)
+    with pytest.raises(DataError, match="no question to build RULER's qa_2 of"):
+        load(write("none.jsonl", ""))
