@@ -1,0 +1,176 @@
+"""One measurement and its file: results/SCALE/NAME.json, with settings, machine and versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.scales import RUNS, SHIPPED, Scale
+from experiments.variants import Variant, budget, checkpoint, stage1_checkpoint
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured.
+
+    Attributes:
+        measure: "answers" (the harness), "memory" (losses after stage 1), "loss" (of answers),
+            "rank" (of memory slots) or "cost" (parameters and FLOPs).
+        method: a name of `sedem eval --list`, for answers.
+        variant: the model; methods of raw text take its backbone.
+        questions: key of a set of the scale.
+        trained_for: set that the model was trained for; empty means the set that is asked.
+        k: selection budget; None means the set's own.
+        control: which blocks SeDeM uses.
+        shift: boundaries between segments moved by so many tokens.
+        limit: questions; None means the set's own limit.
+        backbone: whose cost.
+    """
+
+    measure: str = "answers"
+    method: str = "sedem"
+    variant: Variant | None = None
+    questions: str = ""
+    trained_for: str = ""
+    k: int | str | None = None
+    control: str = "selected"
+    shift: int = 0
+    limit: int | None = None
+    backbone: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        parts = [
+            self.measure if self.measure != "answers" else "",
+            self.method if self.method != "sedem" else "",
+            self.variant.name if self.variant else "",
+            self.backbone,
+            self.questions,
+            f"trained-{self.trained_for}" if self.trained_for else "",
+            "" if self.k is None else f"k{self.k}",
+            self.control if self.control != "selected" else "",
+            f"shift{self.shift}" if self.shift else "",
+            f"n{self.limit}" if self.limit else "",
+        ]
+        return ".".join(part for part in parts if part)
+
+    def path(self, scale: Scale) -> Path:
+        """Where its result is kept; smoke proves wiring, so nothing of it is kept for good."""
+        folder = RUNS / "smoke" / "results" if scale.name == "smoke" else RESULTS / scale.name
+        return folder / f"{self.name}.json"
+
+    def read(self, scale: Scale) -> dict[str, Any] | None:
+        """Its result, None if it was not measured."""
+        path = self.path(scale)
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def measure(cell: Cell, scale: Scale, data: Path) -> None:
+    """Measure a cell and keep the result; a cell that is there is left alone."""
+    path = cell.path(scale)
+    if path.is_file():
+        return
+    result = MEASURES[cell.measure](cell, scale, data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from sedem.evaluation.command import run_evaluation
+
+    questions = scale.sets[cell.questions]
+    assert cell.variant is not None
+    folder = checkpoint(cell.variant, scale, cell.trained_for or cell.questions, data)
+    result = run_evaluation(
+        cell.method,
+        questions.found(data),
+        checkpoint=str(folder),
+        schema=questions.schema,
+        records=questions.records,
+        split=questions.split,
+        options=questions.options,
+        limit=cell.limit or questions.limit,
+        k=questions.k if cell.k is None else cell.k,
+        control=cell.control,
+        shift=cell.shift,
+        max_new_tokens=questions.max_new_tokens,
+        dtype=scale.dtype,
+        out=RUNS / scale.name / "evaluation" / cell.name,
+    )
+    # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
+    result["settings"]["checkpoint"] = SHIPPED.name if folder == SHIPPED else cell.variant.name
+    return {**result, "training": budget(folder)}
+
+
+def _memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Losses on held-out windows from memory alone, after stage 1."""
+    from experiments.losses import memory_losses
+
+    assert cell.variant is not None
+    folder = stage1_checkpoint(cell.variant, scale, data)
+    return {**memory_losses(folder), "training": budget(folder)}
+
+
+def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Loss of the reference answers, selection taken out."""
+    from experiments.losses import answer_losses
+
+    assert cell.variant is not None
+    folder = checkpoint(cell.variant, scale, cell.questions, data)
+    examples = _examples(cell, scale, data)
+    k = cell.variant.k or 2
+    losses = answer_losses(folder, examples, scale.dtype, k=k, blocks=k + 2)
+    return {**losses, "training": budget(folder)}
+
+
+def _rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Normalized effective rank of the memory slots of a set's contexts."""
+    from experiments.losses import slot_ranks
+
+    assert cell.variant is not None
+    folder = checkpoint(cell.variant, scale, cell.questions, data)
+    return slot_ranks(folder, _examples(cell, scale, data), scale.dtype)
+
+
+def _examples(cell: Cell, scale: Scale, data: Path) -> list[Any]:
+    from sedem.data.catalog import open_examples
+    from sedem.evaluation.run import sample
+
+    questions = scale.sets[cell.questions]
+    examples = open_examples(
+        questions.found(data),
+        questions.schema,
+        records=questions.records,
+        split=questions.split,
+        **questions.options,
+    )
+    return sample(examples.examples, cell.limit or questions.limit, 0)
+
+
+def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from sedem.evaluation.cost import cost
+    from sedem.provenance import provenance
+
+    result = cost(cell.backbone)
+    parameters = result["parameters"]
+    memory = parameters["total"] - parameters["lora"]
+    parameters["without_lora"] = memory
+    parameters["percent_without_lora"] = 100 * memory / parameters["backbone"]
+    return {**result, **provenance()}
+
+
+MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
+    "answers": _answers,
+    "memory": _memory,
+    "loss": _loss,
+    "rank": _rank,
+    "cost": _cost,
+}

@@ -1,0 +1,111 @@
+"""Controls that part selection from compression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments import ablation, paper
+from experiments.cells import Cell
+from experiments.scales import Scale
+from experiments.study import Number, Study, command
+from experiments.variants import BASE, Variant, main
+
+SHIFT = 64
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """Identical input, full bank, distant supervision, raw text, moved boundaries."""
+    small = scale.backbones[0]
+    large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else small
+    printed = _printed(large)
+    result = []
+    for label, key, value, changes in (
+        ("evidence selected: SeDeM", "hotpotqa", printed["gold"], {"control": "gold"}),
+        ("evidence selected: ICAE", "hotpotqa", printed["gold-icae"], None),
+        ("raw text, evidence read: trained reader", "hotpotqa", printed["reader"], None),
+        ("raw-text RAG, K=2: trained reader", "hotpotqa", printed["rag"], None),
+        ("raw text, BM25, K=2: frozen reader", "hotpotqa", None, {"method": "bm25", "k": 2}),
+    ):
+        cell = Cell(variant=main(large), questions=key, **changes) if changes else None
+        result.append(Number(label, f"{scale.sets[key].title} F1", value, cell))
+    for key in ("hotpotqa", "2wiki"):
+        value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
+        cell = Cell(variant=main(small), questions=key, k="all")
+        result.append(Number("full bank: SeDeM", f"{scale.sets[key].title} F1", value, cell))
+    return [*result, *_distant(scale), *_shifted(scale)]
+
+
+def _printed(backbone: str) -> dict[str, float | None]:
+    """The paper's F1 on HotpotQA, 3B."""
+
+    def f1(table: str, **where: Any) -> float | None:
+        return paper.number(table, "f1", dataset="HotpotQA-Distractor", **where)
+
+    raw = "inline_control_raw_text_rag"
+    return {
+        "gold": f1("inline_control_identical_input", method="SeDeM"),
+        "gold-icae": f1("inline_control_identical_input", method="ICAE"),
+        "reader": f1(raw, method="raw-text reader on gold paragraphs"),
+        "rag": f1(raw, method="raw-text RAG", k=2),
+    }
+
+
+def _distant(scale: Scale) -> list[Number]:
+    """Labels from answer strings against labels from evidence, trained alike and selecting K=2."""
+    known = paper.number(
+        "inline_control_distant_supervision", "f1", method="SeDeM, answer-string selector"
+    )
+    result = []
+    for label, variant, value in (
+        ("labels from answer strings", distant(scale), known),
+        ("labels from evidence", BASE, None),
+    ):
+        for key in scale.ablation:
+            cell = ablation.answers(scale, variant, key, k=2)
+            title = scale.sets[key].title
+            printed = value if key == "hotpotqa" else None
+            result += [
+                Number(label, f"{title} F1", printed, cell),
+                Number(label, f"{title} recall@2", None, cell, "recall@2"),
+            ]
+    return result
+
+
+def distant(scale: Scale) -> Variant:
+    """The study's mixture, labelled by answer strings."""
+    sources = {
+        "smoke": "[{path: squad.json, set: squad, label: answer}]",
+        "nano": (
+            '[{path: squad/train-44-articles.json, records: ":6", label: answer}, '
+            '{path: wikipedia/articles.jsonl.xz, set: exact-facts, records: ":200", '
+            "label: answer, options: {split: train, count: 1200}}]"
+        ),
+        "paper": "[{path: hotpotqa, set: hotpotqa, split: train, label: answer}]",
+    }
+    return Variant("distant-supervision", stage2=(f"data.training={sources[scale.name]}",))
+
+
+def _shifted(scale: Scale) -> list[Number]:
+    """Every boundary between segments moved by 64 tokens, selection taken out."""
+    result = []
+    for shift, column in ((0, "f1_before"), (SHIFT, "f1_after")):
+        label = f"boundaries moved by {shift} tokens"
+        for key in scale.ablation:
+            cell = ablation.answers(scale, BASE, key, shift=shift)
+            value = None
+            if key == "hotpotqa":
+                value = paper.number("inline_control_boundary_shift", column)
+            result.append(Number(label, f"{scale.sets[key].title} F1", value, cell))
+    return result
+
+
+STUDY = Study(
+    "controls",
+    "Controls of selection, retrieval and compression (appendix Controlled Comparisons)",
+    numbers,
+    "Rows have different backbones, budgets and supervision; only those of one group compare.",
+)
+app = command(STUDY)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,38 @@
+"""Extraction and injection depth, one layer each."""
+
+from __future__ import annotations
+
+from experiments import ablation, paper
+from experiments.scales import Scale
+from experiments.study import Number, Study, command
+from experiments.variants import Variant
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """The paper's grid; its 28 layers become layers at the same depth of a smaller backbone."""
+    rows = []
+    for row in paper.rows("tab:layer_extraction_injection"):
+        extract, inject = scale.layer(row["l_extract"]), scale.layer(row["l_inject"])
+        label = f"{row['l_extract']} to {row['l_inject']} of 28"
+        if scale.depth != 28:
+            label += f"; {extract} to {inject} of {scale.depth}"
+        printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
+        rows.append((label, variant(scale, extract, inject), printed))
+    return ablation.numbers(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
+
+
+def variant(scale: Scale, extract: int, inject: int) -> Variant:
+    """A variant of one extraction and one injection layer."""
+    changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
+    return Variant(f"layers-{extract}-{inject}", changes, stage2=ablation.subset(scale))
+
+
+STUDY = Study(
+    "depth",
+    "Extraction and injection depth, layers run (Table layer_extraction_injection)",
+    numbers,
+)
+app = command(STUDY)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,100 @@
+"""Studies as pictures: ours with intervals, the paper's numbers beside them in grey."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.scales import Scale
+
+if TYPE_CHECKING:
+    from experiments.study import Number, Study
+
+OURS, PAPER = "#1b6ca8", "#9a9a9a"
+_SWEEP = re.compile(r"(?P<knob>[A-Z])=(?P<value>\d+)$")
+
+
+def draw(study: Study, scale: Scale, path: Path) -> None:
+    """One panel a column; rows such as "K=4" make a curve, others points one above another."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "sedem"
+    from matplotlib import pyplot
+
+    numbers = study.numbers(scale)
+    panels = _panels(numbers)
+    height = 1.2 + 0.34 * max(len(panel) for panel in panels.values())
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(1.8 + 3.4 * len(panels), max(2.6, height)), squeeze=False
+    )
+    for axis, (title, panel) in zip(axes[0], panels.items(), strict=True):
+        axis.set_title(title, fontsize=9)
+        (_curve if _is_sweep(panel) else _points)(axis, panel, scale)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles = [
+        pyplot.Line2D([], [], color=OURS, marker="o", label=f"ours, {scale.name} scale, 95 %"),
+        pyplot.Line2D([], [], color=PAPER, marker="D", label="paper (other backbones and sets)"),
+    ]
+    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle(study.title, fontsize=10)
+    figure.tight_layout(rect=(0, 0.06, 1, 0.98))
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
+    pyplot.close(figure)
+
+
+def _panels(numbers: list[Number]) -> dict[str, list[Number]]:
+    """Numbers by column; a column that sweeps two knobs becomes two panels."""
+    panels: dict[str, list[Number]] = {}
+    for number in numbers:
+        match = _SWEEP.search(number.row)
+        title = f"{number.column}, by {match['knob']}" if match else number.column
+        panels.setdefault(title, []).append(number)
+    return panels
+
+
+def _is_sweep(panel: list[Number]) -> bool:
+    return all(_SWEEP.search(number.row) for number in panel)
+
+
+def _points(axis: Any, panel: list[Number], scale: Scale) -> None:
+    rows = list(dict.fromkeys(number.row for number in panel))
+    for number in panel:
+        height = -rows.index(number.row)
+        _mark(axis, number, scale, height, horizontal=True)
+    axis.set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
+    axis.set_ylim(-len(rows) + 0.4, 0.6)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _curve(axis: Any, panel: list[Number], scale: Scale) -> None:
+    places = [float(_SWEEP.search(n.row)["value"]) for n in panel]  # type: ignore[index]
+    for kind, colour in (("ours", OURS), ("paper", PAPER)):
+        line = [
+            (place, ours[0] if kind == "ours" else number.paper)
+            for place, number in zip(places, panel, strict=True)
+            if ((ours := number.ours(scale)) if kind == "ours" else number.paper is not None)
+        ]
+        axis.plot([x for x, _ in line], [y for _, y in line], color=colour, alpha=0.6)
+    for place, number in zip(places, panel, strict=True):
+        _mark(axis, number, scale, place, horizontal=False)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(places, [f"{place:g}" for place in places])
+    axis.grid(alpha=0.3)
+
+
+def _mark(axis: Any, number: Number, scale: Scale, place: float, *, horizontal: bool) -> None:
+    ours = number.ours(scale)
+    if number.paper is not None:
+        at = (number.paper, place) if horizontal else (place, number.paper)
+        axis.plot(*at, "D", color=PAPER, markersize=5)
+    if ours is None:
+        return
+    mean, interval = ours
+    low, high = interval or (mean, mean)
+    spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+    if horizontal:
+        axis.errorbar(mean, place, xerr=spread, fmt="o", color=OURS, markersize=5, capsize=2)
+    else:
+        axis.errorbar(place, mean, yerr=spread, fmt="o", color=OURS, markersize=5, capsize=2)

@@ -1,0 +1,100 @@
+"""Losses under teacher forcing, finer than scores where models are small, and ranks of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sedem.data.examples import Example
+
+
+def memory_losses(checkpoint: Path) -> dict[str, Any]:
+    """Losses on held-out windows from memory alone, after the stage-1 run that is named.
+
+    Args:
+        checkpoint: the final checkpoint of a stage-1 run, its recipe beside it.
+
+    Returns:
+        By target (continuation, recall) and condition: mean, interval and number of windows.
+    """
+    import torch
+    from torch.utils.data import Subset
+
+    from sedem import SeDeM
+    from sedem.data.text import Tokens, Windows
+    from sedem.evaluation.continuation import continuation_losses
+    from sedem.provenance import provenance
+    from sedem.training.recipe import load_recipe
+    from sedem.training.run import Stage1Recipe
+
+    recipe = load_recipe(Stage1Recipe, checkpoint.parent / "recipe.yaml")
+    source, dtype = recipe.text, recipe.optimization.backbone_dtype
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    path = Path(recipe.data_root) / source.path
+    corpus = Tokens.of(path, model.encoder, Path(recipe.cache), source.exclude_titles)
+    held_out = range(len(corpus) - source.held_out, len(corpus))
+    windows = Windows(corpus, model.config.segment_length, source.continuation, 0, held_out)
+    chosen = Subset(windows, range(min(source.evaluation_windows, len(windows))))
+    return continuation_losses(model, chosen, lambda done, total: None) | provenance()
+
+
+def answer_losses(
+    checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int, blocks: int
+) -> dict[str, Any]:
+    """Loss per token of the first reference, evidence among the K blocks.
+
+    Args:
+        checkpoint: a trained model.
+        examples: questions with evidence.
+        dtype: of the backbones.
+        k: selected blocks.
+        blocks: of one example, evidence among them; the others are sampled.
+
+    Returns:
+        `answer_loss`: mean, interval and number of examples; `mixture`: weights of the extraction
+        layers.
+    """
+    import torch
+
+    from sedem import SeDeM
+    from sedem.data.examples import ExampleSet
+    from sedem.evaluation.metrics import summarize
+    from sedem.provenance import provenance
+    from sedem.training.prepare import Collator, Prepared
+    from sedem.training.stage2 import Stage2, Stage2Losses
+
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    prepared = Prepared(model, answer_limit=128)
+    prepared.add(ExampleSet("questions", list(examples)), "evidence")
+    collator = Collator(prepared, max_blocks=blocks, budgets=[k], seed=0, cache=None)
+    stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="gold"), collator).eval()
+    with torch.no_grad():
+        values = [float(stage(**stage.collate([item]))["answer"]) for item in prepared.items]
+    weights = model.mixture.weights().tolist()
+    mixture = dict(zip(map(str, model.config.extract_layers), weights, strict=True))
+    return {"answer_loss": summarize(values, digits=4), "mixture": mixture} | provenance()
+
+
+def slot_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dict[str, Any]:
+    """Normalized effective rank of memory slots, in percent of their number.
+
+    Args:
+        checkpoint: the model.
+        examples: whose documents are read, each text once.
+        dtype: of the backbones.
+
+    Returns:
+        `effective_rank`: mean, interval and number of blocks.
+    """
+    import torch
+
+    from sedem import Document, SeDeM
+    from sedem.evaluation.rank import normalized_effective_rank
+    from sedem.provenance import provenance
+
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    texts = dict.fromkeys(d.text for example in examples for d in example.documents)
+    documents = [Document(str(number), text) for number, text in enumerate(texts)]
+    return {"effective_rank": normalized_effective_rank(model, documents)} | provenance()

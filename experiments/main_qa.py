@@ -1,0 +1,67 @@
+"""Main results: F1 and ROUGE-L of every method on the four sets, EM of SeDeM."""
+
+from __future__ import annotations
+
+from experiments import paper, peers
+from experiments.cells import Cell
+from experiments.scales import Scale
+from experiments.study import Number, Study, command
+from experiments.variants import main
+
+SETS = ("2wiki", "musique", "qasper", "hotpotqa")
+METRICS = (("f1", "F1"), ("rouge_l", "ROUGE-L"), ("em", "EM"))
+CONTROLS = (
+    ("SeDeM, evidence selected", {"control": "gold"}),
+    ("SeDeM, every block", {"k": "all", "limit": 100}),
+    ("SeDeM, no memory", {"control": "none"}),
+    ("frozen backbone, BM25's documents as text", {"method": "bm25", "limit": 100}),
+)
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """Every method on every backbone of the scale; the paper's 1B values beside smaller ones."""
+    result = []
+    for backbone in scale.backbones:
+        variant = main(backbone)
+        source = backbone if backbone in paper.BACKBONES else "llama-3.2-1b"
+        printed = {
+            row["method"]: row
+            for row in paper.rows("tab:main_qa_results")
+            if row["backbone"] == paper.BACKBONES[source]
+        }
+        for method in printed:
+            label = f"{backbone}: {method}"
+            for key in SETS:
+                cell = peers.cell(method, variant, key)
+                for metric, name in METRICS:
+                    value = printed[method].get(f"{key}_{metric}")
+                    if metric == "em":
+                        value = _em(source, method, key)
+                    column = f"{scale.sets[key].title} {name}"
+                    result.append(Number(label, column, value, cell, metric))
+        for title, changes in CONTROLS:
+            for key in SETS:
+                cell = Cell(variant=variant, questions=key, **changes)
+                for metric, name in METRICS:
+                    column = f"{scale.sets[key].title} {name}"
+                    result.append(Number(f"{backbone}: {title}", column, None, cell, metric))
+    return result
+
+
+def _em(backbone: str, method: str, key: str) -> float | None:
+    names = {"llama-3.2-1b": "Llama-3.2-1B", "llama-3.2-3b": "Llama-3.2-3B"}
+    if method != "SeDeM" or backbone not in names:
+        return None
+    return paper.number("tab:sedem_em", f"{key}_em", backbone=names[backbone])
+
+
+STUDY = Study(
+    "main_qa",
+    "Main long-context QA (Tables main_qa_results and sedem_em)",
+    numbers,
+    "Generated with 64 new tokens at most, 128 on QASPER; K is 2, 2, 4 and 8 as in the paper.",
+)
+app = command(STUDY)
+
+if __name__ == "__main__":
+    app()

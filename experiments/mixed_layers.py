@@ -1,0 +1,71 @@
+"""Mixtures of extraction layers, learned and uniform."""
+
+from __future__ import annotations
+
+from experiments import ablation, paper
+from experiments.cells import Cell
+from experiments.scales import Scale
+from experiments.study import Number, Study, command
+from experiments.variants import Variant
+
+INJECT = 10
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """The three mixtures, and the learned weights of the first."""
+    rows = []
+    for row in paper.rows("tab:mixed_extraction_layers"):
+        printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
+        layers = [scale.layer(layer) for layer in row["layers"]]
+        label = f"{_list(row['layers'])} of 28, {row['mixing']}"
+        if scale.depth != 28:
+            label += f"; {_list(layers)} of {scale.depth}"
+        rows.append((label, _variant(scale, row["layers"], row["mixing"]), printed))
+    return [
+        *ablation.numbers(scale, rows, ("f1", "rouge_l"), only="hotpotqa"),
+        *_weights(scale),
+    ]
+
+
+def _weights(scale: Scale) -> list[Number]:
+    result = []
+    studied = [row["layer"] for row in paper.rows("inline_mixed_layer_weights")]
+    variant = _variant(scale, studied, "learned")
+    cell = Cell("loss", variant=variant, questions=scale.ablation[0], limit=scale.limit)
+    for layer in studied:
+        weight = paper.number("inline_mixed_layer_weights", "weight", layer=layer)
+        result.append(
+            Number(
+                f"weight of layer {layer} of 28",
+                "weight",
+                weight,
+                cell,
+                f"mixture.{scale.layer(layer)}",
+                digits=3,
+            )
+        )
+    return result
+
+
+def _variant(scale: Scale, studied: list[int], mixing: str) -> Variant:
+    layers = list(dict.fromkeys(scale.layer(layer) for layer in studied))
+    changes = (
+        f"model.extract_layers={layers}",
+        f"model.inject_layer={scale.layer(INJECT)}",
+        f"model.layer_mixing={mixing}",
+    )
+    name = f"mixed-{'-'.join(map(str, layers))}-{mixing}"
+    return Variant(name, changes, stage2=ablation.subset(scale))
+
+
+def _list(layers: list[int]) -> str:
+    return ", ".join(map(str, layers))
+
+
+STUDY = Study(
+    "mixed_layers", "Mixtures of extraction layers (Table mixed_extraction_layers)", numbers
+)
+app = command(STUDY)
+
+if __name__ == "__main__":
+    app()

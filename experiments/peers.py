@@ -1,0 +1,26 @@
+"""The methods of the paper's tables, by its names and ours."""
+
+from __future__ import annotations
+
+from experiments.cells import Cell
+from experiments.variants import Variant
+from sedem.evaluation.methods import METHODS
+
+PEERS = {
+    "Backbone (Frozen)": "full-context",
+    "Backbone (Fine-Tuned)": "full-context-tuned",
+    "LongLLMLingua": "longllmlingua",
+    "HMT": "hmt",
+    "ICAE": "icae",
+    "500xCompressor": "500x",
+    "Activation Beacon": "beacon",
+    "SeDeM": "sedem",
+}
+
+
+def cell(method: str, variant: Variant, questions: str) -> Cell | None:
+    """A method's answers to a set; None for a method that is not in the code."""
+    own = PEERS[method]
+    if own not in METHODS:
+        return None
+    return Cell(method=own, variant=variant, questions=questions)

@@ -1,0 +1,242 @@
+"""Smoke, nano, paper: what each scale reads, trains and asks; no result of one shows in another.
+
+smoke: a tiny random backbone and a few records; proves wiring in seconds. nano: sedem-nano's
+backbone and small files of the public sets; trained for real. paper: Llama-3.2 and the public sets
+by name.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RUNS = Path("runs")
+FACTS = Path(__file__).parent / "data" / "exact-facts-evaluation.jsonl.xz"
+SHIPPED = ROOT / "checkpoints" / "sedem-nano"
+STUDIED_DEPTH = 28
+"""Layers of Llama-3.2-3B, on which the paper's depth studies were made."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Evaluation questions of one set; no training recipe reads these records.
+
+    Attributes:
+        title: for tables.
+        source: file under the data folder, or public name.
+        schema: of the file.
+        records: which records of the file.
+        limit: a seeded sample of so many questions.
+        k: the paper's K for this set.
+        max_new_tokens: answer limit.
+        split: of a public name.
+        options: of the reader.
+    """
+
+    title: str
+    source: str
+    schema: str
+    records: str | None = None
+    limit: int | None = None
+    k: int = 2
+    max_new_tokens: int = 64
+    split: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def found(self, data: Path) -> Path | str:
+        """Where it is: under the data folder, or by its public name."""
+        path = data / self.source
+        return path if path.exists() else self.source
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One scale.
+
+    Attributes:
+        name: smoke, nano or paper.
+        backbones: what methods stand on, by the paper's short names; one is called `nano` or
+            `smoke`.
+        depth: decoder layers of the backbone of the ablations.
+        sets: evaluation questions by the paper's keys.
+        ablation: sets that the ablations are asked.
+        disabled: K and control that take selection out of an ablation. The paper disables the
+            selector and restores every block; a small decoder has no positions for them all, so
+            there the evidence is put among two.
+        shipped: checkpoint of the main configuration by backbone, where one exists.
+        segment_lengths: T of the granularity study.
+        compressions: C of the granularity study.
+        budgets: K of the budget study.
+        limit: questions of an ablation.
+        overrides: of both study recipes.
+        stage2: of the stage-2 recipe.
+        stage1: of the stage-1 recipe.
+        dtype: of the backbones in an evaluation.
+    """
+
+    name: str
+    backbones: tuple[str, ...]
+    depth: int
+    sets: Mapping[str, Questions]
+    ablation: tuple[str, ...]
+    disabled: tuple[int | str, str] = (2, "gold")
+    shipped: Mapping[str, Path] = field(default_factory=dict)
+    segment_lengths: tuple[int, ...] = (32, 64, 128, 256)
+    compressions: tuple[int, ...] = (2, 4, 8, 16)
+    budgets: tuple[int, ...] = (2, 4, 6, 8, 10)
+    limit: int | None = None
+    overrides: tuple[str, ...] = ()
+    stage1: tuple[str, ...] = ()
+    stage2: tuple[str, ...] = ()
+    dtype: str = "bfloat16"
+
+    def layer(self, studied: int) -> int:
+        """The layer of this scale's backbone at the depth of one of the paper's 28."""
+        return max(1, round(studied * self.depth / STUDIED_DEPTH))
+
+    def recipe(self, stage: str, backbone: str, questions: str) -> Path:
+        """The recipe of a stage for an ablation (smoke, nano), or of the paper."""
+        if self.name != "paper":
+            return ROOT / "recipes" / "nano" / f"study-{stage}.yaml"
+        folder = ROOT / "recipes" / "paper" / backbone
+        name = {"2wiki": "2wikimultihopqa"}.get(questions, questions)
+        return folder / ("stage1.yaml" if stage == "stage1" else f"stage2-{name}.yaml")
+
+
+def ruler(
+    source: str, lengths: tuple[int, ...], limit: int, split: str | None = None, **options: Any
+) -> dict[str, Questions]:
+    """RULER qa_2 at some lengths, built from a HotpotQA source, by "ruler-4k" and the like."""
+    return {
+        f"ruler-{length // 1024}k": Questions(
+            f"RULER qa_2, {length // 1024}K",
+            source,
+            "ruler-qa2",
+            limit=limit,
+            max_new_tokens=128,
+            split=split,
+            options={"length": length, "count": limit, **options},
+        )
+        for length in lengths
+    }
+
+
+def tiny_backbone() -> Path:
+    """A random backbone with sedem-nano's tokenizer, written once."""
+    folder = RUNS / "smoke" / "backbone"
+    if (folder / "model.safetensors").is_file():
+        return folder
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    own = SHIPPED / "backbone"
+    config = AutoConfig.from_pretrained(own)
+    config.update(
+        {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        }
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(own / name, folder / name)
+    model.save_pretrained(folder)
+    return folder
+
+
+SMOKE = Scale(
+    name="smoke",
+    backbones=("smoke",),
+    depth=7,
+    sets={
+        "hotpotqa": Questions("HotpotQA", "hotpotqa-hub.jsonl", "hotpotqa", max_new_tokens=3),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa.json", "2wikimultihopqa", max_new_tokens=3),
+        "musique": Questions("MuSiQue", "musique.jsonl", "musique", k=4, max_new_tokens=3),
+        "qasper": Questions("QASPER", "qasper.json", "qasper", k=8, max_new_tokens=3),
+        "squad-10": Questions("SQuAD-10", "squad.json", "squad", limit=2, max_new_tokens=3),
+        **ruler("hotpotqa-native.json", (4096,), 1, repeat=True),
+    },
+    ablation=("squad-10",),
+    segment_lengths=(32, 128),
+    compressions=(4, 8),
+    budgets=(2, 4),
+    limit=2,
+    overrides=(
+        f"model.encoder={RUNS / 'smoke' / 'backbone'}",
+        "model.decompressor_hidden=16",
+        "optimization.steps=2",
+        "optimization.batch_size=2",
+        "optimization.bf16=false",
+        "optimization.backbone_dtype=float32",
+    ),
+    stage1=(
+        "text.path=articles.jsonl",
+        "text.held_out=3",
+        "text.evaluation_windows=2",
+        "losses.regress_first=0.5",
+    ),
+    stage2=(
+        "data.training=[{path: squad.json, set: squad}]",
+        "data.max_blocks=3",
+        "model.lora_rank=2",
+        "model.lora_alpha=4",
+    ),
+    dtype="float32",
+)
+
+NANO = Scale(
+    name="nano",
+    backbones=("nano",),
+    depth=12,
+    sets={
+        "hotpotqa": Questions("HotpotQA", "hotpotqa/hf-schema-300-b.jsonl", "hotpotqa"),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa/native-500.json", "2wikimultihopqa", "400:"),
+        "musique": Questions("MuSiQue", "musique/native-100.json", "musique", "60:", k=4),
+        "qasper": Questions(
+            "COVID-QA (for QASPER)",
+            "covidqa/covidqa-98-papers.json",
+            "covidqa",
+            "70:",
+            limit=200,
+            k=8,
+        ),
+        "squad-10": Questions("SQuAD-10", "squad/dev-24-articles.json", "squad", limit=1000),
+        "exact-facts": Questions("exact facts", str(FACTS), "own", limit=1000),
+        **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 100),
+    },
+    ablation=("squad-10", "exact-facts"),
+    shipped={"nano": SHIPPED},
+    limit=300,
+)
+
+PAPER = Scale(
+    name="paper",
+    backbones=("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b-to-3b"),
+    depth=STUDIED_DEPTH,
+    sets={
+        "hotpotqa": Questions("HotpotQA", "hotpotqa", "hotpotqa", split="validation"),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa", "2wikimultihopqa", split="validation"),
+        "musique": Questions("MuSiQue", "musique", "musique", k=4, split="validation"),
+        "qasper": Questions(
+            "QASPER", "qasper", "qasper", k=8, max_new_tokens=128, split="validation"
+        ),
+        **ruler("hotpotqa", (4096, 8192, 16384), 500, split="validation"),
+    },
+    ablation=("hotpotqa", "qasper"),
+    disabled=("all", "selected"),
+    segment_lengths=(32, 64, 128, 256, 512, 1024),
+    limit=1000,
+    stage1=("text.held_out=2000",),
+)
+
+SCALES = {scale.name: scale for scale in (SMOKE, NANO, PAPER)}

@@ -1,0 +1,35 @@
+"""Out-of-distribution transfer: a mixture of tasks without QASPER, asked QASPER."""
+
+from __future__ import annotations
+
+from experiments import paper
+from experiments.cells import Cell
+from experiments.scales import Scale
+from experiments.study import Number, Study, command
+from experiments.variants import BASE
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """SeDeM and ICAE on a set that neither was trained for."""
+    result = []
+    for method in ("SeDeM", "ICAE"):
+        value = paper.number("inline_ood_transfer", "token_f1", method=method)
+        cell = Cell(variant=BASE, questions="qasper", trained_for="mixture", limit=scale.limit)
+        result.append(
+            Number(
+                method,
+                f"{scale.sets['qasper'].title} F1",
+                value,
+                cell if method == "SeDeM" else None,
+            )
+        )
+    return result
+
+
+STUDY = Study(
+    "transfer", "Transfer to a set that was not trained for (appendix OOD Transfer)", numbers
+)
+app = command(STUDY)
+
+if __name__ == "__main__":
+    app()

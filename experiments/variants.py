@@ -1,0 +1,109 @@
+"""Models that are compared: the main configuration, and variants trained under one equal budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.scales import RUNS, Scale, tiny_backbone
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model to train for a comparison.
+
+    Attributes:
+        name: of its folder and cells.
+        changes: overrides of both recipes, as `--set` takes them.
+        stage1: overrides of stage 1 alone.
+        stage2: overrides of stage 2 alone.
+        main: the main configuration: where a scale ships it, that checkpoint.
+        backbone: which backbone of the scale; None means its first.
+        k: blocks it is asked with where selection is taken out; None means the scale's.
+    """
+
+    name: str
+    changes: tuple[str, ...] = ()
+    stage1: tuple[str, ...] = ()
+    stage2: tuple[str, ...] = ()
+    main: bool = False
+    backbone: str | None = None
+    k: int | None = None
+
+
+def main(backbone: str | None = None) -> Variant:
+    """SeDeM as the paper runs it."""
+    return Variant(
+        "sedem" if backbone is None else f"sedem-{backbone}", (), main=True, backbone=backbone
+    )
+
+
+BASE = Variant("base")
+"""What the variants differ from, trained like them."""
+
+NEXT_TOKEN_ALONE = (
+    "losses.distill=0",
+    "losses.reconstruct=0",
+    "losses.regress=0",
+    "losses.regress_first=0",
+)
+"""Stage 1 of a model without restored states (section Is Decompression Necessary?)."""
+
+
+def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
+    """The trained checkpoint of a variant, trained first if it is not there.
+
+    Args:
+        variant: which.
+        scale: whose recipes and budget.
+        questions: set that stage 2 is trained for; at smoke and nano one mixture serves all.
+        data: folder that the recipes' data paths are relative to.
+    """
+    backbone = variant.backbone or scale.backbones[0]
+    if variant.main and backbone in scale.shipped:
+        return scale.shipped[backbone]
+    return _stage(variant, scale, "stage2", questions, data)
+
+
+def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:
+    """The variant after stage 1, before any adapter."""
+    return _stage(variant, scale, "stage1", "", data)
+
+
+def budget(folder: Path) -> dict[str, Any]:
+    """What training the run in a folder's parent took, to stand beside its result."""
+    path = folder.parent / "training.json"
+    if not path.is_file():
+        return {}
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        "steps": summary["steps"],
+        "examples_seen": summary["examples_seen"],
+        "seconds": summary["seconds"],
+        "trained_parameters": sum(summary["trained_parameters"].values()),
+        "log": summary["log"],
+    }
+
+
+def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
+    from sedem.training.recipe import load_recipe
+    from sedem.training.run import STAGES
+
+    backbone = variant.backbone or scale.backbones[0]
+    if scale.name == "smoke":
+        tiny_backbone()
+    shared = questions if scale.name == "paper" else ""
+    output = RUNS / scale.name / variant.name / f"{stage}{'-' if shared else ''}{shared}"
+    if (output / "training.json").is_file():
+        return output / "final"
+    overrides = [*scale.overrides, *variant.changes, f"data_root={data}", f"run.output={output}"]
+    if stage == "stage1":
+        overrides += [*scale.stage1, *variant.stage1]
+    else:
+        start = _stage(variant, scale, "stage1", "", data)
+        overrides += [*scale.stage2, *variant.stage2, f"start_from={start}"]
+    kind, train = STAGES[stage]
+    recipe = load_recipe(kind, scale.recipe(stage, backbone, questions), overrides)
+    return train(recipe)

@@ -1,0 +1,140 @@
+"""Every study end to end at smoke scale, and the page that is written from committed results."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments import cells, paper, study
+from experiments.__main__ import PAGE, STUDIES, rendered
+from experiments.__main__ import study as named_study
+from experiments.cells import Cell
+from experiments.figures import draw
+from experiments.scales import NANO, PAPER, ROOT, SMOKE
+from experiments.study import NOT_RUN, Number, Study, fill
+from experiments.variants import Variant
+
+FIXTURES = ROOT / "tests" / "fixtures"
+
+
+def test_every_study_runs_end_to_end_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    studies = [named_study(name) for name in STUDIES]
+    fill(studies, SMOKE, FIXTURES)
+    for one in studies:
+        missing = [n for n in one.numbers(SMOKE) if n.cell is not None and n.ours(SMOKE) is None]
+        assert not missing, f"{one.name} measured nothing for {missing[:3]}"
+        picture = tmp_path / f"{one.name}.svg"
+        draw(one, SMOKE, picture)
+        assert picture.read_text().startswith("<?xml")
+    measured: list[Cell] = []
+    monkeypatch.setattr(study, "measure", lambda cell, scale, data: measured.append(cell))
+    fill(studies, SMOKE, FIXTURES)
+    assert not measured, "what is there is not measured again"
+
+
+def test_every_module_of_a_study_is_listed() -> None:
+    modules = {
+        path.stem
+        for path in (ROOT / "experiments").glob("*.py")
+        if "STUDY = Study(" in path.read_text(encoding="utf-8")
+    }
+    assert modules == set(STUDIES)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("scale", [NANO, PAPER], ids=lambda scale: scale.name)
+def test_a_study_has_numbers_of_the_paper_or_a_note_why_not(name: str, scale: object) -> None:
+    one = named_study(name)
+    numbers = one.numbers(scale)  # type: ignore[arg-type]
+    assert numbers
+    assert any(n.paper is not None for n in numbers) or "gives no numbers" in one.note
+
+
+def test_two_cells_of_one_name_are_one_and_the_same() -> None:
+    for scale in (SMOKE, NANO, PAPER):
+        by_name: dict[str, Cell] = {}
+        for name in STUDIES:
+            for cell in named_study(name).cells(scale):
+                assert by_name.setdefault(cell.name, cell) == cell
+
+
+def test_two_variants_of_one_name_are_one_and_the_same() -> None:
+    for scale in (SMOKE, NANO, PAPER):
+        by_name: dict[str, Variant] = {}
+        for name in STUDIES:
+            for cell in named_study(name).cells(scale):
+                if cell.variant is not None:
+                    assert by_name.setdefault(cell.variant.name, cell.variant) == cell.variant
+
+
+@pytest.fixture
+def one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Study]:
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+
+    def make(result: dict[str, object] | None, paper_value: float | None = 20.0) -> Study:
+        cell = Cell(variant=Variant("some"), questions="hotpotqa")
+        if result is not None:
+            cell.path(NANO).parent.mkdir(exist_ok=True)
+            cell.path(NANO).write_text(json.dumps(result))
+        return Study("some", "Some", lambda scale: [Number("row", "F1", paper_value, cell)])
+
+    return make
+
+
+def test_ours_stands_over_the_papers_with_interval_and_difference(
+    one_cell: Callable[..., Study],
+) -> None:
+    table = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}}).markdown(NANO)
+    assert table.splitlines()[2] == "| row | 14.8 (12.9-16.6)<br>paper 20, -5.2 |"
+
+
+def test_what_was_not_measured_is_said_and_shows_no_number(one_cell: Callable[..., Study]) -> None:
+    assert one_cell(None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN}<br>paper 20 |"
+    assert one_cell(None, None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN} |"
+
+
+def test_a_result_of_one_scale_never_shows_at_another(one_cell: Callable[..., Study]) -> None:
+    shown = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
+    assert NOT_RUN in shown.markdown(PAPER)
+    assert NOT_RUN in shown.markdown(SMOKE)
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert rendered(text, NANO) == text, "run `python -m experiments page`"
+    assert set(STUDIES) == {
+        line.split()[2] for line in text.splitlines() if line.startswith("<!-- study")
+    }
+
+
+def test_a_cell_changed_by_hand_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    shutil.copytree(cells.RESULTS / "nano", tmp_path / "nano")
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+    path = tmp_path / "nano" / "cost.llama-3.2-1b.json"
+    result = json.loads(path.read_text())
+    result["parameters"]["selector"] += 1_000_000
+    path.write_text(json.dumps(result))
+    assert rendered(text, NANO) != text
+
+
+def test_a_number_of_the_paper_is_one_number() -> None:
+    assert paper.number("tab:ruler_qa2", "4k", method="SeDeM") == 31.6
+    with pytest.raises(LookupError, match="0 rows have"):
+        paper.number("tab:ruler_qa2", "4k", method="sedem")
+    with pytest.raises(LookupError, match="5 rows have"):
+        paper.number("tab:k_sweep", "f1", dataset="2WikiMHQA")
+
+
+def test_layers_are_taken_at_the_same_depth() -> None:
+    assert [PAPER.layer(layer) for layer in (4, 10, 16, 22)] == [4, 10, 16, 22]
+    assert [NANO.layer(layer) for layer in (4, 10, 16, 22)] == [2, 4, 7, 9]
