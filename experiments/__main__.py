@@ -58,7 +58,8 @@ def page() -> None:
 
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), NANO), encoding="utf-8")
     for name in PICTURES:
-        draw(study(name), NANO, PAGE.parent / f"nano-{name}.svg")
+        if any(number.ours(NANO) for number in study(name).numbers(NANO)):
+            draw(study(name), NANO, PAGE.parent / f"nano-{name}.svg")
 
 
 def rendered(text: str, scale: Scale) -> str:

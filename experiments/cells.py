@@ -113,10 +113,13 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 def _memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Losses on held-out windows from memory alone, after stage 1."""
     from experiments.losses import memory_losses
+    from sedem.training.recipe import load_recipe
+    from sedem.training.run import Stage1Recipe
 
     assert cell.variant is not None
     folder = stage1_checkpoint(cell.variant, scale, data)
-    return {**memory_losses(folder), "training": budget(folder)}
+    recipe = load_recipe(Stage1Recipe, folder.parent / "recipe.yaml")
+    return {**memory_losses(folder, recipe), "training": budget(folder)}
 
 
 def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sedem.data.examples import Example
+    from sedem.training.run import Stage1Recipe
 
 
-def memory_losses(checkpoint: Path) -> dict[str, Any]:
-    """Losses on held-out windows from memory alone, after the stage-1 run that is named.
+def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
+    """Losses on held-out windows from memory alone, after stage 1.
 
     Args:
-        checkpoint: the final checkpoint of a stage-1 run, its recipe beside it.
+        checkpoint: the final checkpoint of a stage-1 run.
+        recipe: says which windows are held out.
 
     Returns:
         By target (continuation, recall) and condition: mean, interval and number of windows.
@@ -26,10 +28,7 @@ def memory_losses(checkpoint: Path) -> dict[str, Any]:
     from sedem.data.text import Tokens, Windows
     from sedem.evaluation.continuation import continuation_losses
     from sedem.provenance import provenance
-    from sedem.training.recipe import load_recipe
-    from sedem.training.run import Stage1Recipe
 
-    recipe = load_recipe(Stage1Recipe, checkpoint.parent / "recipe.yaml")
     source, dtype = recipe.text, recipe.optimization.backbone_dtype
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
     path = Path(recipe.data_root) / source.path

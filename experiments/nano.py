@@ -16,14 +16,14 @@ from typing import Annotated, Any
 
 import typer
 
+from experiments import paper
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "nano"
-PAPER = Path(__file__).parent / "data" / "paper.json"
 FACTS = Path(__file__).parent / "data" / "exact-facts-evaluation.jsonl.xz"
 SHIPPED = ROOT / "checkpoints" / "sedem-nano"
 CARD = SHIPPED / "README.md"
 PICTURE = ROOT / "docs" / "nano-results.svg"
-HELD_OUT, WINDOWS, CONTINUATION = 300, 512, 64
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -183,24 +183,13 @@ def _block_recall(questions: Questions, data: Path, model: str) -> dict[str, Any
 
 
 def _continuation(stage1: str, data: Path, cache: Path) -> dict[str, Any]:
-    import torch
-    from torch.utils.data import Subset
-
-    from sedem import SeDeM
-    from sedem.data.text import Tokens, Windows
-    from sedem.evaluation.continuation import continuation_losses
-    from sedem.provenance import provenance
+    from experiments.losses import memory_losses
     from sedem.training.recipe import load_recipe
     from sedem.training.run import Stage1Recipe
 
-    recipe = load_recipe(Stage1Recipe, ROOT / "recipes" / "nano" / "stage1.yaml")
-    opened = SeDeM.from_pretrained(stage1, dtype=torch.bfloat16)
-    path = data / recipe.text.path
-    corpus = Tokens.of(path, opened.encoder, cache, recipe.text.exclude_titles)
-    held_out = range(len(corpus) - HELD_OUT, len(corpus))
-    windows = Windows(corpus, opened.config.segment_length, CONTINUATION, 0, held_out)
-    chosen = Subset(windows, range(min(WINDOWS, len(windows))))
-    return continuation_losses(opened, chosen, lambda done, total: None) | provenance()
+    places = [f"data_root={data}", f"cache={cache}"]
+    path = ROOT / "recipes" / "nano" / "stage1.yaml"
+    return memory_losses(Path(stage1), load_recipe(Stage1Recipe, path, places))
 
 
 @app.command()
@@ -274,16 +263,24 @@ def _row(cells: dict[str, Any], owner: str, reading: Reading) -> str:
     )
 
 
+PRINTED = (
+    ("llama-3.2-1b", "Backbone (Frozen)", "Llama-3.2-1B frozen"),
+    ("llama-3.2-1b", "SeDeM", "SeDeM, Llama-3.2-1B, C=4"),
+    ("llama-3.2-3b", "SeDeM", "SeDeM, Llama-3.2-3B, C=4"),
+)
+
+
 def paper_table(cells: dict[str, Any]) -> str:
     """Sets that the paper has too: its numbers beside ours, which nothing makes comparable."""
-    paper = json.loads(PAPER.read_text(encoding="utf-8"))
     names = ("hotpotqa", "2wiki", "musique")
     lines = [
         "| F1 | " + " | ".join(SETS[name].title for name in names) + " |",
         "|---|---|---|---|",
     ]
-    for row in paper["rows"]:
-        lines.append(f"| paper: {row['title']} | " + " | ".join(str(row[n]) for n in names) + " |")
+    for backbone, method, title in PRINTED:
+        where = {"backbone": paper.BACKBONES[backbone], "method": method}
+        row = [paper.number("tab:main_qa_results", f"{name}_f1", **where) for name in names]
+        lines.append(f"| paper: {title} | " + " | ".join(f"{value:g}" for value in row) + " |")
     ours = [("c2", r) for r in SEDEM if r.sets == EVERY] + [("text", r) for r in TEXT]
     for owner, reading in ours:
         who = "sedem-nano" if owner == "c2" else "nano-llama (33M) frozen"
@@ -327,7 +324,7 @@ def training_table(cells: dict[str, Any]) -> str:
         "| recipe | steps | examples | minutes | trained parameters | machine |",
         "|---|---|---|---|---|---|",
     ]
-    for stage in ("stage1-regress", "stage1", "stage2", "stage2-more"):
+    for stage in ("stage1-regress", "stage1", "stage2", "stage2-more", "stage2-pairs"):
         cell = cells.get(f"training-c2-{stage}")
         if cell is None:
             continue
