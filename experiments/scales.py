@@ -101,7 +101,7 @@ class Scale:
     def recipe(self, stage: str, backbone: str, questions: str) -> Path:
         """The recipe of a stage for an ablation (smoke, nano), or of the paper."""
         if self.name != "paper":
-            return ROOT / "recipes" / "nano" / f"study-{stage}.yaml"
+            return ROOT / "recipes" / "nano" / f"{stage}-study.yaml"
         folder = ROOT / "recipes" / "paper" / backbone
         name = {"2wiki": "2wikimultihopqa"}.get(questions, questions)
         return folder / ("stage1.yaml" if stage == "stage1" else f"stage2-{name}.yaml")

@@ -920,7 +920,7 @@ def test_options_of_a_set_reach_its_loader(here: Path, checkpoint: Path) -> None
     refused(*arguments, "--option", "distractors", words="option 'distractors' is not of the form")
     refused(*arguments, "--option", "colour=red", words="got an unexpected keyword argument")
     refused(*arguments, "--batch", 0, words="batch is 0; it must be at least 1")
-    refused(*arguments, "--split", "dev", words="is a file, which has no splits; leave --split out")
+    refused(*arguments, "--split", "dev", words="is a file: leave it out")
 
 
 def test_runs_are_reported(here: Path, checkpoint: Path) -> None:
