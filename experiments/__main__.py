@@ -32,7 +32,7 @@ STUDIES = (
     "efficiency",
 )
 PAGE = ROOT / "docs" / "results-nano.md"
-PICTURES = ("main_qa", "selection_budget", "decompression", "depth", "granularity")
+PICTURES = ("main_qa", "selection_budget")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -58,8 +58,7 @@ def page() -> None:
 
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), NANO), encoding="utf-8")
     for name in PICTURES:
-        if any(number.ours(NANO) for number in study(name).numbers(NANO)):
-            draw(study(name), NANO, PAGE.parent / f"nano-{name}.svg")
+        draw(study(name), NANO, PAGE.parent / f"nano-{name}.svg")
 
 
 def rendered(text: str, scale: Scale) -> str:

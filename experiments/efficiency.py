@@ -12,11 +12,8 @@ def numbers(scale: Scale) -> list[Number]:
     result = []
     for row in paper.rows("tab:efficiency_varb_icae"):
         for backbone, short in (("1B", "1b"), ("3B", "3b")):
-            for name, column, unit in (
-                ("SeDeM", "ours", ""),
-                ("ICAE", "icae", ""),
-            ):
-                label = f"{backbone}, {row['dataset']}: {name}{unit}"
+            for name, column in (("SeDeM", "ours"), ("ICAE", "icae")):
+                label = f"{backbone}, {row['dataset']}: {name}"
                 result += [
                     Number(label, "TTFT, ms (A100)", row.get(f"{short}_ttft_{column}_ms")),
                     Number(label, "tok/s (A100)", row.get(f"{short}_tok_s_{column}")),

@@ -23,15 +23,20 @@ def draw(study: Study, scale: Scale, path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "sedem"
     from matplotlib import pyplot
 
-    numbers = study.numbers(scale)
+    numbers = [n for n in study.numbers(scale) if n.metric and study.drawn in n.column]
     panels = _panels(numbers)
-    height = 1.2 + 0.34 * max(len(panel) for panel in panels.values())
+    height = 1.4 + 0.3 * max(len(panel) for panel in panels.values())
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(1.8 + 3.4 * len(panels), max(2.6, height)), squeeze=False
+        1, len(panels), figsize=(2.6 + 2.5 * len(panels), max(3.0, height)), squeeze=False
     )
-    for axis, (title, panel) in zip(axes[0], panels.items(), strict=True):
+    rows = list(dict.fromkeys(number.row for number in numbers))
+    for place, (axis, (title, panel)) in enumerate(zip(axes[0], panels.items(), strict=True)):
         axis.set_title(title, fontsize=9)
-        (_curve if _is_sweep(panel) else _points)(axis, panel, scale)
+        if _is_sweep(panel):
+            _curve(axis, panel, scale)
+        else:
+            # Every panel has the same rows; the first one names them.
+            _points(axis, panel, scale, rows, named=place == 0)
         axis.spines[["top", "right"]].set_visible(False)
     handles = [
         pyplot.Line2D([], [], color=OURS, marker="o", label=f"ours, {scale.name} scale, 95 %"),
@@ -58,12 +63,12 @@ def _is_sweep(panel: list[Number]) -> bool:
     return all(_SWEEP.search(number.row) for number in panel)
 
 
-def _points(axis: Any, panel: list[Number], scale: Scale) -> None:
-    rows = list(dict.fromkeys(number.row for number in panel))
+def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, named: bool) -> None:
     for number in panel:
         height = -rows.index(number.row)
         _mark(axis, number, scale, height, horizontal=True)
-    axis.set_yticks([-i for i in range(len(rows))], rows, fontsize=8)
+    names = rows if named else [""] * len(rows)
+    axis.set_yticks([-i for i in range(len(rows))], names, fontsize=8)
     axis.set_ylim(-len(rows) + 0.4, 0.6)
     axis.grid(axis="x", alpha=0.3)
 

@@ -30,9 +30,9 @@ def numbers(scale: Scale) -> list[Number]:
             if row["backbone"] == paper.BACKBONES[source]
         }
         for method in printed:
-            label = f"{backbone}: {method}"
+            label = _label(scale, backbone, method)
             for key in SETS:
-                cell = peers.cell(method, variant, key)
+                cell = peers.cell(scale, method, variant, key)
                 for metric, name in METRICS:
                     value = printed[method].get(f"{key}_{metric}")
                     if metric == "em":
@@ -44,8 +44,13 @@ def numbers(scale: Scale) -> list[Number]:
                 cell = Cell(variant=variant, questions=key, **changes)
                 for metric, name in METRICS:
                     column = f"{scale.sets[key].title} {name}"
-                    result.append(Number(f"{backbone}: {title}", column, None, cell, metric))
+                    label = _label(scale, backbone, title)
+                    result.append(Number(label, column, None, cell, metric))
     return result
+
+
+def _label(scale: Scale, backbone: str, method: str) -> str:
+    return method if len(scale.backbones) == 1 else f"{backbone}: {method}"
 
 
 def _em(backbone: str, method: str, key: str) -> float | None:
@@ -60,6 +65,7 @@ STUDY = Study(
     "Main long-context QA (Tables main_qa_results and sedem_em)",
     numbers,
     "Generated with 64 new tokens at most, 128 on QASPER; K is 2, 2, 4 and 8 as in the paper.",
+    drawn="F1",
 )
 app = command(STUDY)
 

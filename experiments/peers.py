@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.cells import Cell
+from experiments.scales import Scale
 from experiments.variants import Variant
 from sedem.evaluation.methods import METHODS
 
@@ -18,9 +19,10 @@ PEERS = {
 }
 
 
-def cell(method: str, variant: Variant, questions: str) -> Cell | None:
-    """A method's answers to a set; None for a method that is not in the code."""
+def cell(scale: Scale, method: str, variant: Variant, questions: str) -> Cell | None:
+    """A method's answers to a set at the set's own K; None for a method that is not in the code."""
     own = PEERS[method]
     if own not in METHODS:
         return None
-    return Cell(method=own, variant=variant, questions=questions)
+    k = scale.sets[questions].k if own == "sedem" else None
+    return Cell(method=own, variant=variant, questions=questions, k=k)

@@ -21,7 +21,7 @@ def numbers(scale: Scale) -> list[Number]:
             if key not in scale.sets:
                 continue
             value = paper.number("tab:ruler_qa2", length, method=printed)
-            cell = peers.cell(method, main(backbone), key)
+            cell = peers.cell(scale, method, main(backbone), key)
             result.append(Number(printed, scale.sets[key].title, value, cell, "string_match"))
     return result
 

@@ -25,7 +25,12 @@ def numbers(scale: Scale) -> list[Number]:
     return result
 
 
-STUDY = Study("selection_budget", "Effect of the selection budget K (Table k_sweep)", numbers)
+STUDY = Study(
+    "selection_budget",
+    "Effect of the selection budget K (Table k_sweep)",
+    numbers,
+    drawn="F1",
+)
 app = command(STUDY)
 
 if __name__ == "__main__":

@@ -63,12 +63,14 @@ class Study:
         title: what it shows, and where the paper has it.
         numbers: of a scale.
         note: what must be known to read it.
+        drawn: columns whose name holds this are in the picture; empty means all.
     """
 
     name: str
     title: str
     numbers: Callable[[Scale], list[Number]]
     note: str = ""
+    drawn: str = ""
 
     def cells(self, scale: Scale) -> list[Cell]:
         """What must be measured, each once."""
