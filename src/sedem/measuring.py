@@ -124,7 +124,9 @@ def evaluate(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="What --out named.")],
     as_json: Json = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the runs into this .svg file.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the runs into this .svg, .png or .pdf.")
+    ] = None,
 ) -> None:
     """Put runs side by side, and compare each with the first where the examples are the same."""
     from sedem.evaluation.plot import draw

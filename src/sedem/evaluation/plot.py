@@ -10,25 +10,27 @@ from sedem.errors import ConfigError
 METRIC = "f1"
 COLORS = ("#2f855a", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
 
+ENDINGS = (".svg", ".png", ".pdf")
+
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw a report as an SVG file.
+    """Draw a report as a picture.
 
     On the left F1 of each run with its 95 % interval, on the right F1 against the positions that
     the decoder's upper layers saw.
 
     Args:
         report: as `report.report` returns it.
-        path: the file, ending in .svg.
+        path: the file; its ending, one of `ENDINGS`, says what kind.
 
     Raises:
         ConfigError: the file has another ending.
     """
-    if path.suffix != ".svg":
-        raise ConfigError(f"the plot is '{path}'; give it a name that ends in .svg")
+    if path.suffix not in ENDINGS:
+        raise ConfigError(f"the plot is '{path}'; give it a name that ends in {', '.join(ENDINGS)}")
     import matplotlib
 
-    matplotlib.use("svg")
+    matplotlib.use("agg")
     from matplotlib import pyplot
 
     rows = report["runs"]
@@ -53,7 +55,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     costs.set_xlim(left=0)
     for axis in (bars, costs):
         axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None})
+    # An SVG carries the date, by which equal pictures would differ.
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
 

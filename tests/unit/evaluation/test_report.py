@@ -114,5 +114,7 @@ def test_the_picture_shows_every_run(tmp_path: Path) -> None:
     text = (tmp_path / "runs.svg").read_text(encoding="utf-8")
     for words in ("1  good: echo K=1", "2  poor: echo K=1", "F1 (95 % interval)"):
         assert f"<!-- {words} -->" in text
-    with pytest.raises(ConfigError, match=r"it a name that ends in \.svg"):
-        draw(result, tmp_path / "runs.png")
+    draw(result, tmp_path / "runs.png")
+    assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"it a name that ends in \.svg, \.png, \.pdf"):
+        draw(result, tmp_path / "runs.txt")
