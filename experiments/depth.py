@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments import ablation, paper
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
-from experiments.variants import Variant
+from experiments.variants import BASE, Variant
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -23,6 +23,8 @@ def numbers(scale: Scale) -> list[Number]:
 
 def variant(scale: Scale, extract: int, inject: int) -> Variant:
     """A variant of one extraction and one injection layer."""
+    if (extract, inject) == scale.layers:
+        return BASE
     changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
     return Variant(f"layers-{extract}-{inject}", changes, stage2=ablation.subset(scale))
 

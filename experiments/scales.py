@@ -67,6 +67,8 @@ class Scale:
         disabled: K and control that take selection out of an ablation. The paper disables the
             selector and restores every block; a small decoder has no positions for them all, so
             there the evidence is put among two.
+        layers: extraction and injection layer of the study recipes, where the depth studies train with
+            the same data: that pair is their base.
         shipped: checkpoint of the main configuration by backbone, where one exists.
         segment_lengths: T of the granularity study.
         compressions: C of the granularity study.
@@ -84,6 +86,7 @@ class Scale:
     sets: Mapping[str, Questions]
     ablation: tuple[str, ...]
     disabled: tuple[int | str, str] = (2, "gold")
+    layers: tuple[int, int] | None = None
     shipped: Mapping[str, Path] = field(default_factory=dict)
     segment_lengths: tuple[int, ...] = (32, 64, 128, 256)
     compressions: tuple[int, ...] = (2, 4, 8, 16)
@@ -215,8 +218,9 @@ NANO = Scale(
         **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 100),
     },
     ablation=("squad-10", "exact-facts"),
+    layers=(6, 6),
     shipped={"nano": SHIPPED},
-    limit=300,
+    limit=150,
 )
 
 PAPER = Scale(

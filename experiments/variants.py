@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,9 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
     backbone = variant.backbone or scale.backbones[0]
     if scale.name == "smoke":
         tiny_backbone()
+    if stage == "stage1" and variant == replace(BASE, name=variant.name, stage2=variant.stage2):
+        # What differs in stage 2 alone starts from the same memory.
+        variant = BASE
     shared = questions if scale.name == "paper" else ""
     output = RUNS / scale.name / variant.name / f"{stage}{'-' if shared else ''}{shared}"
     if (output / "training.json").is_file():
