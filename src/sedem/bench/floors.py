@@ -2,9 +2,9 @@
 
 A stage must do its FLOPs and must move its bytes, so it takes at least the longer of
 FLOPs / (FLOPs a second) and bytes / (bytes a second), with both speeds as this process measured
-them. Stages follow one another, so floors add up. Counted bytes are weights that a stage needs, read
-once, keys and values that a decoding step reads, and the bank that a selection reads; activations,
-launches, tokenizers and Python are free. Adapters count as merged. FLOPs are those of
+them. Stages follow one another, so floors add up. Counted bytes are weights that a stage needs,
+read once, keys and values that a decoding step reads, and the bank that a selection reads;
+activations, launches, tokenizers and Python are free. Adapters count as merged. FLOPs are those of
 `evaluation.cost`.
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sedem import Answer, Document
+from sedem.backbone import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
@@ -102,9 +103,12 @@ def test_a_run_that_was_killed_goes_on(
     first = replace(plan, contexts=(64,), runs=1, batch=1, blocks=())
     before = run_bench(first, out)
     measured: list[int] = []
-    monkeypatch.setattr(
-        command, "context", lambda text, b, tokens: measured.append(tokens) or context(text, b, tokens)
-    )  # fmt: skip
+
+    def counted(text: str, backbone: Backbone, tokens: int) -> list[Document]:
+        measured.append(tokens)
+        return context(text, backbone, tokens)
+
+    monkeypatch.setattr(command, "context", counted)
     after = run_bench(replace(first, contexts=(64, 80)), out)
     assert measured == [80]
     for method in METHODS:
