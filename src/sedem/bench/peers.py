@@ -166,7 +166,7 @@ class Compiled(HuggingFace):
     def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
         super().__init__(backbone, decoding)
         mode = "reduce-overhead" if backbone.device.type == "cuda" else "default"
-        _check_compiler()
+        _check_compiler(backbone.device)
         self._step = torch.compile(self.forward, mode=mode, fullgraph=True)
         self._caches: dict[int, StaticCache] = {}
 
@@ -188,9 +188,9 @@ class Compiled(HuggingFace):
         return self.forward(ids_1P, cache), step
 
 
-def _check_compiler() -> None:
+def _check_compiler(device: torch.device) -> None:
     try:
-        torch.compile(torch.neg)(torch.ones(1))
+        torch.compile(torch.neg)(torch.ones(1, device=device))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"nothing can be compiled on this machine ({reason})") from None

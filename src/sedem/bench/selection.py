@@ -13,6 +13,7 @@ from sedem.bench.spread import spread
 from sedem.contracts import Document
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
+from sedem.generation import Decoding
 from sedem.model import SeDeM
 from sedem.shard import BlockRow
 
@@ -20,6 +21,7 @@ DRAWN = 1000
 """Blocks of distinct memory; more are copies of these, each in its own place."""
 
 WARM_UP = 2
+ONE_TOKEN = Decoding(max_new_tokens=1)
 
 
 def check_blocks(counts: list[int]) -> None:
@@ -51,7 +53,7 @@ def measure_selection(
     bank = synthetic_bank(model, blocks)
     times = []
     for run in range(-WARM_UP, runs):
-        timings = reader.answer(bank, question).timings
+        timings = model.answer(bank, question, k=reader.k, decoding=ONE_TOKEN).timings
         if run >= 0:
             times.append(timings["score_ms"])
         tick()

@@ -19,6 +19,7 @@ HEADINGS = (
     "most",
     "peak MB",
     "B/token",
+    "questions/s",
 )
 
 
@@ -46,6 +47,8 @@ def _cells(method: str, tokens: int, row: dict[str, Any]) -> list[str]:
         cells += [_with_quartiles(measured) if measured else "-", _short(floor.get(name))]
     cells.append(f"{memory['peak_bytes'] / 1e6:,.0f}" if memory else "-")
     cells.append(f"{stored:,.1f}" if stored else "-")
+    together = row.get("batch")
+    cells.append(_with_quartiles(together["questions_per_s"]) if together else "-")
     return cells
 
 
