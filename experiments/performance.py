@@ -1,4 +1,4 @@
-"""The page of times: `run` measures what is missing, `page` writes its tables from the results."""
+"""The page of times: `run` measures what is missing, `page` writes tables and pictures from results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from experiments.variants import main
 from sedem.bench.table import lines
 
 PAGE = ROOT / "docs" / "performance.md"
-PICTURE = ROOT / "docs" / "performance-nano.svg"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
@@ -45,13 +44,14 @@ def run() -> None:
 
 @app.command()
 def page() -> None:
-    """Write the tables of docs/performance.md and its picture from the committed results."""
+    """Write the tables of docs/performance.md and its pictures from the committed results."""
     from sedem.bench.plot import draw
 
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    result = nano(NANO).read(NANO)
-    if result is not None:
-        draw(result, PICTURE)
+    for name, (cell, scale) in cells().items():
+        result = cell.read(scale)
+        if result is not None:
+            draw(result, PAGE.parent / _picture(name))
 
 
 def rendered(text: str) -> str:
@@ -60,15 +60,21 @@ def rendered(text: str) -> str:
 
     def renewed(match: re.Match[str]) -> str:
         cell, scale = known[match[2]]
-        return "\n".join([match[1], *_shown(cell.read(scale)), "<!-- end -->"])
+        return "\n".join([match[1], *_shown(match[2], cell.read(scale)), "<!-- end -->"])
 
     return re.sub(r"(<!-- bench ([\w.-]+) -->)\n.*?<!-- end -->", renewed, text, flags=re.DOTALL)
 
 
-def _shown(result: dict[str, Any] | None) -> Iterator[str]:
+def _picture(name: str) -> str:
+    return f"performance-{name}.svg"
+
+
+def _shown(name: str, result: dict[str, Any] | None) -> Iterator[str]:
     if result is None:
         yield NOT_RUN
         return
+    yield f"![Time to the first token against context length]({_picture(name)})"
+    yield ""
     yield from _provenance(result)
     yield ""
     yield from _table(lines(result))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-TRIES = 12
+TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ceilings:
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
     """Measure copy bandwidth and matrix throughput; large enough to miss every cache."""
     large = device.type == "cuda"
-    side, size = (8192, 2**31) if large else (1024, 2**28)
+    side, size = (8192, 2**31) if large else (1024, 2**27)
     return Ceilings(
         2 * size / _copy_seconds(size, device),
         2 * side**3 / _product_seconds(side, device, dtype),
