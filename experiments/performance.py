@@ -1,4 +1,4 @@
-"""The page of times: `run` measures what is missing, `page` writes tables and pictures from results."""
+"""The page of times: `run` measures what is missing, `page` writes tables and pictures."""
 
 from __future__ import annotations
 
