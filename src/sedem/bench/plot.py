@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         1, 2, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained"
     )
     for axis, clock in zip(axes, CLOCKS, strict=True):
-        for color, (method, rows) in zip(COLORS, document["results"].items(), strict=False):
+        for color, (method, rows) in zip(cycle(COLORS), document["results"].items(), strict=False):
             _line(axis, clock, method, rows, color)
         _axis(axis, document)
     axes[0].set(title="online: documents and question arrive together", ylabel="ms to first token")
