@@ -139,9 +139,9 @@ def test_a_peer_that_cannot_run_is_left_out_with_its_reason(
     assert document["left_out"]["hf-compiled"].startswith("nothing can be compiled")
 
 
-def test_peers_say_what_full_context_says(plan: Plan, checkpoint: str) -> None:
+def test_peers_say_what_full_context_says() -> None:
     methods = ("full-context", "hf", "hf-prefix")
-    subjects, _ = open_subjects(replace(plan, methods=methods, answer_tokens=12), checkpoint)
+    subjects, _ = open_subjects(Plan(methods=methods, answer_tokens=8, device="cpu"), "sedem-nano")
     documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
     answers: list[list[Answer]] = []
     for subject in subjects:
@@ -153,15 +153,15 @@ def test_peers_say_what_full_context_says(plan: Plan, checkpoint: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_step_says_the_same(plan: Plan, checkpoint: str) -> None:
-    methods = ("hf", "hf-compiled")
-    subjects, left_out = open_subjects(replace(plan, methods=methods, answer_tokens=12), checkpoint)
+def test_a_compiled_step_says_the_same() -> None:
+    plan = Plan(methods=("hf", "hf-compiled"), answer_tokens=8, device="cpu")
+    subjects, left_out = open_subjects(plan, "sedem-nano")
     assert not left_out
     for length in (40, 80):
         documents = [Document("one", "The rent is 900 euros and no more. "[:length])]
         for question in ("Rent?", "Euros?", "Rent?"):
             one, other = (s.reader.answer(s.reader.read(documents), question) for s in subjects)
-            assert one.text == other.text
+            assert one.text == other.text != ""
 
 
 def test_the_picture_is_drawn(plan: Plan, tmp_path: Path) -> None:
