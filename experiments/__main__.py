@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from experiments import performance
 from experiments.scales import NANO, ROOT, Scale
 from experiments.study import DataOption, OnlyOption, ScaleOption, Study, fill, named
 
@@ -53,12 +54,13 @@ def run(
 
 @app.command()
 def page() -> None:
-    """Write the tables and pictures of docs/results-nano.md from the committed results."""
+    """Write the tables and pictures of docs/results-nano.md and docs/performance.md."""
     from experiments.figures import draw
 
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), NANO), encoding="utf-8")
     for name in PICTURES:
         draw(study(name), NANO, PAGE.parent / f"nano-{name}.svg")
+    performance.page()
 
 
 def rendered(text: str, scale: Scale) -> str:

@@ -20,7 +20,7 @@ class Cell:
 
     Attributes:
         measure: "answers" (the harness), "memory" (losses after stage 1), "loss" (of answers),
-            "rank" (of memory slots) or "cost" (parameters and FLOPs).
+            "rank" (of memory slots), "cost" (parameters and FLOPs) or "bench" (times and memory).
         method: a name of `sedem eval --list`, for answers.
         variant: the model; methods of raw text take its backbone.
         questions: key of a set of the scale.
@@ -29,7 +29,7 @@ class Cell:
         control: which blocks SeDeM uses.
         shift: boundaries between segments moved by so many tokens.
         limit: questions; None means the set's own limit.
-        backbone: whose cost.
+        backbone: whose cost, or the shape that is benched on random weights.
     """
 
     measure: str = "answers"
@@ -170,10 +170,18 @@ def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return {**result, **provenance()}
 
 
+def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.bench import measure_bench
+
+    folder = None if cell.variant is None else checkpoint(cell.variant, scale, "squad-10", data)
+    return measure_bench(scale, folder, cell.backbone, cell.name)
+
+
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": _answers,
     "memory": _memory,
     "loss": _loss,
     "rank": _rank,
     "cost": _cost,
+    "bench": _bench,
 }

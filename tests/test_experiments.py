@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from experiments import cells, paper, study
+from experiments import cells, paper, performance, study
 from experiments.__main__ import PAGE, STUDIES, rendered
 from experiments.__main__ import study as named_study
 from experiments.cells import Cell
@@ -138,3 +139,56 @@ def test_a_number_of_the_paper_is_one_number() -> None:
 def test_layers_are_taken_at_the_same_depth() -> None:
     assert [PAPER.layer(layer) for layer in (4, 10, 16, 22)] == [4, 10, 16, 22]
     assert [NANO.layer(layer) for layer in (4, 10, 16, 22)] == [2, 4, 7, 9]
+
+
+def test_the_page_of_times_shows_the_committed_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = performance.PAGE.read_text(encoding="utf-8")
+    assert performance.rendered(text) == text, "run `python -m experiments.performance page`"
+    assert set(re.findall(r"<!-- bench ([\w.-]+) -->", text)) == set(performance.cells())
+    there = performance.nano(NANO).path(NANO).is_file()
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+    assert (performance.rendered(text) != text) == there
+
+
+def bench_result(method: str = "sedem") -> dict[str, object]:
+    """A bench as small as one can be."""
+    times = {"median": 12.0, "min": 10.0, "q1": 11.0, "q3": 13.0, "max": 20.0, "n": 20}
+    row = {
+        "online_ttft_ms": times, "prebuilt_ttft_ms": times, "decode_tok_s": times,
+        "build_tok_s": None, "stages": {"encode_ms": times}, "reads_tokens": 500, "memory": None,
+        "build_stages": {"segment_ms": 1.0, "encode_ms": 2.0, "compress_ms": 3.0},
+        "stored_bytes_per_token": 512.0, "floor": None,
+    }  # fmt: skip
+    return {
+        "settings": {"device": "cpu", "dtype": "float32", "runs": 20, "answer_tokens": 33},
+        "machine": {"processor": "Abacus", "cores": 2, "threads": 1, "device": "Abacus"},
+        "versions": {"torch": "2", "transformers": "5"},
+        "commit": {"id": "0123456789abcdef", "dirty": True},
+        "ceilings": {"bytes_per_s": 2e10, "flops_per_s": 1e11},
+        "load_average": [0.5, 1.5],
+        "notes": ["no GPU here: these are times of the CPU"],
+        "left_out": {"hf-compiled": "no compiler"},
+        "results": {method: {"2048": row}},
+        "selection": {
+            "1000": {
+                "blocks": 1000, "tokens": 128000, "bytes": 1e6, "score_ms": times, "floor_ms": 1,
+            }
+        },
+    }  # fmt: skip
+
+
+def test_a_bench_is_shown_with_machine_load_and_what_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+    path = performance.nano(NANO).path(NANO)
+    path.parent.mkdir()
+    path.write_text(json.dumps(bench_result()))
+    page = performance.rendered("<!-- bench sedem-nano -->\n<!-- end -->")
+    assert "Abacus, 2 cores, 1 threads, float32" in page and "with changes" in page
+    assert "0.5 and 1.5" in page and "- hf-compiled: no compiler" in page
+    assert "| 2,048 | sedem | 500 of 2,048 | 12.0 (11.0-13.0) | - |" in page
+    assert "| 2,048 | 1.0 | 2.0 | 3.0 | 12.0 | - | - | - |" in page
+    assert "| 1,000 | 128,000 | 1 | 12.0 (11.0-13.0) | 1.0 |" in page

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem import inspecting, measuring, options, terminal
+from sedem import benching, inspecting, measuring, options, terminal
 from sedem.errors import SedemError
 
 if TYPE_CHECKING:
@@ -218,6 +218,7 @@ def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
 
 
 app.command()(measuring.cost)
+app.command()(benching.bench)
 
 
 def _open_model(name: str) -> SeDeM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,8 @@ def provenance() -> dict[str, Any]:
     return {
         "machine": {
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "system": platform.platform(),
             "python": platform.python_version(),

@@ -126,7 +126,7 @@ def print_report(report: dict[str, Any]) -> None:
     lines = [["", *HEADINGS.values()]]
     for number, run in enumerate(report["runs"], start=1):
         lines += _run_lines(number, run)
-    _print_columns(lines)
+    print_columns(lines)
     if report["differences"]:
         typer.echo("")
         numbers = {run["run"]: number for number, run in enumerate(report["runs"], start=1)}
@@ -134,7 +134,7 @@ def print_report(report: dict[str, Any]) -> None:
         lines = [["less run 1, paired", *(HEADINGS[name] for name in names)]]
         for entry in report["differences"]:
             lines += _difference_lines(numbers[entry["run"]], entry)
-        _print_columns(lines)
+        print_columns(lines)
     for run in report["runs"]:
         if run["not_answered"]:
             typer.echo(f"note: '{run['run']}' has {run['not_answered']:,} not answered", err=True)
@@ -171,7 +171,8 @@ def _bounds(metric: dict[str, Any]) -> str:
     return f"{low:.1f}..{high:.1f}"
 
 
-def _print_columns(lines: list[list[str]]) -> None:
+def print_columns(lines: list[list[str]]) -> None:
+    """Rows of cells in columns: the first one left, the others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for first, *rest in lines:
         cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]

@@ -87,7 +87,7 @@ def run_evaluation(
     settings = {
         "method": method,
         **identity,
-        "weights_sha256": _digest(*_weight_files(locate(checkpoint), method)),
+        "weights_sha256": digest_of(*weight_files(locate(checkpoint), method)),
         "schema": found,
         "records": records,
         "split": split,
@@ -127,13 +127,13 @@ def _tokenizer(checkpoint: str) -> str:
     return str(folder) if encoder == BACKBONE else encoder
 
 
-def _weight_files(checkpoint: Path, method: str) -> list[Path]:
+def weight_files(checkpoint: Path, method: str) -> list[Path]:
     """What decides a method's answers: all weights of the checkpoint, or its backbone's alone."""
     folder = checkpoint if method == "sedem" else checkpoint / BACKBONE
     return sorted(folder.rglob("*.safetensors"))
 
 
-def _digest(*paths: Path) -> str:
+def digest_of(*paths: Path) -> str:
     """SHA-256 of some files: a name may come to stand for another content between two runs."""
     digest = hashlib.sha256()
     for path in paths:

@@ -26,7 +26,7 @@ from sedem.errors import ConfigError
 from sedem.evaluation.paper_costs import beside_paper
 from sedem.selector import build_selector
 
-PRESETS: dict[str, tuple[Callable[[], SedemConfig], str, str]] = {
+PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
     "llama-3.2-1b": (llama_1b, "llama-3.2-1b", "llama-3.2-1b"),
     "llama-3.2-3b": (llama_3b, "llama-3.2-3b", "llama-3.2-3b"),
     "llama-3.2-1b-to-3b": (llama_1b_to_3b, "llama-3.2-1b", "llama-3.2-3b"),
@@ -175,7 +175,7 @@ def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
 def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
     if name.lower() in PRESETS:
         make, encoder, decoder = PRESETS[name.lower()]
-        return make(), _shape_file(encoder), _shape_file(decoder)
+        return make(), shape_file(encoder), shape_file(decoder)
     folder = Path(name)
     if (folder / "sedem.safetensors").is_file():
         return _of_checkpoint(folder)
@@ -216,7 +216,8 @@ def _auto_config(name: str) -> PretrainedConfig:
     return shape
 
 
-def _shape_file(name: str) -> PretrainedConfig:
+def shape_file(name: str) -> PretrainedConfig:
+    """The shape of a public backbone, as the package holds it."""
     entries = json.loads((files("sedem") / "shapes" / f"{name}.json").read_text())
     return AutoConfig.for_model(**entries)
 

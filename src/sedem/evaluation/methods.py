@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sedem.contracts import Answer
+from sedem.contracts import Answer, Reader
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
 
@@ -33,6 +33,8 @@ class Setting:
         dtype: type of the backbone.
         batch: examples answered together, where a method can.
         shift: tokens by which SeDeM moves every boundary between segments.
+        device: where backbones run; None means a GPU if there is one.
+        engine: how SeDeM runs, as `SeDeM.from_pretrained` takes it; None means its own default.
     """
 
     checkpoint: str
@@ -42,6 +44,8 @@ class Setting:
     dtype: str = "float32"
     batch: int = 32
     shift: int = 0
+    device: str | None = None
+    engine: str | None = None
 
 
 class Method(Protocol):
@@ -50,10 +54,12 @@ class Method(Protocol):
     Attributes:
         batch: examples answered together.
         backbone: what answers; sizes of memory are held against its own. None when not known.
+        reader: the same method one question at a time, which is what the bench takes the times of.
     """
 
     batch: int
     backbone: Backbone | None
+    reader: Reader
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents."""

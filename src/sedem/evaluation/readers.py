@@ -43,6 +43,35 @@ class OneByOne:
         return [self.reader.answer(self.reader.read(e.documents), e.question) for e in examples]
 
 
+class BoundSedem:
+    """SeDeM as a plain reader: what it is asked with is settled.
+
+    Args:
+        model: reads and answers.
+        k: selection budget; None means the model's own.
+        decoding: how answers are generated.
+    """
+
+    name = "sedem"
+
+    def __init__(self, model: SeDeM, k: Budget | None, decoding: Decoding) -> None:
+        self.model = model
+        self.k = k
+        self.decoding = decoding
+
+    def read(self, documents: Sequence[Document]) -> MemoryBank:
+        """The documents as a bank."""
+        return self.model.read(documents)
+
+    def answer(self, memory: MemoryBank, question: str) -> Answer:
+        """Answer one question."""
+        return self.model.answer(memory, question, k=self.k, decoding=self.decoding)
+
+    def answer_together(self, memory: MemoryBank, questions: Sequence[str]) -> list[Answer]:
+        """Answer several questions over one bank, in batches."""
+        return self.model.answer(memory, questions, k=self.k, decoding=self.decoding)
+
+
 class Sedem:
     """SeDeM over contexts that share documents: each text is read once, examples go in batches.
 
@@ -59,6 +88,7 @@ class Sedem:
         self.batch = setting.batch
         self.backbone: Backbone | None = model.decoder
         self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
+        self.reader: Reader = BoundSedem(model, setting.k, self.decoding)
         self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
@@ -162,7 +192,13 @@ def evaluate_reader(
 def open_sedem(setting: Setting) -> Method:
     """SeDeM from a checkpoint."""
     _check_budget(setting.k)
-    model = SeDeM.from_pretrained(setting.checkpoint, dtype=getattr(torch, setting.dtype))
+    engine = {} if setting.engine is None else {"engine": setting.engine}
+    model = SeDeM.from_pretrained(
+        setting.checkpoint,
+        dtype=getattr(torch, setting.dtype),
+        device=setting.device,
+        **engine,
+    )
     if setting.shift:
         model.config = model.config.with_changes(segment_shift=setting.shift)
     return Sedem(model, setting)
@@ -170,14 +206,14 @@ def open_sedem(setting: Setting) -> Method:
 
 def open_full_context(setting: Setting) -> Method:
     """The checkpoint's frozen decoder on the whole raw context."""
-    return OneByOne(FullContext(_decoder(setting), _decoding(setting)))
+    return OneByOne(FullContext(frozen_decoder(setting), decoding_of(setting)))
 
 
 def open_bm25(setting: Setting) -> Method:
     """The checkpoint's frozen decoder on the k documents that BM25 finds."""
     _check_budget(setting.k)
     k = 2 if setting.k is None else setting.k
-    return OneByOne(BM25(_decoder(setting), _decoding(setting), k))
+    return OneByOne(BM25(frozen_decoder(setting), decoding_of(setting), k))
 
 
 def _check_budget(k: Budget | None) -> None:
@@ -186,12 +222,14 @@ def _check_budget(k: Budget | None) -> None:
         resolve_budget(k, 1)
 
 
-def _decoding(setting: Setting) -> Decoding:
+def decoding_of(setting: Setting) -> Decoding:
+    """How a setting's answers are generated."""
     return Decoding(max_new_tokens=setting.max_new_tokens)
 
 
-def _decoder(setting: Setting) -> Backbone:
+def frozen_decoder(setting: Setting) -> Backbone:
+    """The checkpoint's decoder without adapters, for methods of raw text."""
     folder = locate(setting.checkpoint)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = setting.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return open_backbones(config, folder, dtype=getattr(torch, setting.dtype), device=device)[1]

@@ -67,7 +67,7 @@ def evaluate(
     for name, count in Counter(example.id for example in examples).items():
         if count > 1:
             raise DataError(f"two examples have the id '{name}'; give each its own")
-    _claim(out, settings)
+    claim(out, settings)
     path = out / PREDICTIONS
     done = {record["id"]: record for record in _kept(path)}
     open_examples = [example for example in examples if example.id not in done]
@@ -82,7 +82,7 @@ def evaluate(
     records = [done[example.id] for example in examples]
     size = compression(records, method.backbone.model.config) if method.backbone else {}
     metrics = {**measure(records), **size, "settings": settings, **provenance()}
-    _write(out / METRICS, metrics)
+    write_json(out / METRICS, metrics)
     return metrics
 
 
@@ -115,8 +115,16 @@ def _answered(method: Method, batch: Sequence[Example]) -> list[Record]:
     return [to_record(*pair, len(batch)) for pair in zip(batch, answers, strict=True)]
 
 
-def _claim(out: Path, settings: dict[str, Any]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+def claim(out: Path, settings: dict[str, Any]) -> None:
+    """Make a folder for the results of some settings.
+
+    Raises:
+        ConfigError: it holds results of others, or cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"'{out}' cannot be a folder for results ({error.strerror})") from None
     path = out / SETTINGS
     if path.is_file():
         try:
@@ -128,10 +136,10 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
                 f"'{out}' holds results of other settings (see '{path}'); give another --out"
             )
     else:
-        _write(path, settings)
+        write_json(path, settings)
 
 
-def _write(path: Path, entries: dict[str, Any]) -> None:
+def write_json(path: Path, entries: dict[str, Any]) -> None:
     """All of a file or nothing: a kill leaves no half of it."""
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,54 @@
+"""What the bench measures at each scale: times, memory and floors, never quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from experiments.scales import RUNS, Scale
+
+CONTEXTS = {
+    "smoke": (64,),
+    "nano": (512, 2048, 8192, 32768),
+    "paper": (1280, 5120, 32768, 131072, 1048576),
+}
+"""Context lengths in tokens."""
+
+METHODS = {"smoke": ("sedem", "full-context")}
+"""All methods where nothing else is said."""
+
+SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
+"""Measured on random weights at paper scale: speed does not depend on their values."""
+
+BLOCKS = {"nano": (1000, 10_000), "paper": (1000, 10_000, 100_000)}
+"""Sizes of synthetic banks that are scored."""
+
+
+def measure_bench(
+    scale: Scale, checkpoint: Path | None, backbone: str, name: str
+) -> dict[str, Any]:
+    """Run the bench; one that was killed goes on from the contexts that it finished.
+
+    Args:
+        scale: whose lengths and methods.
+        checkpoint: that is opened; None for a shape.
+        backbone: the shape, empty for a checkpoint.
+        name: of the cell, and so of the folder that a killed run goes on in.
+    """
+    from sedem.bench.command import run_bench
+    from sedem.bench.plan import Plan
+
+    smoke = scale.name == "smoke"
+    plan = Plan(
+        methods=METHODS.get(scale.name, ()),
+        contexts=CONTEXTS[scale.name],
+        blocks=BLOCKS.get(scale.name, ()),
+        checkpoint=str(checkpoint or Plan.checkpoint),
+        backbone=backbone or None,
+        runs=1 if smoke else 20,
+        answer_tokens=3 if smoke else 33,
+    )
+    result = run_bench(plan, RUNS / scale.name / "bench" / name)
+    # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
+    result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
+    return result

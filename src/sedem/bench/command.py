@@ -1,0 +1,206 @@
+"""`sedem bench`: from a plan to one document of figures, floors and what they were measured on."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sedem.bench.ceilings import Ceilings, measure_ceilings
+from sedem.bench.contexts import context, source
+from sedem.bench.floors import Work, floors
+from sedem.bench.measure import Bench, Subject
+from sedem.bench.peers import PEERS
+from sedem.bench.plan import Plan
+from sedem.bench.random_weights import write_random_checkpoint
+from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
+from sedem.demo import QUESTIONS
+from sedem.errors import ConfigError
+from sedem.evaluation.methods import METHODS, Setting, open_method
+from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder
+from sedem.evaluation.run import Progress, claim, write_json
+from sedem.provenance import provenance
+
+NEVER = -1
+"""An end token that no model gives: every answer has as many tokens as are asked for."""
+
+DOCUMENT = "bench.json"
+
+
+def run_bench(
+    plan: Plan, out: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Measure methods side by side.
+
+    Args:
+        plan: what is measured.
+        out: folder for the document, and for what is finished until then: a run that was killed
+            goes on there. None keeps nothing.
+        progress: called with turns done and turns in all.
+
+    Returns:
+        `settings`, `ceilings`, `results` by method and context length, `selection` by blocks,
+        `left_out` (methods that cannot run here, with the reason), `notes`, and provenance.
+
+    Raises:
+        SedemError: something cannot be opened or measured.
+    """
+    with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
+        kept = Path(str(folder))
+        claim(kept, plan.settings())
+        load = [os.getloadavg()[0]]
+        ceilings = measure_ceilings(plan.place, plan.type)
+        with _checkpoint(plan) as checkpoint:
+            subjects, left_out = open_subjects(plan, checkpoint)
+            _Rest(plan, subjects, kept, progress).measure()
+            del subjects
+        # Before and after: neither a warm-up nor a neighbour may lower a ceiling.
+        ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
+        document = {
+            "settings": plan.settings(),
+            "ceilings": vars(ceilings),
+            **_with_floors(plan, kept, ceilings, left_out),
+            "left_out": left_out,
+            "notes": notes(plan),
+            "load_average": [*load, os.getloadavg()[0]],
+            **provenance(),
+        }
+        write_json(kept / DOCUMENT, document)
+    return document
+
+
+def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], dict[str, str]]:
+    """Open every method of a plan.
+
+    Returns:
+        What can be measured, and for each peer that cannot run here the reason.
+
+    Raises:
+        ConfigError: none can run.
+    """
+    setting = Setting(
+        str(checkpoint),
+        plan.k,
+        max_new_tokens=plan.answer_tokens,
+        dtype=str(plan.type).removeprefix("torch."),
+        batch=plan.batch,
+        device=str(plan.place),
+        engine=plan.engine,
+    )
+    subjects, left_out = [], {}
+    for name in plan.methods:
+        if name in METHODS:
+            method = open_method(name, setting)
+            subject = Subject(name, method.reader, method.backbone)
+        else:
+            backbone = frozen_decoder(setting)
+            try:
+                reader = PEERS[name][0](backbone, decoding_of(setting))
+            except ConfigError as error:
+                left_out[name] = str(error)
+                continue
+            subject = Subject(name, reader, backbone)
+        if subject.backbone is not None:
+            subject.backbone.end_id = NEVER
+        subjects.append(subject)
+    if not subjects:
+        raise ConfigError("; ".join(left_out.values()))
+    return subjects, left_out
+
+
+def notes(plan: Plan) -> list[str]:
+    """What must be known to read the figures, a sentence each."""
+    said = []
+    if plan.place.type != "cuda":
+        gpu = "a GPU is here but was not asked for" if torch.cuda.is_available() else "no GPU here"
+        said.append(f"{gpu}: these are times of the CPU")
+    if plan.backbone:
+        said.append(
+            f"{plan.backbone} on random weights: times and bytes hold, answers are noise and are "
+            "not shown; text is cut by sedem-nano's tokenizer"
+        )
+    _, words = source(plan.text)
+    said.append(f"contexts are cut from {words}, which goes round where it is too short")
+    return said
+
+
+class _Rest:
+    """What a folder of results still lacks, measured and kept one context at a time."""
+
+    def __init__(
+        self, plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Progress | None
+    ) -> None:
+        self.plan = plan
+        self.subjects = subjects
+        self.folder = folder
+        self.progress = progress
+        questions = [QUESTIONS[i % len(QUESTIONS)] for i in range(plan.batch)]
+        self.bench = Bench(questions, plan.answer_tokens, plan.runs, plan.place)
+        self.contexts = [n for n in plan.contexts if not _context_file(folder, n).is_file()]
+        self.blocks = [n for n in plan.blocks if not _blocks_file(folder, n).is_file()]
+        self.done = 0
+
+    def measure(self) -> None:
+        """Measure it."""
+        backbone = next(s.backbone for s in self.subjects if s.backbone is not None)
+        text, _ = source(self.plan.text)
+        for tokens in self.contexts:
+            documents = context(text, backbone, tokens)
+            rows = self.bench.measure(self.subjects, documents, self._tick)
+            write_json(_context_file(self.folder, tokens), rows)
+        readers = [s.reader for s in self.subjects if isinstance(s.reader, BoundSedem)]
+        for blocks in self.blocks:
+            row = measure_selection(readers[0], blocks, QUESTIONS[0], self.plan.runs, self._tick)
+            write_json(_blocks_file(self.folder, blocks), row)
+
+    def _tick(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            turns = len(self.contexts) * len(self.subjects) * self.bench.turns
+            self.progress(self.done, turns + len(self.blocks) * (WARM_UP + self.plan.runs))
+
+
+def _with_floors(
+    plan: Plan, folder: Path, ceilings: Ceilings, left_out: dict[str, str]
+) -> dict[str, Any]:
+    """What was kept, by method and length, with the floors that the ceilings give."""
+    results: dict[str, Any] = {name: {} for name in plan.methods if name not in left_out}
+    for tokens in plan.contexts:
+        rows = json.loads(_context_file(folder, tokens).read_text(encoding="utf-8"))
+        for name, row in rows.items():
+            work = row["work"] and {
+                stage: [Work(**part) for part in parts] for stage, parts in row["work"].items()
+            }
+            floor = floors(work, tokens, ceilings) if work else None
+            results[name][str(tokens)] = {**row, "floor": floor}
+    selection = {}
+    for blocks in plan.blocks:
+        row = json.loads(_blocks_file(folder, blocks).read_text(encoding="utf-8"))
+        selection[str(blocks)] = {**row, "floor_ms": selection_floor_ms(row["work"], ceilings)}
+    return {"results": results, "selection": selection}
+
+
+@contextmanager
+def _checkpoint(plan: Plan) -> Iterator[Path | str]:
+    """The checkpoint of a plan; one on random weights lives as long as the bench."""
+    if plan.backbone is None:
+        yield plan.checkpoint
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield write_random_checkpoint(
+            plan.backbone.lower(), Path(folder), dtype=plan.type, device=plan.place
+        )
+
+
+def _context_file(folder: Path, tokens: int) -> Path:
+    return folder / f"context-{tokens}.json"
+
+
+def _blocks_file(folder: Path, blocks: int) -> Path:
+    return folder / f"blocks-{blocks}.json"

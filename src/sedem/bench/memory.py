@@ -1,0 +1,81 @@
+"""How much memory a method needs: measured on a pass of its own, not on the runs that are timed.
+
+On a GPU the allocator's own counters are read (`torch.cuda.max_memory_allocated`). On a CPU the
+resident set of the process is: its high-water mark is reset before the pass (Linux,
+`/proc/self/clear_refs`), and pages that the C library keeps for later are given back first, so that
+they hide no growth. Several methods are open in one process, so what a pass adds is measured, and
+the method's own weights, counted tensor by tensor, are put on top.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sedem.contracts import Document, Reader
+
+PROCESS = Path("/proc/self")
+
+
+def measure_memory(
+    reader: Reader, documents: Sequence[Document], question: str, device: torch.device
+) -> dict[str, int] | None:
+    """Bytes that reading and answering take.
+
+    Returns:
+        `weights_bytes`; `steady_bytes`, with the memory that was read, when an answer is given;
+        `peak_bytes`, the most at any time. None where the system does not tell.
+    """
+    if device.type != "cuda" and not (PROCESS / "clear_refs").exists():
+        return None
+    before = _restart(device)
+    memory = reader.read(documents)
+    reader.answer(memory, question)
+    peak = _peak(device)
+    after = _restart(device)
+    weights = weights_bytes(reader)
+    del memory
+    return {
+        "weights_bytes": weights,
+        "steady_bytes": weights + max(0, after - before),
+        "peak_bytes": weights + max(0, peak - before),
+    }
+
+
+def weights_bytes(reader: Reader) -> int:
+    """Bytes of all weights that a reader holds, each once."""
+    held = [value for value in vars(reader).values() if isinstance(value, nn.Module)]
+    tensors = [tensor for module in held for tensor in (*module.parameters(), *module.buffers())]
+    return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
+
+
+def _restart(device: torch.device) -> int:
+    """Begin a new high-water mark; where memory stands now, in bytes."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return int(torch.cuda.memory_allocated(device))
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    (PROCESS / "clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    """One of the process's counters, in bytes."""
+    lines = (PROCESS / "status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(line.split()[1])

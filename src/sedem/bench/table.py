@@ -1,0 +1,65 @@
+"""A bench as rows of cells, for a terminal and for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+HEADINGS = (
+    "tokens",
+    "method",
+    "reads",
+    "online TTFT ms",
+    "floor",
+    "prebuilt TTFT ms",
+    "floor",
+    "decode tok/s",
+    "most",
+    "build tok/s",
+    "most",
+    "peak MB",
+    "B/token",
+    "questions/s",
+)
+
+
+def lines(document: dict[str, Any]) -> list[list[str]]:
+    """Headings and a line for each method and context length; what was not measured is a dash."""
+    return [list(HEADINGS), *_rows(document)]
+
+
+def _rows(document: dict[str, Any]) -> Iterator[list[str]]:
+    results = document["results"]
+    for tokens in dict.fromkeys(tokens for rows in results.values() for tokens in rows):
+        for method, rows in results.items():
+            if tokens in rows:
+                yield _cells(method, int(tokens), rows[tokens])
+
+
+def _cells(method: str, tokens: int, row: dict[str, Any]) -> list[str]:
+    floor = row["floor"] or {}
+    read = row["reads_tokens"]
+    all_read = read is None or read >= tokens
+    memory, stored = row["memory"], row["stored_bytes_per_token"]
+    cells = [f"{tokens:,}", method, "all" if all_read else f"{read:,} of {tokens:,}"]
+    for name in ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s"):
+        measured = row[name]
+        cells += [_with_quartiles(measured) if measured else "-", _short(floor.get(name))]
+    cells.append(f"{memory['peak_bytes'] / 1e6:,.0f}" if memory else "-")
+    cells.append(f"{stored:,.1f}" if stored else "-")
+    together = row.get("batch")
+    cells.append(_with_quartiles(together["questions_per_s"]) if together else "-")
+    return cells
+
+
+def _with_quartiles(measured: dict[str, float]) -> str:
+    median, first, third = (_short(measured[name]) for name in ("median", "q1", "q3"))
+    return f"{median} ({first}-{third})"
+
+
+def _short(value: float | None) -> str:
+    """Three digits that count."""
+    if value is None:
+        return "-"
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f}"

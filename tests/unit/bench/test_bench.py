@@ -1,0 +1,173 @@
+"""The bench end to end on a tiny model: its document is whole; speed itself is never asserted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem import Answer, Document
+from sedem.backbone import Backbone
+from sedem.bench import command
+from sedem.bench.command import open_subjects, run_bench
+from sedem.bench.contexts import context
+from sedem.bench.peers import PEERS, HuggingFace
+from sedem.bench.plan import Plan
+from sedem.bench.plot import draw
+from sedem.bench.table import HEADINGS, lines
+from sedem.errors import ConfigError
+
+METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
+FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
+
+
+@pytest.fixture(autouse=True)
+def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ceilings of any machine: probing real ones takes seconds."""
+    ceilings = command.Ceilings(1e10, 1e11)
+    monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
+
+
+@pytest.fixture
+def plan(checkpoint: str) -> Plan:
+    return Plan(
+        methods=METHODS, contexts=(64, 600), checkpoint=checkpoint, runs=3, answer_tokens=4,
+        device="cpu",
+    )  # fmt: skip
+
+
+def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
+    named = [row[name] for name in FIGURES] + list(row["stages"].values())
+    return [entry for entry in named if entry is not None]
+
+
+def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> None:
+    ticks: list[tuple[int, int]] = []
+    plan = replace(plan, batch=2, blocks=(40,))
+    document = run_bench(plan, tmp_path / "out", lambda *done: ticks.append(done))
+    assert json.loads((tmp_path / "out" / "bench.json").read_text()) == document
+    assert list(document["results"]) == list(METHODS)
+    for method, rows in document["results"].items():
+        assert list(rows) == ["64", "600"]
+        for tokens, row in rows.items():
+            for entry in spreads(row):
+                assert entry["min"] <= entry["q1"] <= entry["median"] <= entry["q3"] <= entry["max"]
+                assert entry["n"] == 3
+            for name in FIGURES[:3]:
+                assert row[name]["min"] > 0
+                assert row["floor"][name] > 0
+            assert row["memory"]["peak_bytes"] >= row["memory"]["weights_bytes"] > 0
+            assert row["memory"]["steady_bytes"] >= row["memory"]["weights_bytes"]
+            assert row["batch"]["together"] == (method == "sedem")
+            assert row["batch"]["questions_per_s"]["n"] == 3
+            assert row["stored_bytes_per_token"] > 0, (method, tokens)
+    (selection,) = document["selection"].values()
+    assert (selection["blocks"], selection["tokens"]) == (40, 640)
+    assert selection["score_ms"]["n"] == 3 and selection["floor_ms"] > 0
+    # Five methods, two contexts, two turns to warm up and three that count; then the bank's.
+    assert ticks[-1] == (5 * 2 * 5 + 5, 5 * 2 * 5 + 5)
+    assert any("no GPU" in note or "GPU is here" in note for note in document["notes"])
+    assert document["machine"]["processor"] and document["settings"]["weights_sha256"]
+
+
+def test_what_a_method_does_not_read_is_told(plan: Plan) -> None:
+    results = run_bench(replace(plan, runs=1))["results"]
+    read = {name: [row["reads_tokens"] for row in rows.values()] for name, rows in results.items()}
+    assert read["sedem"] == [64, 600]
+    assert read["full-context"][0] == read["hf"][0] == 64
+    assert 64 < read["full-context"][1] < 512 and 64 < read["hf"][1] < 512
+    (shown,) = [line for line in lines({"results": results}) if line[:2] == ["600", "hf"]]
+    assert shown[2] == f"{read['hf'][1]} of 600"
+    assert all(len(line) == len(HEADINGS) for line in lines({"results": results}))
+
+
+def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
+    results = run_bench(replace(plan, contexts=(64,), runs=1))["results"]
+    rows = {name: rows["64"] for name, rows in results.items()}
+    assert rows["full-context"]["build_tok_s"] is None
+    assert rows["sedem"]["build_tok_s"]["median"] > 0
+    stages = rows["sedem"]["build_stages"]
+    assert set(stages) == {"segment_ms", "encode_ms", "compress_ms"}
+    assert min(stages.values()) > 0
+    assert {"encode_ms", "score_ms", "decompress_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
+    # One kept prefix costs keys and values of every layer, a bank a quarter of one state.
+    assert rows["hf-prefix"]["stored_bytes_per_token"] > 4 * rows["sedem"]["stored_bytes_per_token"]
+
+
+def test_a_run_that_was_killed_goes_on(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    first = replace(plan, contexts=(64,), runs=1)
+    before = run_bench(first, out)
+    measured: list[int] = []
+
+    def counted(text: str, backbone: Backbone, tokens: int) -> list[Document]:
+        measured.append(tokens)
+        return context(text, backbone, tokens)
+
+    monkeypatch.setattr(command, "context", counted)
+    after = run_bench(replace(first, contexts=(64, 80)), out)
+    assert measured == [80]
+    for method in METHODS:
+        kept, again = before["results"][method]["64"], after["results"][method]["64"]
+        assert kept["online_ttft_ms"] == again["online_ttft_ms"]
+    with pytest.raises(ConfigError, match="results of other settings"):
+        run_bench(replace(first, runs=2), out)
+
+
+def test_a_folder_that_cannot_be_written_is_told(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be a folder for results"):
+        run_bench(plan, tmp_path / "file" / "out")
+
+
+def test_a_peer_that_cannot_run_is_left_out_with_its_reason(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(HuggingFace):
+        def __init__(self, *arguments: object) -> None:
+            raise ConfigError("nothing can be compiled on this machine (no compiler)")
+
+    monkeypatch.setitem(PEERS, "hf-compiled", (Broken, ""))
+    methods = ("full-context", "hf-compiled")
+    document = run_bench(replace(plan, methods=methods, contexts=(64,), runs=1))
+    assert list(document["results"]) == ["full-context"]
+    assert document["left_out"]["hf-compiled"].startswith("nothing can be compiled")
+
+
+def test_peers_say_what_full_context_says() -> None:
+    methods = ("full-context", "hf", "hf-prefix")
+    subjects, _ = open_subjects(Plan(methods=methods, answer_tokens=8, device="cpu"), "sedem-nano")
+    documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
+    answers: list[list[Answer]] = []
+    for subject in subjects:
+        memory = subject.reader.read(documents)
+        answers.append([subject.reader.answer(memory, "Rent?") for _ in range(2)])
+    texts = {answer.text for pair in answers for answer in pair}
+    assert len(texts) == 1 and texts != {""}
+    assert len({answer.conditioning for pair in answers for answer in pair}) == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_step_says_the_same() -> None:
+    plan = Plan(methods=("hf", "hf-compiled"), answer_tokens=8, device="cpu")
+    subjects, left_out = open_subjects(plan, "sedem-nano")
+    assert not left_out
+    for length in (40, 80):
+        documents = [Document("one", "The rent is 900 euros and no more. "[:length])]
+        for question in ("Rent?", "Euros?", "Rent?"):
+            one, other = (s.reader.answer(s.reader.read(documents), question) for s in subjects)
+            assert one.text == other.text != ""
+
+
+def test_the_picture_is_drawn(plan: Plan, tmp_path: Path) -> None:
+    document = run_bench(replace(plan, runs=1))
+    for name in ("a.svg", "b.svg", "c.png"):
+        draw(document, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    text = (tmp_path / "a.svg").read_text()
+    assert text.startswith("<?xml") and (tmp_path / "c.png").stat().st_size > 10_000

@@ -1,0 +1,73 @@
+"""Floors written out: work over ceilings, the longer of the two, stage after stage."""
+
+from __future__ import annotations
+
+import pytest
+
+from sedem import Document, SeDeM
+from sedem.bench.ceilings import Ceilings
+from sedem.bench.floors import Work, floors, sedem_work, text_work
+from sedem.bench.spread import spread
+from sedem.evaluation.cost import layer_flops
+from sedem.generation import Decoding
+from sedem.prompts import question_ids
+
+ONE = Decoding(max_new_tokens=1)
+
+
+def test_a_stage_takes_the_longer_of_its_flops_and_its_bytes() -> None:
+    ceilings = Ceilings(bytes_per_s=100.0, flops_per_s=1000.0)
+    assert Work(2000, 50).seconds(ceilings) == 2.0
+    assert Work(2000, 500).seconds(ceilings) == 5.0
+
+
+def test_floors_add_stages_up() -> None:
+    work = {"read": [Work(0, 100)], "answer": [Work(0, 10), Work(30, 0)], "token": [Work(0, 5)]}
+    found = floors(work, 50, Ceilings(100.0, 100.0))
+    assert found["online_ttft_ms"] == pytest.approx(1400)
+    assert found["prebuilt_ttft_ms"] == pytest.approx(400)
+    assert found["decode_tok_s"] == pytest.approx(20)
+    assert found["build_tok_s"] == pytest.approx(50)
+    assert floors({**work, "read": []}, 50, Ceilings(100.0, 100.0))["build_tok_s"] is None
+
+
+def test_sedems_work_counts_each_weight_where_it_is_needed(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    bank = model.read(documents)
+    question = "What is the rent?"
+    work = sedem_work(model, model.answer(bank, question, k=2, decoding=ONE), question)
+    layers = model.decoder.model.get_decoder().layers
+    layer = sum(p.numel() for p in layers[0].parameters()) * 4
+    head = model.decoder.model.get_output_embeddings().weight.numel() * 4
+    (read,) = work["read"]
+    selecting, restoring, prefill = work["answer"]
+    assert read.bytes == 3 * layer + model.compressor.w_in.weight.numel() * 4
+    assert selecting.bytes > 3 * layer + bank.memory_bytes
+    assert restoring.bytes == sum(p.numel() for p in model.decompressor.parameters()) * 4
+    assert prefill.bytes == 4 * layer + head
+    # Two of four layers hold the states of two blocks beside the prompt.
+    pairs = 4 * len(question_ids(model.decoder, question)) + 2 * 2 * 16
+    assert work["token"][0].bytes == prefill.bytes + pairs * 2 * 2 * 8 * 4
+
+
+def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[Document]) -> None:
+    bank = model.read(documents)
+    answer = model.answer(bank, "Rent?", k=1, decoding=ONE)
+    shape = model.decoder.model.config
+    head = 2 * 32 * 258
+    seen, prompt = answer.conditioning, len(question_ids(model.decoder, "Rent?")) - 1
+    assert seen is not None
+    plain = text_work(model.decoder, answer, "Rent?", kept=False)
+    kept = text_work(model.decoder, answer, "Rent?", kept=True)
+    assert plain["answer"][0].flops == 4 * layer_flops(shape, seen) + head
+    assert not plain["read"]
+    assert kept["answer"][0].flops == 4 * layer_flops(shape, prompt, seen - prompt) + head
+    both = kept["read"][0].flops + kept["answer"][0].flops
+    assert both == plain["answer"][0].flops
+
+
+def test_a_spread_has_its_quartiles_in_order() -> None:
+    found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert found == {"median": 3.0, "min": 1.0, "q1": 2.0, "q3": 4.0, "max": 5.0, "n": 5}
+    assert set(spread([7.0]).values()) == {7.0, 1}

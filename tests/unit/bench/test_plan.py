@@ -1,0 +1,47 @@
+"""What cannot be measured is refused before anything is opened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sedem.bench.plan import Plan
+from sedem.errors import ConfigError
+from sedem.evaluation.methods import METHODS
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"methods": ("sedemm",)}, "there is no method 'sedemm'; there are sedem, full-context"),
+        ({"methods": ("sedem", "sedem")}, "named twice"),
+        ({"contexts": (0,)}, "a context of 0 tokens was asked for; it can have 1 to 4,194,304"),
+        ({"contexts": (5_000_000,)}, "a context of 5,000,000 tokens"),
+        ({"contexts": (8, 8)}, "a context length is named twice"),
+        ({"k": 0}, "k is 0"),
+        ({"runs": 0}, "runs is 0; it must be at least 1"),
+        ({"batch": 0}, "batch is 0; it must be at least 1"),
+        ({"answer_tokens": 1}, "answer_tokens is 1; it must be at least 2"),
+        ({"answer_tokens": 1000}, "it can be 512 at most"),
+        ({"blocks": (0,)}, r"blocks are \[0\]"),
+        ({"blocks": (5,), "methods": ("hf",)}, "scored by 'sedem'"),
+        ({"backbone": "llama"}, "there is no shape 'llama'; there are llama-3.2-1b"),
+        ({"dtype": "int3"}, "dtype is 'int3'; it can be float32 or bfloat16"),
+        ({"device": "toaster"}, "device is 'toaster'; it can be cpu or cuda"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Plan(**changes)
+
+
+def test_without_names_every_method_is_measured() -> None:
+    assert Plan().methods == (*METHODS, "hf", "hf-compiled", "hf-prefix")
+
+
+def test_lengths_are_no_setting_and_what_decides_figures_is() -> None:
+    one, other = Plan(contexts=(8,), blocks=(3,)).settings(), Plan(contexts=(9,)).settings()
+    assert one == other
+    assert one != Plan(runs=21).settings()
+    assert Plan(k=3).settings()["k"] == 3
