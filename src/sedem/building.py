@@ -82,6 +82,7 @@ def describe(path: Path) -> dict[str, Any]:
         "documents": len(bank.documents),
         "blocks": len(bank),
         "tokens": tokens,
+        "dtype": bank.dtype,
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "fingerprint": bank.fingerprint,

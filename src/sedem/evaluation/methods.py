@@ -33,6 +33,7 @@ class Setting:
         dtype: type of the backbone.
         batch: examples answered together, where a method can.
         shift: tokens by which SeDeM moves every boundary between segments.
+        memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
     """
 
     checkpoint: str
@@ -42,6 +43,7 @@ class Setting:
     dtype: str = "float32"
     batch: int = 32
     shift: int = 0
+    memory: str = "bfloat16"
 
 
 class Method(Protocol):
