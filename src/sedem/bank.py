@@ -255,6 +255,7 @@ class MemoryBank:
     def _reload(self) -> None:
         assert self.path is not None
         self.__dict__.update(MemoryBank.open(self.path).__dict__)
+        self.keys = None
 
     def _drop(self, names: set[str]) -> None:
         keep = [i for i, document in enumerate(self.documents) if document.name not in names]

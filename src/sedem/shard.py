@@ -77,6 +77,15 @@ class Shard:
                 self._verified[index] = True
         return memory[[self.rows[index] for index in indices]]
 
+    def whole(self) -> Packed:
+        """Memory of every row of the file, those of removed documents included.
+
+        Raises:
+            BankError: the shard is missing, or a live block is damaged.
+        """
+        self.take(range(len(self)))
+        return self._open()
+
     def _open(self) -> Packed:
         if self._memory is None:
             try:
