@@ -10,7 +10,7 @@ from typing import Any
 from sedem.bank import MemoryBank
 from sedem.contracts import Document, check_documents
 from sedem.errors import BankError
-from sedem.keys import save_keys
+from sedem.keys import save_keys, stored_bytes
 from sedem.model import SeDeM
 from sedem.packed import check_dtype
 from sedem.reading import Progress
@@ -107,6 +107,7 @@ def describe(path: Path) -> dict[str, Any]:
         "dtype": bank.dtype,
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
+        "key_bytes": stored_bytes(path),
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }

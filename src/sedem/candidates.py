@@ -1,7 +1,7 @@
 """A first look at large banks: pooled keys name candidates, which alone are scored exactly.
 
-A block's keys are averaged in runs of neighbouring slots; a question is compared with these means
-as it would be with slots. What it misses was measured: docs/bank-format.md.
+A block's keys are averaged in runs of neighbouring slots; a question is compared with these means,
+made unit vectors, as it would be with slots. What it misses was measured: docs/bank-format.md.
 
 Letters: B questions, Q question tokens, N blocks, J slots of a block, G pooled keys of a block,
 R heads, H width of a head.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sedem.bank import MemoryBank
@@ -22,7 +23,7 @@ from sedem.selector import Selector, key_scores
 FROM = 100_000
 """Blocks from which on candidates are looked for; below, every block is scored."""
 
-COUNT = 1024
+COUNT = 4096
 """Candidates of a question."""
 
 GROUPS = 8
@@ -67,23 +68,25 @@ def _rough_scores(
     return key_scores(query_BQRH, query_mask_BQ, *keys.pooled)
 
 
-def pool_keys(keys_NJRH: Packed, padding_P: Tensor) -> tuple[Packed, Tensor]:
+def pool_keys(keys_NJRH: Packed, padding_P: Tensor, most: int = GROUPS) -> tuple[Packed, Tensor]:
     """Means of a block's keys in G runs of neighbouring slots.
 
     Args:
         keys_NJRH: unit vectors.
         padding_P: which of the N * J slots are padding.
+        most: G, or what divides J as well.
 
     Returns:
-        The means `[N, G, R, H]` of real slots as bfloat16, and which runs are padding alone
+        Unit vectors `[N, G, R, H]` along the means of real slots as bfloat16, and which runs are padding alone
         `[N, G]`, on the CPU.
     """
     blocks, slots = keys_NJRH.values.shape[:2]
-    groups = math.gcd(slots, GROUPS)
+    groups = math.gcd(slots, most)
     real_L = torch.ones(blocks * slots, dtype=torch.bool)
     real_L[padding_P] = False
     real_NGS = real_L.view(blocks, groups, -1)
     keys_NGSRH = keys_NJRH.unpack().float().unflatten(1, (groups, -1))
     weights_NGS = (real_NGS / real_NGS.sum(-1, keepdim=True).clamp_min(1)).to(keys_NGSRH)
     means_NGRH = torch.einsum("ngsrh,ngs->ngrh", keys_NGSRH, weights_NGS)
-    return pack(means_NGRH, BFLOAT16), ~real_NGS.any(-1)
+    # Without its length a mean of unlike slots would lose to one of like slots.
+    return pack(F.normalize(means_NGRH, dim=-1), BFLOAT16), ~real_NGS.any(-1)

@@ -24,7 +24,7 @@ from sedem import bank as banks
 from sedem import store
 from sedem.bank import MemoryBank
 from sedem.errors import BankError
-from sedem.packed import BFLOAT16, Packed, check_dtype, join, pack
+from sedem.packed import BFLOAT16, DTYPES, Packed, check_dtype, join, pack
 from sedem.selector import Selector, key_scores
 from sedem.shard import Shard, checksum, read_packed, write_packed
 
@@ -163,7 +163,7 @@ def save_keys(bank: MemoryBank, selector: Selector, dtype: str = BFLOAT16) -> in
         dtype: "bfloat16", "int8" or "fp8".
 
     Returns:
-        Bytes of the keys.
+        Bytes of the keys; those that are there already are left as they are.
 
     Raises:
         BankError: the bank is only in RAM, damaged, or being written by another process.
@@ -172,20 +172,31 @@ def save_keys(bank: MemoryBank, selector: Selector, dtype: str = BFLOAT16) -> in
     check_dtype(dtype)
     if bank.path is None:
         raise BankError("the bank is only in RAM; save it before its keys")
-    folder, size = bank.path / FOLDER, 0
+    (bank.path / FOLDER).mkdir(exist_ok=True)
     with store.writing(bank.path):
-        folder.mkdir(exist_ok=True)
         for shard in store.load(bank.path).shards:
-            memory_NJD = shard.whole()
-            parts = [
-                pack(_project(selector, memory_NJD[start : start + banks.SCAN]), dtype)
-                for start in range(0, len(memory_NJD), banks.SCAN)
-            ]
-            keys = join(parts).to(torch.device("cpu"))
-            about = {SELECTOR: selector.digest(), CRC: str(checksum(keys))}
-            size += write_packed(folder, shard.path.name, KEYS, keys, about).stat().st_size
+            kept = _read(_beside(shard), selector.digest())
+            if kept is None or kept.values.dtype != DTYPES[dtype]:
+                _write(shard, selector, dtype)
     bank.keys = None
-    return size
+    return stored_bytes(bank.path)
+
+
+def stored_bytes(folder: Path) -> int:
+    """Bytes of the keys that are kept beside the shards of a bank."""
+    return sum(file.stat().st_size for file in (folder / FOLDER).glob("*.safetensors"))
+
+
+def _write(shard: Shard, selector: Selector, dtype: str) -> None:
+    memory_NJD = shard.whole()
+    parts = [
+        pack(_project(selector, memory_NJD[start : start + banks.SCAN]), dtype)
+        for start in range(0, len(memory_NJD), banks.SCAN)
+    ]
+    keys = join(parts).to(torch.device("cpu"))
+    about = {SELECTOR: selector.digest(), CRC: str(checksum(keys))}
+    path = _beside(shard)
+    write_packed(path.parent, path.name, KEYS, keys, about)
 
 
 def _project(selector: Selector, memory_NJD: Packed) -> Tensor:
@@ -219,8 +230,8 @@ def _runs(bank: MemoryBank, keys: Keys, indices: Sequence[int]) -> Iterator[Any]
 def _stored(bank: MemoryBank, digest: str) -> dict[int, Packed]:
     found = {}
     for number, piece in enumerate(bank.pieces):
-        if isinstance(piece, Shard) and (path := _beside(piece)).is_file():
-            keys = _read(path, digest)
+        if isinstance(piece, Shard):
+            keys = _read(_beside(piece), digest)
             if keys is not None:
                 found[number] = keys
     return found
@@ -231,7 +242,9 @@ def _beside(shard: Shard) -> Path:
 
 
 def _read(path: Path, digest: str) -> Packed | None:
-    """Stored keys; None where they cannot be used, which is said: memory has all they hold."""
+    """Stored keys; None without any, or where they cannot be used, which is said."""
+    if not path.is_file():
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}

@@ -28,15 +28,12 @@ def scored(model: SeDeM, *requests: Request) -> list[torch.Tensor]:
     return score_requests(model, requests, *states)
 
 
-def test_pooled_keys_are_means_of_real_slots_and_runs_of_padding_are_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(candidates, "GROUPS", 2)
+def test_pooled_keys_are_means_of_real_slots_and_runs_of_padding_are_told() -> None:
     keys = torch.randn(2, 4, 3, 5)
-    pooled, empty = pool_keys(Packed(keys), torch.tensor([3, 6, 7]))
+    pooled, empty = pool_keys(Packed(keys), torch.tensor([3, 6, 7]), 2)
     expected = [[keys[0, :2].mean(0), keys[0, 2]], [keys[1, :2].mean(0), torch.zeros(3, 5)]]
     stacked = torch.stack([torch.stack(row) for row in expected])
-    assert torch.equal(pooled.values, stacked.bfloat16())
+    assert torch.equal(pooled.values, torch.nn.functional.normalize(stacked, dim=-1).bfloat16())
     assert empty.tolist() == [[False, False], [False, True]]
 
 

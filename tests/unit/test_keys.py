@@ -222,6 +222,18 @@ def test_what_is_appended_after_has_no_stored_keys_and_what_is_removed_is_not_sc
     assert off.max() < TOLERANCE["bfloat16"]
 
 
+def test_keys_that_are_stored_already_are_not_made_again(
+    model: SeDeM, opened: MemoryBank, projections: list[int]
+) -> None:
+    save_keys(opened, model.selector, "int8")
+    opened.append(model.read([EXTRA]))
+    projections.clear()
+    save_keys(opened, model.selector, "int8")
+    assert sum(projections) == sum(b.document == 2 for b in opened.blocks)
+    save_keys(opened, model.selector, "fp8")
+    assert sum(projections) > len(opened)
+
+
 def damage_checksum(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 0x10
