@@ -77,8 +77,8 @@ def pool_keys(keys_NJRH: Packed, padding_P: Tensor, most: int = GROUPS) -> tuple
         most: G, or what divides J as well.
 
     Returns:
-        Unit vectors `[N, G, R, H]` along the means of real slots as bfloat16, and which runs are padding alone
-        `[N, G]`, on the CPU.
+        Unit vectors `[N, G, R, H]` along the means of real slots as bfloat16, and which runs are
+        padding alone `[N, G]`, on the CPU.
     """
     blocks, slots = keys_NJRH.values.shape[:2]
     groups = math.gcd(slots, most)

@@ -62,37 +62,35 @@ def key_scores(
         fp32 scores `[B, N]`.
     """
     blocks, slots = keys_NJRH.values.shape[:2]
+    # Tokens of all questions, one after the other: a long one makes no padding for the others.
+    query_XRH, lengths = query_BQRH[query_mask_BQ], query_mask_BQ.sum(1).tolist()
     room = PRODUCTS if query_BQRH.device.type == "cpu" else PRODUCTS_ON_GPU
-    step = max(1, room // (slots * query_mask_BQ.numel()))
+    step = max(1, room // (slots * max(1, len(query_XRH))))
     scores = []
     for start in range(0, blocks, step):
         stop = min(start + step, blocks)
         first, last = torch.searchsorted(padding_P, torch.tensor([start, stop]) * slots).tolist()
         hidden_P = padding_P[first:last] - start * slots
-        scores.append(_part_scores(query_BQRH, query_mask_BQ, keys_NJRH[start:stop], hidden_P))
+        scores.append(_part_scores(query_XRH, lengths, keys_NJRH[start:stop], hidden_P))
     return torch.cat(scores, 1)
 
 
 def _part_scores(
-    query_BQRH: Tensor, query_mask_BQ: Tensor, keys_NJRH: Packed, padding_P: Tensor
+    query_XRH: Tensor, lengths: list[int], keys_NJRH: Packed, padding_P: Tensor
 ) -> Tensor:
-    batch, tokens, heads, _ = query_BQRH.shape
-    blocks, slots = keys_NJRH.values.shape[:2]
-    padding_P = padding_P.to(query_BQRH.device)
+    blocks, slots, heads = keys_NJRH.values.shape[:3]
+    padding_P = padding_P.to(query_XRH.device)
     values_NJRH = _multipliable(keys_NJRH.values)
-    total_BN = query_BQRH.new_zeros(batch, blocks, dtype=torch.float32)
+    total_XN = query_XRH.new_zeros(len(query_XRH), blocks, dtype=torch.float32)
     for head in range(heads):
         # Heads one by one: rows of one head are a matrix with a stride, which no product copies.
-        cosine_XL = _products(
-            query_BQRH[:, :, head].flatten(0, 1), values_NJRH[:, :, head].flatten(0, 1)
-        )
+        cosine_XL = _products(query_XRH[:, head], values_NJRH[:, :, head].flatten(0, 1))
         if keys_NJRH.scales is not None:
             cosine_XL *= keys_NJRH.scales[:, :, head].flatten()
         # Filled before the maximum: a padded slot at zero would beat a negative cosine.
         cosine_XL.index_fill_(1, padding_P, -torch.inf)
-        best_BQN = cosine_XL.view(batch, tokens, blocks, slots).amax(-1)
-        total_BN += best_BQN.masked_fill_(~query_mask_BQ[..., None], 0.0).sum(1)
-    return total_BN / heads
+        total_XN += cosine_XL.view(-1, blocks, slots).amax(-1)
+    return torch.stack([tokens_QN.sum(0) for tokens_QN in total_XN.split(lengths)]) / heads
 
 
 def _multipliable(values: Tensor) -> Tensor:
