@@ -20,11 +20,12 @@ from transformers import DynamicCache
 from sedem.bank import MemoryBank
 from sedem.contracts import Answer, Span, check_unicode
 from sedem.encoder import encode
-from sedem.errors import BankError, ConfigError, DataError
+from sedem.errors import ConfigError, DataError
 from sedem.generation import Decoding, Step, Transcript, generate
 from sedem.injection import prefill, step
 from sedem.prompts import question_ids
-from sedem.selector import Budget, arrange, block_scores, resolve_budget, select
+from sedem.scoring import score_requests
+from sedem.selector import Budget, arrange, resolve_budget, select
 from sedem.slots import state_mask
 
 if TYPE_CHECKING:
@@ -94,24 +95,6 @@ def encode_questions(model: SeDeM, questions: Sequence[str]) -> tuple[Tensor, Te
     mask_BQ = torch.arange(ids_BQ.shape[1], device=device) < lengths_B1
     states = encode(model.encoder, ids_BQ, model.config.extract_layers)
     return model.mixture(states.float()), mask_BQ
-
-
-@torch.no_grad()
-def score_blocks(model: SeDeM, bank: MemoryBank, hidden_QE: Tensor, mask_Q: Tensor) -> Tensor:
-    """Exact scores `[N]` of a bank's blocks for one question, a part of the bank at a time.
-
-    Raises:
-        BankError: the bank is empty.
-    """
-    if not len(bank):
-        raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
-    query_1QRH = model.selector.queries(hidden_QE)[None]
-    scores = []
-    for indices, memory_NJD in bank.scan():
-        keys_1NJRH = model.selector.keys(memory_NJD.to(hidden_QE))[None]
-        slots_1NJ = (bank.slot_tokens(indices) > 0)[None].to(hidden_QE.device)
-        scores.append(block_scores(query_1QRH, mask_Q[None], keys_1NJRH, slots_1NJ)[0])
-    return torch.cat(scores)
 
 
 def choose(model: SeDeM, request: Request, scores_N: Tensor) -> Selection:
@@ -190,10 +173,8 @@ def respond(
         request.bank.check_made_by(model.fingerprint())
     hidden_BQE, mask_BQ = encode_questions(model, [request.question for request in requests])
     clock.lap("encode_ms")
-    selections = [
-        choose(model, request, score_blocks(model, request.bank, hidden_QE, mask_Q))
-        for request, hidden_QE, mask_Q in zip(requests, hidden_BQE, mask_BQ, strict=True)
-    ]
+    scores = score_requests(model, requests, hidden_BQE, mask_BQ)
+    selections = [choose(model, *pair) for pair in zip(requests, scores, strict=True)]
     clock.lap("score_ms")
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
     prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]

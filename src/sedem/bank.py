@@ -6,20 +6,25 @@ Letters: N blocks, J slots of a block, D decoder width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sedem import store
+from sedem.catalog import Meta
 from sedem.contracts import Citation, Document
 from sedem.errors import BankError
+from sedem.packed import BFLOAT16, Packed, check_dtype, join, vector_bytes
 from sedem.shard import BlockRow
 
-SCAN = 4096
-"""Blocks looked at together when a whole bank is scanned."""
+if TYPE_CHECKING:
+    from sedem.keys import Keys
+
+SCAN = 256
+"""Blocks looked at together when a whole bank is scanned: 32 MB in float32 for a 1B model."""
 
 
 class Piece(Protocol):
@@ -27,8 +32,8 @@ class Piece(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, indices: Sequence[int]) -> Tensor:
-        """Memory `[n, J, D]` of some of its blocks."""
+    def take(self, indices: Sequence[int]) -> Packed:
+        """Memory `[n, J, D]` of some of its blocks, as it is stored."""
         ...
 
 
@@ -36,12 +41,12 @@ class Piece(Protocol):
 class InMemory:
     """Blocks that were just made."""
 
-    memory_NJD: Tensor
+    memory_NJD: Packed
 
     def __len__(self) -> int:
-        return self.memory_NJD.shape[0]
+        return len(self.memory_NJD)
 
-    def take(self, indices: Sequence[int]) -> Tensor:
+    def take(self, indices: Sequence[int]) -> Packed:
         """Memory `[n, J, D]` of some blocks."""
         return self.memory_NJD[list(indices)]
 
@@ -58,6 +63,8 @@ class MemoryBank:
         pieces: the memory.
         places: piece and row of each block.
         path: the folder it was opened from or saved to, None while only in RAM.
+        dtype: what its slots are stored as: "bfloat16", "int8" or "fp8".
+        keys: the selector's keys of its blocks where they are held in RAM; `sedem.keys` makes them.
     """
 
     fingerprint: str
@@ -67,6 +74,8 @@ class MemoryBank:
     pieces: list[Piece]
     places: list[tuple[int, int]] = field(default_factory=list)
     path: Path | None = None
+    dtype: str = BFLOAT16
+    keys: Keys | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.places:
@@ -87,11 +96,19 @@ class MemoryBank:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of its slots as they are kept: bfloat16, those that pad a last block included."""
-        return 2 * int(self.made_by["width"]) * sum(len(b.slot_tokens) for b in self.blocks)
+        """Bytes of its slots as they are kept, scales and slots that pad a last block included."""
+        slots = sum(len(block.slot_tokens) for block in self.blocks)
+        return slots * vector_bytes(int(self.made_by["width"]), self.dtype)
 
     def memory(self, indices: Sequence[int]) -> Tensor:
-        """Memory of some blocks `[n, J, D]`, in the order asked for."""
+        """Memory of some blocks `[n, J, D]`, in the order asked for.
+
+        It is bfloat16, or float32 where slots are stored as int8 or fp8.
+        """
+        return self.stored(indices).unpack()
+
+    def stored(self, indices: Sequence[int]) -> Packed:
+        """Memory of some blocks `[n, J, D]` as it is stored, in the order asked for."""
         by_piece: dict[int, list[tuple[int, int]]] = {}
         for at, index in enumerate(indices):
             piece, row = self.places[index]
@@ -101,12 +118,14 @@ class MemoryBank:
             return self.pieces[piece].take([row for _, row in rows])
         parts = [self.pieces[p].take([row for _, row in rows]) for p, rows in by_piece.items()]
         order = torch.tensor([at for rows in by_piece.values() for at, _ in rows])
-        return torch.cat(parts)[order.argsort()]
+        return join(parts)[order.argsort()]
 
     def slot_tokens(self, indices: Sequence[int]) -> Tensor:
         """Real tokens behind each slot of some blocks `[n, J]`."""
-        rows = [self.blocks[index].slot_tokens for index in indices]
-        return torch.tensor(rows, dtype=torch.long).view(len(rows), len(self.blocks[0].slot_tokens))
+        rows = b"".join(bytes(self.blocks[index].slot_tokens) for index in indices)
+        # A slot's tokens are a byte in the catalog too; bytes are a tensor a hundred times sooner.
+        counts = torch.frombuffer(bytearray(rows), dtype=torch.uint8) if rows else torch.zeros(0)
+        return counts.long().view(len(indices), len(self.blocks[0].slot_tokens))
 
     def scan(self) -> Iterator[tuple[range, Tensor]]:
         """All blocks in order, `SCAN` at a time: their indices and their memory."""
@@ -142,6 +161,9 @@ class MemoryBank:
             other._write(self.path)
             self._reload()
             return
+        if other.dtype != self.dtype:
+            other = other.cast(self.dtype)
+        self.keys = None
         self._drop({document.name for document in other.documents})
         first_document, first_piece = len(self.documents), len(self.pieces)
         self.documents += other.documents
@@ -167,17 +189,43 @@ class MemoryBank:
         else:
             self._drop({name})
 
-    def save(self, path: str | Path) -> None:
+    def cast(self, dtype: str) -> MemoryBank:
+        """The same bank in RAM with its slots stored as another type.
+
+        Raises:
+            ConfigError: there is no such type.
+        """
+        pieces: list[Piece] = [InMemory(self.stored(range(len(self))).cast(dtype))]
+        return replace(
+            self,
+            documents=list(self.documents),
+            blocks=list(self.blocks),
+            pieces=pieces if self.blocks else [],
+            places=[],
+            path=None,
+            dtype=check_dtype(dtype),
+        )
+
+    def save(self, path: str | Path, dtype: str | None = None) -> None:
         """Write the bank to a new folder and keep it open there.
+
+        Args:
+            path: the folder.
+            dtype: what slots are stored as from now on, "bfloat16", "int8" or "fp8"; None means as
+                they are. What is appended later is stored like them.
 
         Raises:
             BankError: something is there already.
+            ConfigError: there is no such type.
         """
         folder = Path(path)
-        with store.creating(folder, self.fingerprint, self.made_by) as unfinished:
+        meta = Meta(self.fingerprint, self.made_by, check_dtype(dtype or self.dtype))
+        with store.creating(folder, meta) as unfinished:
             if self.blocks:
                 self._write(unfinished)
         self.path = folder
+        if meta.dtype != self.dtype:
+            self._reload()
 
     @classmethod
     def open(cls, path: str | Path) -> MemoryBank:
@@ -189,28 +237,31 @@ class MemoryBank:
         folder = Path(path)
         contents = store.load(folder)
         return cls(
-            contents.fingerprint,
-            contents.made_by,
+            contents.meta.fingerprint,
+            contents.meta.made_by,
             [Document(name, text) for name, text in contents.documents],
             contents.blocks,
             list(contents.shards),
             contents.places,
             folder,
+            contents.meta.dtype,
         )
 
     def _write(self, folder: Path) -> None:
-        memory_NJD = self.memory(range(len(self)))
+        memory_NJD = self.stored(range(len(self)))
         documents = [(document.name, document.text) for document in self.documents]
         store.append(folder, self.fingerprint, documents, self.blocks, memory_NJD)
 
     def _reload(self) -> None:
         assert self.path is not None
         self.__dict__.update(MemoryBank.open(self.path).__dict__)
+        self.keys = None
 
     def _drop(self, names: set[str]) -> None:
         keep = [i for i, document in enumerate(self.documents) if document.name not in names]
         if len(keep) == len(self.documents):
             return
+        self.keys = None
         renumbered = {old: new for new, old in enumerate(keep)}
         alive = [i for i, block in enumerate(self.blocks) if block.document in renumbered]
         self.places = [self.places[i] for i in alive]

@@ -9,7 +9,10 @@ from typing import Any
 
 from sedem.bank import MemoryBank
 from sedem.contracts import Document, check_documents
+from sedem.errors import BankError
+from sedem.keys import save_keys, stored_bytes
 from sedem.model import SeDeM
+from sedem.packed import check_dtype
 from sedem.reading import Progress
 
 COMMIT = 400_000
@@ -28,7 +31,13 @@ class Report:
 
 
 def build_bank(
-    model: SeDeM, path: Path, documents: Sequence[Document], progress: Progress | None = None
+    model: SeDeM,
+    path: Path,
+    documents: Sequence[Document],
+    progress: Progress | None = None,
+    *,
+    dtype: str | None = None,
+    keys: str | None = None,
 ) -> Report:
     """Create or extend a bank.
 
@@ -40,16 +49,27 @@ def build_bank(
         path: folder of the bank.
         documents: names differ.
         progress: called with characters read and characters in all.
+        dtype: what a new bank stores its slots as; None means bfloat16, or what an older bank does.
+        keys: also keep the selector's keys of the whole bank, as this type; None keeps none.
 
     Raises:
         BankMismatchError: another model made the bank.
+        BankError: the bank stores its slots as another type.
+        ConfigError: there is no such type.
         DataError: two documents have one name.
     """
     check_documents(documents)
+    for name in filter(None, (dtype, keys)):
+        check_dtype(name)
     held: dict[str, str] = {}
     if path.exists():
         bank = MemoryBank.open(path)
         bank.check_made_by(model.fingerprint())
+        if dtype not in (None, bank.dtype):
+            raise BankError(
+                f"bank '{path}' stores its slots as {bank.dtype}, {dtype} was asked for; "
+                "leave the type out, or build another bank"
+            )
         held = {document.name: document.text for document in bank.documents}
     new = [document for document in documents if held.get(document.name) != document.text]
     replaced = sum(document.name in held for document in new)
@@ -66,9 +86,11 @@ def build_bank(
         if path.exists():
             MemoryBank.open(path).append(part)
         else:
-            part.save(path)
+            part.save(path, dtype)
         done += size
     bank = MemoryBank.open(path)
+    if keys is not None:
+        save_keys(bank, model.selector, keys)
     return Report(
         len(new) - replaced, replaced, len(documents) - len(new), len(bank.documents), len(bank)
     )
@@ -82,8 +104,10 @@ def describe(path: Path) -> dict[str, Any]:
         "documents": len(bank.documents),
         "blocks": len(bank),
         "tokens": tokens,
+        "dtype": bank.dtype,
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
+        "key_bytes": stored_bytes(path),
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }

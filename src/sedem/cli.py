@@ -90,6 +90,18 @@ def build(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".txt and .md files.")],
     model: Model = None,
     encoding: Annotated[str, typer.Option(help="Encoding of the files.")] = "utf-8",
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="What a new bank stores slots as: bfloat16, int8 or fp8. [default: bfloat16]"
+        ),
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            help="Also keep the selector's keys, as bfloat16, int8 or fp8: larger, asked sooner."
+        ),
+    ] = None,
 ) -> None:
     """Read files into a bank; it is created if it is not there, extended if it is.
 
@@ -103,7 +115,7 @@ def build(
 
     opened = _open_model(model or _model_of(bank))
     with terminal.progress("reading") as report_progress:
-        report = build_bank(opened, bank, documents, report_progress)
+        report = build_bank(opened, bank, documents, report_progress, dtype=dtype, keys=keys)
     typer.echo(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
         f"the bank holds {terminal.count(report.documents, 'document')} "

@@ -80,6 +80,9 @@ def evaluate(
     shift: Annotated[
         int, typer.Option(help="Tokens by which boundaries between segments are moved.")
     ] = 0,
+    memory: Annotated[
+        str, typer.Option(help="What SeDeM stores slots as: bfloat16, int8 or fp8.")
+    ] = "bfloat16",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
     out: Annotated[
@@ -109,6 +112,7 @@ def evaluate(
             max_new_tokens=max_new_tokens,
             batch=batch,
             shift=shift,
+            memory=memory,
             dtype=dtype,
             seed=seed,
             out=out,

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 from torch import Tensor, nn
 
 from sedem import checkpoint
-from sedem.answering import AnswerStream, Request, encode_questions, respond, score_blocks
+from sedem.answering import AnswerStream, Request, encode_questions, respond
 from sedem.backbone import Backbone
 from sedem.bank import MemoryBank
 from sedem.compressor import build_compressor
@@ -25,6 +25,7 @@ from sedem.encoder import LayerMixture
 from sedem.errors import ConfigError
 from sedem.generation import Decoding
 from sedem.reading import Progress, read
+from sedem.scoring import score_questions
 from sedem.selector import Budget, build_selector
 
 GREEDY = Decoding()
@@ -215,8 +216,7 @@ class SeDeM(nn.Module):
     def scores(self, memory: MemoryBank, question: str) -> Tensor:
         """The selector's score of every block `[N]` for one question, in fp32."""
         memory.check_made_by(self.fingerprint())
-        hidden_1QE, mask_1Q = encode_questions(self, [question])
-        return score_blocks(self, memory, hidden_1QE[0], mask_1Q[0]).cpu()
+        return score_questions(self, memory, *encode_questions(self, [question]))[0].cpu()
 
     # Checkpoints
 

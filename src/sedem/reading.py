@@ -16,6 +16,7 @@ from torch import Tensor
 from sedem.bank import InMemory, MemoryBank
 from sedem.contracts import Document, check_documents
 from sedem.encoder import encode
+from sedem.packed import Packed
 from sedem.segment import Segments, segment_text
 from sedem.shard import BlockRow
 from sedem.slots import slot_tokens
@@ -67,7 +68,7 @@ def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None)
         {**model.made_by(), "model": model.source},
         list(documents),
         blocks,
-        [InMemory(torch.cat(memories))],
+        [InMemory(Packed(torch.cat(memories)))],
     )
 
 

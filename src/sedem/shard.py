@@ -11,15 +11,17 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from sedem.errors import BankError
+from sedem.packed import Packed
 
 MEMORY = "memory"
+SCALES = "scales"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Shard:
         self.rows: list[int] = []
         self.checksums: list[int] = []
         self._verified: list[bool] = []
-        self._memory: Tensor | None = None
+        self._memory: Packed | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,7 +60,7 @@ class Shard:
         self.checksums.append(crc32)
         self._verified.append(False)
 
-    def take(self, indices: Sequence[int]) -> Tensor:
+    def take(self, indices: Sequence[int]) -> Packed:
         """Memory `[n, J, D]` of some of this shard's live blocks.
 
         Raises:
@@ -75,11 +77,20 @@ class Shard:
                 self._verified[index] = True
         return memory[[self.rows[index] for index in indices]]
 
-    def _open(self) -> Tensor:
+    def whole(self) -> Packed:
+        """Memory of every row of the file, those of removed documents included.
+
+        Raises:
+            BankError: the shard is missing, or a live block is damaged.
+        """
+        self.take(range(len(self)))
+        return self._open()
+
+    def _open(self) -> Packed:
         if self._memory is None:
             try:
                 with safe_open(self.path, framework="pt") as file:
-                    self._memory = file.get_tensor(MEMORY)
+                    self._memory = read_packed(file, MEMORY)
             except FileNotFoundError:
                 raise BankError(f"shard '{self.path}' is missing; restore it") from None
             except (SafetensorError, OSError) as error:
@@ -87,22 +98,48 @@ class Shard:
         return self._memory
 
 
-def checksum(block_JD: Tensor) -> int:
-    """CRC-32 of a block's bytes."""
-    return zlib.crc32(block_JD.contiguous().view(torch.uint8).numpy().data)
+def read_packed(file: Any, name: str) -> Packed:
+    """Vectors of an open safetensors file, with their scales if it has any."""
+    scales = file.get_tensor(SCALES) if SCALES in file.keys() else None  # noqa: SIM118
+    return Packed(file.get_tensor(name), scales)
 
 
-def write_shard(folder: Path, name: str, memory_NJD: Tensor) -> tuple[int, str]:
+def checksum(vectors: Packed) -> int:
+    """CRC-32 of the bytes of some vectors, their scales after them."""
+    tensors = [vectors.values] if vectors.scales is None else [vectors.values, vectors.scales]
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data, crc)
+    return crc
+
+
+def write_shard(folder: Path, name: str, memory_NJD: Packed) -> tuple[int, str]:
     """Write and sync a shard; returns its size in bytes and its SHA-256."""
+    path = write_packed(folder, name, MEMORY, memory_NJD)
+    return path.stat().st_size, sha256(path)
+
+
+def write_packed(
+    folder: Path, name: str, tensor: str, vectors: Packed, about: dict[str, str] | None = None
+) -> Path:
+    """Write vectors and sync them; the file appears under its name when it is whole.
+
+    Args:
+        folder: where.
+        name: of the file; what has it already is replaced.
+        tensor: what the vectors are called in the file.
+        vectors: what is written.
+        about: kept in the file's header.
+    """
     temporary = folder / f".{name}.partial"
-    save_file({MEMORY: memory_NJD.contiguous()}, temporary)
+    scales = {} if vectors.scales is None else {SCALES: vectors.scales.contiguous()}
+    save_file({tensor: vectors.values.contiguous(), **scales}, temporary, about)
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
-    size, digest = temporary.stat().st_size, sha256(temporary)
     # A shard of this number that the catalog does not know was left by a crash.
-    temporary.replace(folder / name)
+    path = temporary.replace(folder / name)
     sync_folder(folder)
-    return size, digest
+    return path
 
 
 def check_size(path: Path, size: int) -> None:

@@ -16,53 +16,30 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
-from torch import Tensor
 
+from sedem import catalog
+from sedem.catalog import Meta
 from sedem.errors import BankError, BankMismatchError
+from sedem.packed import Packed
 from sedem.shard import BlockRow, Shard, check_size, checksum, sha256, sync_folder, write_shard
 
-SCHEMA_VERSION = 1
-CATALOG = "catalog.sqlite"
 SHARDS = "shards"
 LOCK = "LOCK"
-
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE shards (
-    id INTEGER PRIMARY KEY, file TEXT NOT NULL UNIQUE, blocks INTEGER NOT NULL,
-    bytes INTEGER NOT NULL, sha256 TEXT NOT NULL
-);
-CREATE TABLE documents (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, text TEXT NOT NULL, sha256 TEXT NOT NULL
-);
-CREATE TABLE blocks (
-    id INTEGER PRIMARY KEY,
-    document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
-    shard INTEGER NOT NULL REFERENCES shards (id), row INTEGER NOT NULL,
-    start INTEGER NOT NULL, "end" INTEGER NOT NULL,
-    slot_tokens BLOB NOT NULL, crc32 INTEGER NOT NULL
-);
-CREATE INDEX blocks_document ON blocks (document);
-"""
 
 
 @dataclass(frozen=True)
 class Contents:
     """Everything a catalog says, and the shards it names."""
 
-    fingerprint: str
-    made_by: dict[str, Any]
+    meta: Meta
     documents: list[tuple[str, str]]
     blocks: list[BlockRow]
     shards: list[Shard]
@@ -70,7 +47,7 @@ class Contents:
 
 
 @contextmanager
-def creating(folder: Path, fingerprint: str, made_by: dict[str, Any]) -> Iterator[Path]:
+def creating(folder: Path, meta: Meta) -> Iterator[Path]:
     """Make a bank; it appears under its name, whole, when the block ends without an error.
 
     Yields:
@@ -86,7 +63,7 @@ def creating(folder: Path, fingerprint: str, made_by: dict[str, Any]) -> Iterato
         with _lock(unfinished, os.O_RDONLY):
             # Who held the lock may have finished: then the folder that is locked now is the bank.
             _refuse_existing(folder)
-            _start_empty(unfinished, fingerprint, made_by)
+            _start_empty(unfinished, meta)
             yield unfinished
             sync_folder(unfinished)
             unfinished.rename(folder)
@@ -98,7 +75,7 @@ def append(
     fingerprint: str,
     documents: Sequence[tuple[str, str]],
     blocks: Sequence[BlockRow],
-    memory_NJD: Tensor,
+    memory_NJD: Packed,
 ) -> None:
     """Add documents and their blocks in one commit; a document of the same name is replaced.
 
@@ -107,17 +84,19 @@ def append(
         fingerprint: of the model that made the memory.
         documents: names and texts.
         blocks: their blocks; `document` counts within `documents`.
-        memory_NJD: the blocks' memory, in the same order.
+        memory_NJD: the blocks' memory, in the same order; stored as the bank's type.
 
     Raises:
         BankMismatchError: another model made the bank.
         BankError: another process writes it, or it is damaged.
     """
-    with _writing(folder), _connect(folder) as connection:
-        check_fingerprint(str(folder), _meta(folder, connection)["fingerprint"], fingerprint)
+    with writing(folder), catalog.connect(folder) as connection:
+        meta = catalog.read_meta(folder, connection)
+        check_fingerprint(str(folder), meta.fingerprint, fingerprint)
+        stored_NJD = memory_NJD.cast(meta.dtype)
         (newest,) = connection.execute("SELECT coalesce(max(id), 0) FROM shards").fetchone()
         name = f"{newest + 1:06d}.safetensors"
-        size, digest = write_shard(folder / SHARDS, name, memory_NJD)
+        size, digest = write_shard(folder / SHARDS, name, stored_NJD)
         with connection:
             shard = connection.execute(
                 "INSERT INTO shards (file, blocks, bytes, sha256) VALUES (?, ?, ?, ?)",
@@ -142,7 +121,7 @@ def append(
                         block.start,
                         block.end,
                         bytes(block.slot_tokens),
-                        checksum(memory_NJD[row]),
+                        checksum(stored_NJD[row]),
                     )
                     for row, block in enumerate(blocks)
                 ],
@@ -155,7 +134,7 @@ def remove(folder: Path, name: str) -> None:
     Raises:
         BankError: no document has that name, or another process writes the bank.
     """
-    with _writing(folder), _connect(folder) as connection, connection:
+    with writing(folder), catalog.connect(folder) as connection, connection:
         gone = connection.execute("DELETE FROM documents WHERE name = ?", (name,)).rowcount
         if not gone:
             known = [row[0] for row in connection.execute("SELECT name FROM documents")]
@@ -170,10 +149,10 @@ def load(folder: Path) -> Contents:
     Raises:
         BankError: there is no bank, or its catalog is damaged or of another version.
     """
-    with _connect(folder) as connection:
+    with catalog.connect(folder) as connection:
         # One transaction: what another process commits meanwhile is seen wholly or not at all.
         connection.execute("BEGIN")
-        meta = _meta(folder, connection)
+        meta = catalog.read_meta(folder, connection)
         documents = connection.execute(
             "SELECT id, name, text FROM documents ORDER BY id"
         ).fetchall()
@@ -193,8 +172,7 @@ def load(folder: Path) -> Contents:
         shard.add(row, crc)
         blocks.append(BlockRow(document_index[document], start, end, tuple(slot_tokens)))
     return Contents(
-        meta["fingerprint"],
-        json.loads(meta["made_by"]),
+        meta,
         [(name, text) for _, name, text in documents],
         blocks,
         opened,
@@ -211,8 +189,8 @@ def verify(folder: Path) -> list[str]:
     Raises:
         BankError: there is no bank, or its catalog cannot be read.
     """
-    with _connect(folder) as connection:
-        _meta(folder, connection)
+    with catalog.connect(folder) as connection:
+        catalog.read_meta(folder, connection)
         intact = connection.execute("PRAGMA integrity_check").fetchone()[0]
         shards = connection.execute("SELECT file, sha256 FROM shards ORDER BY id").fetchall()
         documents = connection.execute("SELECT name, text, sha256 FROM documents").fetchall()
@@ -251,28 +229,22 @@ def _refuse_existing(folder: Path) -> None:
         raise BankError(f"'{folder}' exists already; choose another name or append to it")
 
 
-def _start_empty(folder: Path, fingerprint: str, made_by: dict[str, Any]) -> None:
+def _start_empty(folder: Path, meta: Meta) -> None:
     """Make a folder a bank without documents, whatever a killed process left in it."""
     for entry in folder.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     (folder / SHARDS).mkdir()
-    (folder / CATALOG).touch()
-    with _connect(folder) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript(_SCHEMA)
-        connection.executemany(
-            "INSERT INTO meta VALUES (?, ?)",
-            [
-                ("schema_version", str(SCHEMA_VERSION)),
-                ("fingerprint", fingerprint),
-                ("made_by", json.dumps(made_by)),
-            ],
-        )
+    catalog.create(folder, meta)
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    _check_is_bank(folder)
+def writing(folder: Path) -> Iterator[None]:
+    """Be the one process that writes a bank.
+
+    Raises:
+        BankError: another one is, or the bank cannot be written.
+    """
+    catalog.check_is_bank(folder)
     with _refusals_told(folder), _lock(folder / LOCK, os.O_RDWR | os.O_CREAT):
         yield
 
@@ -298,53 +270,3 @@ def _refusals_told(bank: Path) -> Iterator[None]:
         ) from None
     except (OSError, SafetensorError) as error:
         raise BankError(f"bank '{bank}' cannot be written ({error}); it is as it was") from None
-
-
-@contextmanager
-def _connect(folder: Path) -> Iterator[sqlite3.Connection]:
-    _check_is_bank(folder)
-    try:
-        with closing(sqlite3.connect(_address(folder), uri=True)) as connection:
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            yield connection
-            connection.commit()
-    except sqlite3.OperationalError as error:
-        # A full disk, a lock, a missing right: the bank itself is as it was.
-        raise BankError(f"the catalog of bank '{folder}' cannot be used now ({error})") from None
-    except sqlite3.DatabaseError as error:
-        raise BankError(
-            f"the catalog of bank '{folder}' cannot be used ({error}); restore it or build again"
-        ) from None
-
-
-def _address(folder: Path) -> str:
-    """The catalog for SQLite, which must not want to write where it cannot."""
-    address = (folder / CATALOG).absolute().as_uri()
-    if os.access(folder, os.W_OK):
-        return f"{address}?mode=rw"
-    unfinished = (folder / f"{CATALOG}-wal").exists()
-    return f"{address}?mode=ro{'' if unfinished else '&immutable=1'}"
-
-
-def _check_is_bank(folder: Path) -> None:
-    if not folder.exists():
-        raise BankError(
-            f"there is no bank '{folder}'; make one with 'sedem build {folder} FILE...'"
-        )
-    if not (folder / CATALOG).is_file():
-        raise BankError(f"'{folder}' is not a bank: it holds no {CATALOG}")
-
-
-def _meta(folder: Path, connection: sqlite3.Connection) -> dict[str, str]:
-    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-    if meta.get("schema_version") != str(SCHEMA_VERSION):
-        raise BankError(
-            f"bank '{folder}' has format {meta.get('schema_version')}, this sedem reads "
-            f"{SCHEMA_VERSION}; use the sedem that wrote it or build it again"
-        )
-    if lacking := {"fingerprint", "made_by"} - meta.keys():
-        raise BankError(
-            f"the catalog of bank '{folder}' lacks its {min(lacking)}; restore it or build again"
-        )
-    return meta

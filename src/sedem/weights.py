@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sedem.errors import CheckpointError
+from sedem.packed import pack
 
 
 def pack_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -21,9 +22,9 @@ def pack_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if weight.dim() != 2:
             packed[name] = weight
             continue
-        scale = weight.float().abs().amax(1).clamp_min(1e-12) / 127
-        packed[name] = (weight.float() / scale[:, None]).round().to(torch.int8)
-        packed[f"{name}.scale"] = scale
+        rows = pack(weight, "int8")
+        assert rows.scales is not None
+        packed[name], packed[f"{name}.scale"] = rows.values, rows.scales
     return packed
 
 

@@ -282,6 +282,23 @@ def test_building_from_parts_of_a_bank_equals_building_at_once(
     assert once.fingerprint == twice.fingerprint
 
 
+def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
+    here: Path, checkpoint: Path
+) -> None:
+    succeeds("build", "a.bank", "lease.txt", "-m", checkpoint)
+    succeeds("build", "b.bank", "lease.txt", "-m", checkpoint, "--dtype", "int8")
+    succeeds("build", "b.bank", "recipe.md", "--keys", "fp8")
+    plain, packed = (prints_json("bank", "show", name, "--json") for name in ("a.bank", "b.bank"))
+    assert (plain["dtype"], packed["dtype"]) == ("bfloat16", "int8")
+    assert plain["key_bytes"] == 0 < packed["key_bytes"]
+    assert packed["bytes_per_token"] < 0.6 * plain["bytes_per_token"]
+    assert succeeds("bank", "verify", "b.bank") == "b.bank: all is well\n"
+    assert prints_json("ask", "b.bank", RENT, "--json")["stored_bytes"] == packed["memory_bytes"]
+    succeeds("build", "b.bank", "lease.txt", "--dtype", "int8")
+    refused("build", "b.bank", "lease.txt", "--dtype", "fp8", words="stores its slots as int8, fp8")
+    refused("build", "b.bank", "lease.txt", "--keys", "int4", words="use bfloat16, int8, fp8")
+
+
 def test_a_build_that_was_killed_goes_on(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

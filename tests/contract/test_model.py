@@ -19,6 +19,7 @@ from sedem.bank import InMemory
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
+from sedem.packed import Packed
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -152,7 +153,7 @@ def test_slots_behind_no_text_are_neither_scored_nor_answered_from(model: SeDeM)
     # One question after another would find itself in such a slot.
     noise = torch.randn(int(padding.sum()), memory.shape[-1], generator=torch.manual_seed(2))
     memory[padding] = noise.to(memory.dtype)
-    noisy = replace(bank, pieces=[InMemory(memory)], places=[])
+    noisy = replace(bank, pieces=[InMemory(Packed(memory))], places=[])
     for question in QUESTIONS:
         assert torch.equal(model.scores(noisy, question), model.scores(bank, question))
         one, other = (model.answer(b, question, k="all", decoding=SHORT) for b in (bank, noisy))

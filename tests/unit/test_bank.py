@@ -11,9 +11,10 @@ import pytest
 import torch
 from conftest import LEASE, RECIPE
 
-from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig, shard, store
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig, catalog, shard, store
 from sedem.backbone import Backbone
-from sedem.errors import BankError, BankMismatchError, DataError
+from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
+from sedem.packed import pack
 from sedem.shard import BlockRow
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
@@ -253,6 +254,66 @@ def test_saving_over_anything_is_refused_and_leaves_it_alone(
     assert (bytes_of(place) if place.is_dir() else place.read_bytes()) == before
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
     assert bank.path is None
+
+
+# Types of slots
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_bank_of_another_type_is_smaller_keeps_it_and_answers_from_it(
+    dtype: str, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    plain = model.read(documents)
+    bank = model.read(documents[:1])
+    bank.save(tmp_path / "a.bank", dtype=dtype)
+    bank.append(model.read(documents[1:]))
+    opened = MemoryBank.open(tmp_path / "a.bank")
+    assert opened.dtype == bank.dtype == dtype
+    assert_same_bank(bank, opened)
+    assert contents(opened) == contents(plain)
+    exact = all_memory(plain).float()
+    assert torch.equal(all_memory(opened), pack(exact, dtype).unpack())
+    slots = exact.shape[0] * exact.shape[1]
+    assert (plain.memory_bytes, opened.memory_bytes) == (slots * 64, slots * 36)
+    stored = [shard_of.take(range(len(shard_of))).nbytes for shard_of in opened.pieces]
+    assert sum(stored) == opened.memory_bytes
+    assert replies(model, opened) == replies(model, plain.cast(dtype))
+
+
+def test_a_bank_in_ram_keeps_its_type_when_it_takes_in_another(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    bank = model.read(documents[:1]).cast("int8")
+    bank.append(model.read(documents[1:]))
+    assert_same_bank(bank, model.read(documents).cast("int8"))
+    plain = model.read(documents[:1])
+    plain.append(bank)
+    assert plain.dtype == "bfloat16"
+    assert all_memory(plain).dtype == torch.bfloat16
+
+
+def test_a_plain_bank_is_of_the_first_format_and_others_are_of_the_second(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    for dtype, version in (("bfloat16", "1"), ("int8", "2"), ("fp8", "2")):
+        model.read(documents).save(tmp_path / dtype, dtype)
+        with catalog.connect(tmp_path / dtype) as connection:
+            meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        assert meta["schema_version"] == version
+        assert meta.get("dtype", "bfloat16") == dtype
+
+
+def test_an_unknown_type_is_refused_and_nothing_is_made(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="stored as 'int4'; use bfloat16, int8, fp8"):
+        model.read(documents).save(tmp_path / "a.bank", dtype="int4")
+    assert not list(tmp_path.iterdir())
+    model.read(documents).save(tmp_path / "a.bank", dtype="int8")
+    with catalog.connect(tmp_path / "a.bank") as connection:
+        connection.execute("UPDATE meta SET value = 'int4' WHERE key = 'dtype'")
+    with pytest.raises(BankError, match=r"a\.bank' stores its slots as 'int4', this sedem reads"):
+        MemoryBank.open(tmp_path / "a.bank")
 
 
 # Memory

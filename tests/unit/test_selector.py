@@ -10,11 +10,13 @@ from torch import Tensor
 
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
+from sedem.packed import DTYPES, Packed, pack
 from sedem.selector import (
     Selector,
     arrange,
     block_scores,
     build_selector,
+    key_scores,
     resolve_budget,
     select,
 )
@@ -118,6 +120,25 @@ def test_padding_never_changes_a_score(
     wide = block_scores(wide_query, wide_query_mask, wide_keys, wide_slots)
     torch.testing.assert_close(wide[:, :4], block_scores(*case(seed)), rtol=0, atol=1e-6)
     assert wide[:, 4:].eq(-torch.inf).all()
+
+
+@pytest.mark.parametrize("room", [1, 40, 2**16])
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_scores_of_a_bank_are_those_of_its_blocks_whatever_fits_together(
+    dtype: str | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    keys_NJRH, slot_mask_NJ = keys_BNJRH[1], slot_mask_BNJ[1]
+    packed = Packed(keys_NJRH) if dtype is None else pack(keys_NJRH, dtype)
+    monkeypatch.setattr("sedem.selector.PRODUCTS", room)
+    padding_P = (~slot_mask_NJ).flatten().nonzero()[:, 0]
+    scores = key_scores(query_BQRH, query_mask_BQ, packed, padding_P)
+    keys_BNJRH = packed.unpack().float().expand_as(keys_BNJRH)
+    slots_BNJ = slot_mask_NJ.expand_as(slot_mask_BNJ)
+    torch.testing.assert_close(
+        scores, block_scores(query_BQRH, query_mask_BQ, keys_BNJRH, slots_BNJ)
+    )
+    assert scores[:, 3].eq(-torch.inf).all(), "padding alone"
 
 
 def naive_projection(

@@ -21,8 +21,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import MemoryBank, shard, store
+from sedem import MemoryBank, catalog, shard, store
+from sedem.catalog import Meta
 from sedem.errors import BankError, BankMismatchError
+from sedem.packed import Packed, pack
 from sedem.shard import BlockRow
 
 PRINT = "0123456789abcdef" * 4
@@ -54,12 +56,12 @@ def rows_of(number: int, document: int = 0) -> list[BlockRow]:
 def append(folder: Path, number: int, name: str | None = None) -> None:
     """Append document `number` in one commit."""
     named = [(name or f"doc-{number}", text_of(number))]
-    store.append(folder, PRINT, named, rows_of(number), memory_of(number))
+    store.append(folder, PRINT, named, rows_of(number), Packed(memory_of(number)))
 
 
-def make_bank(folder: Path, documents: int = 1) -> Path:
+def make_bank(folder: Path, documents: int = 1, dtype: str = "bfloat16") -> Path:
     """A bank of documents 0, 1, ..., each appended in its own commit."""
-    with store.creating(folder, PRINT, {"width": WIDTH}) as unfinished:
+    with store.creating(folder, Meta(PRINT, {"width": WIDTH}, dtype)) as unfinished:
         for number in range(documents):
             append(unfinished, number)
     return folder
@@ -76,7 +78,12 @@ def assert_holds(folder: Path, numbers: list[int]) -> None:
         row for index, number in enumerate(numbers) for row in rows_of(number, index)
     ]
     expected = [memory_of(number) for number in numbers] or [torch.zeros(0, SLOTS, WIDTH)]
-    assert torch.equal(bank.memory(range(len(bank))).float(), torch.cat(expected).float())
+    assert torch.equal(bank.memory(range(len(bank))).float(), rounded(bank, *expected).float())
+
+
+def rounded(bank: MemoryBank, *memory_NJD: Tensor) -> Tensor:
+    """Memory as a bank of its type gives it back."""
+    return pack(torch.cat(memory_NJD), bank.dtype).unpack()
 
 
 def numbers_in(folder: Path) -> list[int]:
@@ -87,10 +94,10 @@ def shard_file(folder: Path, number: int = 1) -> Path:
     return folder / store.SHARDS / f"{number:06d}.safetensors"
 
 
-@pytest.fixture
-def bank(tmp_path: Path) -> Path:
-    """A bank of two documents in two shards."""
-    return make_bank(tmp_path / "two.bank", documents=2)
+@pytest.fixture(params=["bfloat16", "int8"])
+def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A bank of two documents in two shards, with and without scales."""
+    return make_bank(tmp_path / "two.bank", 2, request.param)
 
 
 # Death at every step of a commit
@@ -154,7 +161,7 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
 
         return call
 
-    def half_written(tensors: dict[str, Tensor], path: Path) -> None:
+    def half_written(tensors: dict[str, Tensor], path: Path, *about: Any) -> None:
         store_save(tensors, path)
         os.truncate(path, path.stat().st_size // 2)
         end()
@@ -175,7 +182,7 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
     else:
         kind = DiesBeforeCommit if when == "before" else DiesAfterCommit
         kind.end = staticmethod(end)
-        change(store.sqlite3, "connect", functools.partial(sqlite3.connect, factory=kind))
+        change(catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=kind))
 
 
 STEPS = (
@@ -272,7 +279,7 @@ def test_a_kill_while_a_reader_has_the_bank_open_leaves_the_reader_its_blocks(ba
     reader = MemoryBank.open(bank)
     store.remove(bank, "doc-0")
     append(bank, 2)
-    assert torch.equal(reader.memory([0, 1]), memory_of(0))
+    assert torch.equal(reader.memory([0, 1]), rounded(reader, memory_of(0)))
     assert numbers_in(bank) == [1, 2]
 
 
@@ -291,7 +298,7 @@ def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
         happened.append(f"rename {self.name} {target.name}")
         return real_replace(self, target)
 
-    def save(tensors: dict[str, Tensor], path: Path) -> None:
+    def save(tensors: dict[str, Tensor], path: Path, *about: Any) -> None:
         happened.append(f"write {path.name}")
         real_save(tensors, path)
 
@@ -304,7 +311,7 @@ def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
     monkeypatch.setattr(shard.Path, "replace", replace)
     monkeypatch.setattr(shard, "save_file", save)
     monkeypatch.setattr(
-        store.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Recording)
+        catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Recording)
     )
     append(bank, 2)
     assert happened == [
@@ -317,7 +324,7 @@ def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
 
 
 def test_commits_are_synced_by_the_catalog_itself(bank: Path) -> None:
-    with store._connect(bank) as connection:
+    with catalog.connect(bank) as connection:
         (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
         (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
     assert (mode, synchronous) == ("wal", 2), "FULL is 2"
@@ -366,7 +373,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
 
 def test_a_bank_that_could_not_be_finished_never_appears_under_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "new.bank"
-    with pytest.raises(Death), store.creating(folder, PRINT, {}) as unfinished:
+    with pytest.raises(Death), store.creating(folder, Meta(PRINT, {})) as unfinished:
         append(unfinished, 0)
         die()
     assert not folder.exists()
@@ -414,11 +421,11 @@ def test_death_before_the_last_rename_leaves_no_bank_and_after_it_a_whole_one(
 
 def test_two_processes_cannot_make_the_same_bank_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "new.bank"
-    with store.creating(folder, PRINT, {}) as unfinished:
+    with store.creating(folder, Meta(PRINT, {})) as unfinished:
         append(unfinished, 0)
         with (
             pytest.raises(BankError, match=r"new\.bank' is being written by another process"),
-            store.creating(folder, PRINT, {}),
+            store.creating(folder, Meta(PRINT, {})),
         ):
             pytest.fail("the second one was let in")
         append(unfinished, 1)
@@ -437,7 +444,7 @@ def flip(path: Path, offset: int) -> None:
 def test_a_flipped_byte_is_caught_when_its_block_is_first_touched(bank: Path) -> None:
     flip(shard_file(bank, 2), -1)
     opened = MemoryBank.open(bank)
-    assert torch.equal(opened.memory([0, 1, 2]), torch.cat([memory_of(0), memory_of(1)[:1]]))
+    assert torch.equal(opened.memory([0, 1, 2]), rounded(opened, memory_of(0), memory_of(1)[:1]))
     for _ in range(2):
         with pytest.raises(BankError, match=r"block 1 of '.*000002\.safetensors' is damaged"):
             opened.memory([3])
@@ -499,8 +506,8 @@ def test_every_damage_is_listed_by_verify(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [0, 10, 100, 1000, 4096, -4096])
 def test_a_truncated_catalog_is_refused(kept: int, bank: Path) -> None:
-    catalog = bank / store.CATALOG
-    os.truncate(catalog, kept if kept >= 0 else catalog.stat().st_size + kept)
+    path = bank / catalog.CATALOG
+    os.truncate(path, kept if kept >= 0 else path.stat().st_size + kept)
     with pytest.raises(BankError, match=r"the catalog of bank '.*two\.bank' cannot be used"):
         MemoryBank.open(bank)
     with pytest.raises(BankError, match="cannot be used"):
@@ -509,17 +516,17 @@ def test_a_truncated_catalog_is_refused(kept: int, bank: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"no database", b"\0" * 8192, b"SQLite format 3\0" * 99])
 def test_garbage_for_a_catalog_is_refused(content: bytes, bank: Path) -> None:
-    (bank / store.CATALOG).write_bytes(content)
+    (bank / catalog.CATALOG).write_bytes(content)
     for attempt in (store.load, store.verify, functools.partial(append, number=2)):
         with pytest.raises(BankError, match=r"the catalog of bank '.*two\.bank' cannot be used"):
             attempt(bank)
-    assert (bank / store.CATALOG).read_bytes() == content
+    assert (bank / catalog.CATALOG).read_bytes() == content
 
 
 def catalog_without_its_page(bank: Path, page: int) -> None:
-    content = bytearray((bank / store.CATALOG).read_bytes())
+    content = bytearray((bank / catalog.CATALOG).read_bytes())
     content[page * 4096 : (page + 1) * 4096] = b"\xa5" * 4096
-    (bank / store.CATALOG).write_bytes(content)
+    (bank / catalog.CATALOG).write_bytes(content)
 
 
 @pytest.mark.parametrize("page", range(1, 6))
@@ -544,15 +551,15 @@ def test_a_catalog_without_one_of_its_entries_is_refused(entry: str, bank: Path)
 
 
 def execute(bank: Path, statement: str, *values: object) -> None:
-    with contextlib.closing(sqlite3.connect(bank / store.CATALOG)) as connection, connection:
+    with contextlib.closing(sqlite3.connect(bank / catalog.CATALOG)) as connection, connection:
         connection.execute(statement, values)
 
 
-@pytest.mark.parametrize("version", ["0", "2", "banana"])
+@pytest.mark.parametrize("version", ["0", "3", "banana"])
 def test_a_bank_of_another_format_is_refused_with_both_versions(version: str, bank: Path) -> None:
     execute(bank, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
     for attempt in (store.load, store.verify, functools.partial(append, number=2)):
-        with pytest.raises(BankError, match=f"has format {version}, this sedem reads 1"):
+        with pytest.raises(BankError, match=f"has format {version}, this sedem reads 1 and 2; use"):
             attempt(bank)
 
 
@@ -580,10 +587,10 @@ def test_what_is_no_bank_is_refused_and_left_alone(
 
 
 def test_a_bank_of_another_model_takes_nothing(bank: Path) -> None:
-    before = (bank / store.CATALOG).read_bytes()
+    before = (bank / catalog.CATALOG).read_bytes()
     with pytest.raises(BankMismatchError, match=f"model {PRINT[:12]}, this model is {OTHER[:12]}"):
-        store.append(bank, OTHER, [("doc-2", text_of(2))], rows_of(2), memory_of(2))
-    assert (bank / store.CATALOG).read_bytes() == before
+        store.append(bank, OTHER, [("doc-2", text_of(2))], rows_of(2), Packed(memory_of(2)))
+    assert (bank / catalog.CATALOG).read_bytes() == before
     assert not shard_file(bank, 3).exists()
     assert_holds(bank, [0, 1])
 
@@ -622,13 +629,13 @@ def test_opening_while_another_process_commits_sees_one_state(
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
             if "FROM blocks" in statement and pending:
                 with monkeypatch.context() as undisturbed:
-                    undisturbed.setattr(store.sqlite3, "connect", real)
+                    undisturbed.setattr(catalog.sqlite3, "connect", real)
                     append(bank, pending.pop())
             return super().execute(statement, *values)
 
     with monkeypatch.context() as watched:
         watched.setattr(
-            store.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted)
+            catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted)
         )
         assert numbers_in(bank) == [0, 1]
     assert pending == []
@@ -640,7 +647,7 @@ def test_an_open_bank_does_not_change_under_its_reader(bank: Path) -> None:
     append(bank, 2)
     store.remove(bank, "doc-1")
     assert [d.name for d in opened.documents] == ["doc-0", "doc-1"]
-    assert torch.equal(opened.memory([0, 1, 2, 3]), torch.cat([memory_of(0), memory_of(1)]))
+    assert torch.equal(opened.memory([0, 1, 2, 3]), rounded(opened, memory_of(0), memory_of(1)))
 
 
 @pytest.fixture

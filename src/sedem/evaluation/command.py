@@ -44,6 +44,7 @@ def run_evaluation(
     max_new_tokens: int | None = None,
     batch: int = 32,
     shift: int = 0,
+    memory: str = "bfloat16",
     dtype: str = "float32",
     seed: int = 0,
     out: Path | None = None,
@@ -65,6 +66,7 @@ def run_evaluation(
         max_new_tokens: answer limit; None means the set's own.
         batch: questions that SeDeM answers together; their times are one.
         shift: tokens by which SeDeM moves every boundary between segments.
+        memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
         dtype: type of the backbone.
         seed: of sample and distractors.
         out: folder for predictions and metrics; None keeps nothing.
@@ -83,7 +85,7 @@ def run_evaluation(
     found, examples, identity = _open(data, schema, records, split, seed, options or {}, checkpoint)
     if max_new_tokens is None:
         max_new_tokens = LONG_ANSWER_LIMIT if found in LONG_ANSWERS else ANSWER_LIMIT
-    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift)
+    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift, memory)
     settings = {
         "method": method,
         **identity,

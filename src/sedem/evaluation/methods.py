@@ -35,6 +35,7 @@ class Setting:
         shift: tokens by which SeDeM moves every boundary between segments.
         device: where backbones run; None means a GPU if there is one.
         engine: how SeDeM runs, as `SeDeM.from_pretrained` takes it; None means its own default.
+        memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
     """
 
     checkpoint: str
@@ -46,6 +47,7 @@ class Setting:
     shift: int = 0
     device: str | None = None
     engine: str | None = None
+    memory: str = "bfloat16"
 
 
 class Method(Protocol):

@@ -24,6 +24,7 @@ from sedem.evaluation.methods import CONTROLS, Method, Setting
 from sedem.evaluation.run import Progress, evaluate
 from sedem.generation import Decoding
 from sedem.model import SeDeM
+from sedem.packed import check_dtype
 from sedem.prompts import question_ids
 from sedem.selector import ALL, Budget, resolve_budget, select
 from sedem.shard import BlockRow
@@ -114,12 +115,13 @@ class Sedem:
             return
         ordered = sorted(texts)
         bank = self.model.read([Document(str(i), text) for i, text in enumerate(ordered)])
+        bank = bank.cast(self.setting.memory)
         indices: dict[int, list[int]] = {}
         for index, block in enumerate(bank.blocks):
             indices.setdefault(block.document, []).append(index)
         for number, text in enumerate(ordered):
             own = indices[number]
-            self._read[text] = ([bank.blocks[i] for i in own], InMemory(bank.memory(own)))
+            self._read[text] = ([bank.blocks[i] for i in own], InMemory(bank.stored(own)))
 
     def _bank(self, documents: Sequence[Document]) -> MemoryBank:
         parts = [self._read[document.text] for document in documents]
@@ -130,7 +132,12 @@ class Sedem:
         ]
         memories = [memory for _, memory in parts]
         return MemoryBank(
-            self.model.fingerprint(), self.model.made_by(), list(documents), blocks, [*memories]
+            self.model.fingerprint(),
+            self.model.made_by(),
+            list(documents),
+            blocks,
+            [*memories],
+            dtype=self.setting.memory,
         )
 
     def _forced(self, bank: MemoryBank, example: Example) -> list[int] | None:
@@ -192,6 +199,7 @@ def evaluate_reader(
 def open_sedem(setting: Setting) -> Method:
     """SeDeM from a checkpoint."""
     _check_budget(setting.k)
+    check_dtype(setting.memory)
     engine = {} if setting.engine is None else {"engine": setting.engine}
     model = SeDeM.from_pretrained(
         setting.checkpoint,

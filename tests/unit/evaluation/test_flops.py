@@ -16,10 +16,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import Request, choose, encode_questions, restore, score_blocks, start_decoding
+from sedem.answering import Request, choose, encode_questions, restore, start_decoding
 from sedem.evaluation.cost import Workload, count_flops
 from sedem.pretrained import open_backbone
 from sedem.prompts import question_ids
+from sedem.scoring import score_questions
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
@@ -69,7 +70,7 @@ def test_reading(model: SeDeM) -> None:
 def test_selecting(model: SeDeM, bank: MemoryBank) -> None:
     def select() -> None:
         hidden_1QE, mask_1Q = encode_questions(model, [QUESTION])
-        score_blocks(model, bank, hidden_1QE[0], mask_1Q[0])
+        score_questions(model, bank, hidden_1QE, mask_1Q)
 
     tokens = len(QUESTION) + 1
     beside = hidden_half(model, 3, tokens)
