@@ -263,7 +263,7 @@ class Run:
             return
         lane = self.engine.take(replace(old, rows=rows, steps=steps))
         at = {row: place for place, row in enumerate(self.places)}
-        order = [*live, *live[:1] * (rows - len(live))]
+        order = [*live, *([live[0]] * (rows - len(live)))]
         device = lane.logits.device
         lane.take_over(self.lane, torch.tensor([at[row] for row in order], device=device))
         self.engine.give_back(self.lane)

@@ -106,13 +106,15 @@ def _linear(projection: Any) -> nn.Linear:
 def _joined(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weights and biases of some projections below one another, theirs as views into it."""
     weight = _adopt([part.weight for part in parts])
-    biases = [part.bias for part in parts if part.bias is not None]
+    # What torch calls optional is there in all of them or in none.
+    biases: list[nn.Parameter] = [part.bias for part in parts if part.bias is not None]
     return weight, _adopt(biases) if biases else None
 
 
 def _adopt(parameters: Sequence[nn.Parameter]) -> Tensor:
     whole = torch.cat([parameter.data for parameter in parameters])
-    for parameter, view in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
+    views = whole.split([len(parameter.data) for parameter in parameters])
+    for parameter, view in zip(parameters, views, strict=True):
         parameter.data = view
     return whole
 

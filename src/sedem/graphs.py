@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Pool = Any
+"""What torch calls memory that graphs share; nothing of ours looks into it."""
 
 
 class Replay:
@@ -30,7 +34,7 @@ class Replay:
         carried: Sequence[Tensor] = (),
         *,
         graph: bool = False,
-        pool: tuple[int, int] | None = None,
+        pool: Pool = None,
     ) -> None:
         self.function = function
         self.buffers = list(buffers)

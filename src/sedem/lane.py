@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sedem.config import StartPlacement
 from sedem.errors import ConfigError
-from sedem.graphs import Replay
+from sedem.graphs import Pool, Replay
 from sedem.injection import positions
 from sedem.lean import LeanLayer, biases_of, run_layers, signed_rope
 from sedem.static_cache import StaticCache
@@ -110,7 +110,7 @@ class Lane:
         bucket: Bucket,
         *,
         graph: bool = False,
-        pool: tuple[int, int] | None = None,
+        pool: Pool = None,
     ) -> None:
         self.decoder = decoder
         self.bucket = bucket
@@ -142,7 +142,7 @@ class Lane:
 
     def prefill(self, starts: Sequence[Start]) -> None:
         """Start anew; rows of the bucket beyond those given repeat the first."""
-        rows = [*starts, *starts[:1] * (self.bucket.rows - len(starts))]
+        rows = [*starts, *([starts[0]] * (self.bucket.rows - len(starts)))]
         prefixes = [start.prefix for start in rows]
         _fill(self.slots, [start.slots for start in rows])
         _fill(self.real, [start.real for start in rows])

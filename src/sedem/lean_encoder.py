@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.attention import KeyAxis
-from sedem.graphs import Replay
+from sedem.graphs import Pool, Replay
 from sedem.lean import LeanLayer, biases_of, run_layers, signed_rope
 
 
@@ -69,7 +69,7 @@ class Questions:
         tokens: int,
         *,
         graph: bool = False,
-        pool: tuple[int, int] | None = None,
+        pool: Pool = None,
     ) -> None:
         embedding, kinds = encoder.embedding, len(encoder.extract_layers)
         self.encoder = encoder

@@ -13,6 +13,7 @@ from sedem import terminal
 from sedem.options import (
     DEFAULT_MODEL,
     BudgetOption,
+    EngineOption,
     Json,
     Model,
     OptionEntries,
@@ -81,6 +82,7 @@ def evaluate(
         int, typer.Option(help="Tokens by which boundaries between segments are moved.")
     ] = 0,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    engine: EngineOption = "auto",
     seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
@@ -110,6 +112,7 @@ def evaluate(
             batch=batch,
             shift=shift,
             dtype=dtype,
+            engine=engine,
             seed=seed,
             out=out,
             progress=report_progress,

@@ -41,7 +41,7 @@ def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
     assert stream is not None
     return (
         backbone.logits(filled.prefix[:, -1]),
-        lambda ids_B: backbone.logits(step(backbone, 2, ids_B, stream)),
+        lambda ids_B, live: backbone.logits(step(backbone, 2, ids_B, stream)),
     )
 
 

@@ -45,6 +45,7 @@ def run_evaluation(
     batch: int = 32,
     shift: int = 0,
     dtype: str = "float32",
+    engine: str = "auto",
     seed: int = 0,
     out: Path | None = None,
     progress: Progress | None = None,
@@ -66,6 +67,7 @@ def run_evaluation(
         batch: questions that SeDeM answers together; their times are one.
         shift: tokens by which SeDeM moves every boundary between segments.
         dtype: type of the backbone.
+        engine: what runs SeDeM.
         seed: of sample and distractors.
         out: folder for predictions and metrics; None keeps nothing.
         progress: called with examples done and examples in all.
@@ -83,7 +85,7 @@ def run_evaluation(
     found, examples, identity = _open(data, schema, records, split, seed, options or {}, checkpoint)
     if max_new_tokens is None:
         max_new_tokens = LONG_ANSWER_LIMIT if found in LONG_ANSWERS else ANSWER_LIMIT
-    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift)
+    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift, engine)
     settings = {
         "method": method,
         **identity,

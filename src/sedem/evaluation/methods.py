@@ -33,6 +33,7 @@ class Setting:
         dtype: type of the backbone.
         batch: examples answered together, where a method can.
         shift: tokens by which SeDeM moves every boundary between segments.
+        engine: what runs SeDeM; raw-text methods have one way only.
     """
 
     checkpoint: str
@@ -42,6 +43,7 @@ class Setting:
     dtype: str = "float32"
     batch: int = 32
     shift: int = 0
+    engine: str = "auto"
 
 
 class Method(Protocol):

@@ -162,7 +162,9 @@ def evaluate_reader(
 def open_sedem(setting: Setting) -> Method:
     """SeDeM from a checkpoint."""
     _check_budget(setting.k)
-    model = SeDeM.from_pretrained(setting.checkpoint, dtype=getattr(torch, setting.dtype))
+    model = SeDeM.from_pretrained(
+        setting.checkpoint, dtype=getattr(torch, setting.dtype), engine=setting.engine
+    )
     if setting.shift:
         model.config = model.config.with_changes(segment_shift=setting.shift)
     return Sedem(model, setting)
