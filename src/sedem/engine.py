@@ -189,10 +189,13 @@ class Static:
         return [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
 
     def _check_place(self) -> None:
-        if self.model.device != self.decoder.embedding.device:
+        # Modules move their own weights, and what was fused stays behind.
+        fused = self.decoder.layers[0].qkv
+        if (self.model.device, self.model.decoder.dtype) != (fused.device, fused.dtype):
             raise ConfigError(
-                f"the model was moved to '{self.model.device}' after its engine was made on "
-                f"'{self.decoder.embedding.device}'; give the device to from_pretrained"
+                f"the model was made {self.model.decoder.dtype} on '{self.model.device}' after its "
+                f"engine was opened for {fused.dtype} on '{fused.device}'; give both to "
+                "from_pretrained"
             )
 
 

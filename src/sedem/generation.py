@@ -182,8 +182,8 @@ def generate(
         tokenizer: turns tokens into text.
         end_id: the end token.
         decoding: how.
-        ahead: start each step before the token before it is read, so that a GPU does not wait for
-            text to be made; at the end one step is in vain.
+        ahead: from the second token on, start each step before the token before it is read, so that
+            a GPU does not wait for text to be made; at the end one step is in vain.
 
     Yields:
         The transcripts of all rows, after each token; the same list every time. The last time all
@@ -195,7 +195,8 @@ def generate(
     for count in range(1, decoding.max_new_tokens + 1):
         ids_B = choose(logits_BV)
         read = _fetch(ids_B)
-        in_advance = ahead and count < decoding.max_new_tokens
+        # The first token is given out as soon as it is there.
+        in_advance = ahead and 1 < count < decoding.max_new_tokens
         if in_advance:
             logits_BV = step(ids_B, live)
         tokens = read()
