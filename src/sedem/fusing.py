@@ -106,12 +106,11 @@ def _linear(projection: Any) -> nn.Linear:
 def _joined(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Weights and biases of some projections below one another, theirs as views into it."""
     weight = _adopt([part.weight for part in parts])
-    # What torch calls optional is there in all of them or in none.
-    biases: list[nn.Parameter] = [part.bias for part in parts if part.bias is not None]
+    biases = [part.bias for part in parts if part.bias is not None]
     return weight, _adopt(biases) if biases else None
 
 
-def _adopt(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _adopt(parameters: Sequence[Tensor]) -> Tensor:
     whole = torch.cat([parameter.data for parameter in parameters])
     views = whole.split([len(parameter.data) for parameter in parameters])
     for parameter, view in zip(parameters, views, strict=True):
