@@ -30,7 +30,7 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     from sedem.provenance import provenance
 
     source, dtype = recipe.text, recipe.optimization.backbone_dtype
-    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     path = Path(recipe.data_root) / source.path
     corpus = Tokens.of(path, model.encoder, Path(recipe.cache), source.exclude_titles)
     held_out = range(len(corpus) - source.held_out, len(corpus))
@@ -64,7 +64,7 @@ def answer_losses(
     from sedem.training.prepare import Collator, Prepared
     from sedem.training.stage2 import Stage2, Stage2Losses
 
-    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     prepared = Prepared(model, answer_limit=128)
     prepared.add(ExampleSet("questions", list(examples)), "evidence")
     collator = Collator(prepared, max_blocks=blocks, budgets=[k], seed=0, cache=None)
@@ -93,7 +93,7 @@ def slot_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
     from sedem.evaluation.rank import normalized_effective_rank
     from sedem.provenance import provenance
 
-    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     texts = dict.fromkeys(d.text for example in examples for d in example.documents)
     documents = [Document(str(number), text) for number, text in enumerate(texts)]
     return {"effective_rank": normalized_effective_rank(model, documents)} | provenance()

@@ -197,7 +197,7 @@ def ship(checkpoint: Annotated[Path, typer.Argument(help="Stage 2's final checkp
     """Put a trained model into checkpoints/sedem-nano, small enough to travel."""
     from sedem import SeDeM
 
-    opened = SeDeM.from_pretrained(checkpoint, device="cpu")
+    opened = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
     opened.save_pretrained(SHIPPED, with_backbone=True, int8=True)
 
 

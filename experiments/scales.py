@@ -67,8 +67,8 @@ class Scale:
         disabled: K and control that take selection out of an ablation. The paper disables the
             selector and restores every block; a small decoder has no positions for them all, so
             there the evidence is put among two.
-        layers: extraction and injection layer of the study recipes, where the depth studies train with
-            the same data: that pair is their base.
+        layers: extraction and injection layer of the study recipes, where the depth study trains
+            with the same data: that pair is its base.
         shipped: checkpoint of the main configuration by backbone, where one exists.
         segment_lengths: T of the granularity study.
         compressions: C of the granularity study.

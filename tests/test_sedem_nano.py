@@ -57,6 +57,19 @@ def test_demo_questions_cite_the_place_where_the_answer_is(
     assert answer.k == 2 and answer.text.strip()
 
 
+def test_the_fast_path_answers_like_the_reference(
+    model: SeDeM, bank: MemoryBank, documents: list[Document]
+) -> None:
+    reference = SeDeM.from_pretrained("sedem-nano", device="cpu", engine="eager")
+    assert (model.engine.name, reference.engine.name) == ("static", "eager")
+    limit = Decoding(max_new_tokens=16)
+    expected = reference.answer(reference.read(documents), QUESTIONS, decoding=limit)
+    answers = model.answer(bank, QUESTIONS, decoding=limit)
+    assert [a.text for a in answers] == [a.text for a in expected]
+    for ours, theirs in zip(answers, expected, strict=True):
+        assert [c.text for c in ours.citations] == [c.text for c in theirs.citations]
+
+
 def test_invented_facts_come_out_of_memory(model: SeDeM, bank: MemoryBank) -> None:
     """Nothing else knows them. Most must be right: rounding differs between processors."""
     invented = {q: words for q, (name, words) in SOURCES.items() if name == "harbour-register.txt"}

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
 
 from sedem.bank import MemoryBank
 from sedem.contracts import Answer, Span, check_unicode
-from sedem.encoder import encode
 from sedem.errors import ConfigError, DataError
-from sedem.generation import Decoding, Step, Transcript, generate
-from sedem.injection import prefill, step
+from sedem.generation import Decoding, Transcript, generate
+from sedem.lane import Start
 from sedem.prompts import question_ids
 from sedem.scoring import score_requests
 from sedem.selector import Budget, arrange, resolve_budget, select
@@ -93,8 +91,7 @@ def encode_questions(model: SeDeM, questions: Sequence[str]) -> tuple[Tensor, Te
     ids_BQ = pad_sequence(rows, batch_first=True).to(device)
     lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
     mask_BQ = torch.arange(ids_BQ.shape[1], device=device) < lengths_B1
-    states = encode(model.encoder, ids_BQ, model.config.extract_layers)
-    return model.mixture(states.float()), mask_BQ
+    return model.mixture(model.engine.encode_questions(ids_BQ).float()), mask_BQ
 
 
 def choose(model: SeDeM, request: Request, scores_N: Tensor) -> Selection:
@@ -118,12 +115,10 @@ def choose(model: SeDeM, request: Request, scores_N: Tensor) -> Selection:
     return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
 
 
-def restore(model: SeDeM, bank: MemoryBank, selection: Selection) -> Tensor:
-    """Decompressed states of the selected blocks `[U, D]`, padding left out."""
-    memory_KJD = bank.memory(selection.arranged).to(model.device, torch.float32)
-    states = model.decompressor(memory_KJD)
-    real = state_mask(bank.slot_tokens(selection.arranged), model.decompressor.states_per_slot)
-    return states[real.to(states.device)]
+def start_of(model: SeDeM, bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
+    """Where a row starts from: the memory of its blocks, what of it is real, and its prefix."""
+    real_KU = state_mask(bank.slot_tokens(selection.arranged), model.decompressor.states_per_slot)
+    return Start(bank.memory(selection.arranged).flatten(0, 1), real_KU.flatten(), prefix)
 
 
 def restored_sizes(model: SeDeM, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:
@@ -181,53 +176,25 @@ def respond(
     for request, selection, ids_P in zip(requests, selections, prefixes, strict=True):
         sizes = restored_sizes(model, request.bank, selection.ranked)
         check_fits(model, sizes, len(ids_P), decoding.max_new_tokens)
-    restored = [restore(model, r.bank, s) for r, s in zip(requests, selections, strict=True)]
-    clock.lap("decompress_ms")
-    logits_BV, advance = start_decoding(model, restored, prefixes)
-    clock.lap("prefill_ms")
+    starts = [
+        start_of(model, request.bank, selection, ids_P)
+        for request, selection, ids_P in zip(requests, selections, prefixes, strict=True)
+    ]
+    clock.lap("gather_ms")
     rows: list[Transcript] = []
-    for rows in generate(
-        logits_BV, advance, model.decoder.tokenizer, model.decoder.end_id, decoding
-    ):
-        if "ttft_ms" not in clock.timings:
-            clock.mark("ttft_ms")
-        yield rows
+    with model.engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
+        clock.lap("prefill_ms")
+        tokenizer, end_id, ahead = model.decoder.tokenizer, model.decoder.end_id, model.engine.ahead
+        for rows in generate(logits_BV, advance, tokenizer, end_id, decoding, ahead=ahead):
+            if "ttft_ms" not in clock.timings:
+                clock.mark("ttft_ms")
+            yield rows
     clock.mark("total_ms")
-    seen = [len(states) + len(ids) for states, ids in zip(restored, prefixes, strict=True)]
+    seen = [int(start.real.sum()) + len(start.prefix) for start in starts]
     return [
         to_answer(model, *parts, clock.timings)
         for parts in zip(requests, selections, rows, seen, strict=True)
     ]
-
-
-def start_decoding(
-    model: SeDeM, restored: Sequence[Tensor], prefixes: Sequence[Tensor]
-) -> tuple[Tensor, Step]:
-    """Prefill a padded batch: logits after the prefixes `[B, V]`, and what runs one token more."""
-    device = model.device
-    ids_BP = pad_sequence(list(prefixes), batch_first=True, padding_side="left").to(device)
-    lengths_B1 = torch.tensor([[len(ids)] for ids in prefixes], device=device)
-    valid_BP = torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
-    restored_BUD = pad_sequence(list(restored), batch_first=True)
-    counts_B1 = torch.tensor([[len(states)] for states in restored], device=device)
-    valid_BU = torch.arange(restored_BUD.shape[1], device=device) < counts_B1
-    filled = prefill(
-        model.decoder,
-        model.config.inject_layer,
-        ids_BP,
-        valid_BP,
-        restored_BUD,
-        valid_BU,
-        placement=model.config.start_placement,
-        cache=DynamicCache(),
-    )
-    stream = filled.stream
-    assert stream is not None
-
-    def advance(ids_B: Tensor) -> Tensor:
-        return model.decoder.logits(step(model.decoder, model.config.inject_layer, ids_B, stream))
-
-    return model.decoder.logits(filled.prefix[:, -1]), advance
 
 
 def to_answer(

@@ -58,6 +58,9 @@ class Backbone(nn.Module):
         self.start_id = _start_id(model, tokenizer, name)
         self.end_id = _end_id(model, tokenizer, name)
         self.depth = len(model.get_decoder().layers)
+        # Layers from here on have their adapters merged and nothing to go back to.
+        self.merged_from: int | None = None
+        self._adapters_off = False
         # Taken before adapters change the names of the weights.
         self.vocabulary = tokenizer_description(tokenizer)
         self.digest = weights_digest(model.state_dict(), self.vocabulary)
@@ -127,7 +130,15 @@ class Backbone(nn.Module):
 
         Returns:
             States after `last` layers `[B, P, D]`.
+
+        Raises:
+            ConfigError: a layer is wanted without adapters that has them merged.
         """
+        if self._adapters_off and self.merged_from is not None and last > self.merged_from:
+            raise ConfigError(
+                f"layer {last} of '{self.name}' is to run without its adapters, which are merged "
+                f"from layer {self.merged_from + 1} on; open the model with engine 'eager'"
+            )
         decoder = self.model.get_decoder()
         rope = decoder.rotary_emb(hidden_BPD, position_ids=positions_BP)
         if keys is None:
@@ -136,7 +147,7 @@ class Backbone(nn.Module):
         assert valid_BP is not None
         masks: dict[int | None, Tensor | None] = {}
         for index in range(first, last):
-            window = self._window(index)
+            window = self.window(index)
             if window not in masks:
                 masks[window] = self._mask(hidden_BPD, positions_BP, valid_BP, keys, window)
             hidden_BPD = decoder.layers[index](
@@ -154,7 +165,8 @@ class Backbone(nn.Module):
         head = self.model.get_output_embeddings()
         return head(self.model.get_decoder().norm(hidden))
 
-    def _window(self, index: int) -> int | None:
+    def window(self, index: int) -> int | None:
+        """How far back a layer sees; None is all the way."""
         config = self.model.config
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
@@ -185,6 +197,14 @@ class Backbone(nn.Module):
         bias = torch.zeros(mask_B1PK.shape, dtype=hidden_BPD.dtype, device=hidden_BPD.device)
         return bias.masked_fill(~mask_B1PK, torch.finfo(hidden_BPD.dtype).min)
 
+    def cut_off(self, depth: int) -> None:
+        """Let go of the layers after the first `depth`, and of a head of its own."""
+        decoder = self.model.get_decoder()
+        decoder.layers = decoder.layers[:depth]
+        self.depth = depth
+        if not self.model.config.tie_word_embeddings:
+            self.model.set_output_embeddings(None)
+
     # Adapters
 
     @property
@@ -213,9 +233,11 @@ class Backbone(nn.Module):
         trainable = [p for p in self.lora_parameters() if p.requires_grad]
         for layer in layers:
             layer.enable_adapters(False)
+        outermost, self._adapters_off = not self._adapters_off, True
         try:
             yield
         finally:
+            self._adapters_off = not outermost
             for layer in layers:
                 layer.enable_adapters(True)
             # Enabling marks every factor trainable, whatever it was before.

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sedem import terminal
-from sedem.options import DEFAULT_MODEL, BudgetOption, Json, Model, budget
+from sedem.options import DEFAULT_MODEL, BudgetOption, EngineOption, Json, Model, budget
 
 
 def bench(
@@ -49,7 +49,7 @@ def bench(
         str | None,
         typer.Option(help="float32 or bfloat16. [default: bfloat16 on a GPU, else float32]"),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="How SeDeM runs. [default: its own]")] = None,
+    engine: EngineOption = "auto",
     out: Annotated[
         Path | None, typer.Option(help="Folder for bench.json and the plot; resumable.")
     ] = None,

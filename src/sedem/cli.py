@@ -53,6 +53,7 @@ DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of t
 Model = options.Model
 Json = options.Json
 BudgetOption = options.BudgetOption
+EngineOption = options.EngineOption
 RecipeOption = Annotated[Path, typer.Option("--config", help="The recipe, a YAML file.")]
 Overrides = Annotated[
     list[str] | None,
@@ -138,6 +139,7 @@ def ask(
     max_new_tokens: Annotated[int, typer.Option(help="Limit of the answer in tokens.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy; above, sample.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    engine: EngineOption = "auto",
 ) -> None:
     """Ask a bank; the answer comes with the spans of the documents that it was conditioned on."""
     budget = options.budget(k)
@@ -146,7 +148,7 @@ def ask(
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank)
-    answering = _open_model(model or _model_of(bank))
+    answering = _open_model(model or _model_of(bank), engine)
     opened.check_made_by(answering.fingerprint())
     for one in [question] if question is not None else terminal.questions_from_stdin():
         if as_json:
@@ -233,13 +235,13 @@ app.command()(measuring.cost)
 app.command()(benching.bench)
 
 
-def _open_model(name: str) -> SeDeM:
+def _open_model(name: str, engine: str = "auto") -> SeDeM:
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.model import SeDeM
 
     disable_progress_bar()
-    return SeDeM.from_pretrained(name)
+    return SeDeM.from_pretrained(name, engine=engine)
 
 
 def _model_of(bank: Path) -> str:

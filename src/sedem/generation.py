@@ -6,7 +6,7 @@ rest. Letters: B batch, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,9 @@ from transformers import (
 from sedem.errors import ConfigError
 from sedem.prompts import ANSWER_LIMIT
 
-Step = Callable[[Tensor], Tensor]
-"""Runs the given tokens `[B]` and returns the logits after them `[B, V]`."""
+Step = Callable[[Tensor, Sequence[int]], Tensor]
+"""Runs the given tokens `[B]` and returns the logits after them `[B, V]`. Only of the rows that are
+named, which are not finished, will anything be read."""
 
 UNFINISHED = "\ufffd"
 """What tokenizers give for the bytes of a character that is not complete."""
@@ -170,6 +171,8 @@ def generate(
     tokenizer: PreTrainedTokenizerBase,
     end_id: int,
     decoding: Decoding,
+    *,
+    ahead: bool = False,
 ) -> Iterator[list[Transcript]]:
     """Generate a batch of answers.
 
@@ -179,6 +182,8 @@ def generate(
         tokenizer: turns tokens into text.
         end_id: the end token.
         decoding: how.
+        ahead: from the second token on, start each step before the token before it is read, so that
+            a GPU does not wait for text to be made; at the end one step is in vain.
 
     Yields:
         The transcripts of all rows, after each token; the same list every time. The last time all
@@ -186,12 +191,34 @@ def generate(
     """
     rows = [Transcript(tokenizer, end_id, decoding) for _ in range(len(logits_BV))]
     choose = decoding.chooser(logits_BV.device)
-    while True:
+    live = list(range(len(rows)))
+    for count in range(1, decoding.max_new_tokens + 1):
         ids_B = choose(logits_BV)
-        for row, token in zip(rows, ids_B.tolist(), strict=True):
-            if row.finish_reason is None:
-                row.add(token)
+        read = _fetch(ids_B)
+        # The first token is given out as soon as it is there.
+        in_advance = ahead and 1 < count < decoding.max_new_tokens
+        if in_advance:
+            logits_BV = step(ids_B, live)
+        tokens = read()
+        for row in live:
+            rows[row].add(tokens[row])
+        live = [row for row in live if rows[row].finish_reason is None]
         yield rows
-        if all(row.finish_reason is not None for row in rows):
+        if not live:
             return
-        logits_BV = step(ids_B)
+        if not in_advance:
+            logits_BV = step(ids_B, live)
+
+
+def _fetch(ids_B: Tensor) -> Callable[[], list[int]]:
+    """Tokens on their way to the host; what is given to the device after this is not waited for."""
+    if ids_B.device.type != "cuda":
+        return ids_B.tolist
+    on_host, arrived = ids_B.to("cpu", non_blocking=True), torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[int]:
+        arrived.synchronize()
+        return list(on_host.tolist())
+
+    return read

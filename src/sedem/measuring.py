@@ -13,6 +13,7 @@ from sedem import terminal
 from sedem.options import (
     DEFAULT_MODEL,
     BudgetOption,
+    EngineOption,
     Json,
     Model,
     OptionEntries,
@@ -84,6 +85,7 @@ def evaluate(
         str, typer.Option(help="What SeDeM stores slots as: bfloat16, int8 or fp8.")
     ] = "bfloat16",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    engine: EngineOption = "auto",
     seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
@@ -114,6 +116,7 @@ def evaluate(
             shift=shift,
             memory=memory,
             dtype=dtype,
+            engine=engine,
             seed=seed,
             out=out,
             progress=report_progress,

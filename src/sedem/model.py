@@ -21,16 +21,17 @@ from sedem.compressor import build_compressor
 from sedem.config import SedemConfig
 from sedem.contracts import Answer, Document
 from sedem.decompressor import build_decompressor
+from sedem.eager import Eager
 from sedem.encoder import LayerMixture
+from sedem.engine import Engine, open_engine
 from sedem.errors import ConfigError
 from sedem.generation import Decoding
+from sedem.pretrained import check_layers
 from sedem.reading import Progress, read
 from sedem.scoring import score_questions
 from sedem.selector import Budget, build_selector
 
 GREEDY = Decoding()
-QUESTIONS = 16
-"""Questions answered together."""
 
 
 class SeDeM(nn.Module):
@@ -59,7 +60,7 @@ class SeDeM(nn.Module):
         source: str | None = None,
     ) -> None:
         super().__init__()
-        _check_layers(config, encoder, decoder)
+        check_layers(config, encoder, decoder)
         self.config = config
         self.name = name
         self.source = source
@@ -71,6 +72,7 @@ class SeDeM(nn.Module):
         self.compressor = build_compressor(config, encoder.width, decoder.width)
         self.selector = build_selector(config, encoder.width, decoder.width)
         self.decompressor = build_decompressor(config, decoder.width)
+        self.engine: Engine = Eager(self)
         self._digest: tuple[tuple[int, ...], str] | None = None
 
     @property
@@ -183,8 +185,10 @@ class SeDeM(nn.Module):
         requests = [Request(memory, one, k, blocks) for one in question]
         return [
             answer
-            for start in range(0, len(requests), QUESTIONS)
-            for answer in self.answer_requests(requests[start : start + QUESTIONS], decoding)
+            for start in range(0, len(requests), self.engine.batch)
+            for answer in self.answer_requests(
+                requests[start : start + self.engine.batch], decoding
+            )
         ]
 
     def answer_requests(
@@ -229,6 +233,7 @@ class SeDeM(nn.Module):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         attention: str = "sdpa",
+        engine: str = "auto",
     ) -> SeDeM:
         """Open a checkpoint.
 
@@ -238,6 +243,8 @@ class SeDeM(nn.Module):
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: None means a GPU if there is one.
             attention: "sdpa" or "eager".
+            engine: "auto", or one of `engine.open_engine`. All but "eager" fuse and merge weights
+                once, for a model that is not trained further.
 
         Raises:
             CheckpointError: it is missing, incomplete or of another shape; nothing is left random.
@@ -258,7 +265,9 @@ class SeDeM(nn.Module):
             decoder.add_lora(config.lora_rank, config.lora_alpha)
             decoder.load_lora(folder / checkpoint.ADAPTER)
         model.parts().to(device)
-        return model.requires_grad_(False).eval()
+        model.requires_grad_(False).eval()
+        model.engine = open_engine(engine, model, attention)
+        return model
 
     def save_pretrained(
         self, folder: str | Path, *, with_backbone: bool = False, int8: bool = False
@@ -316,34 +325,6 @@ class SeDeM(nn.Module):
                 repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
             )
         return str(commit.commit_url)
-
-
-def _check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> None:
-    if config.extract_layer > encoder.depth:
-        raise ConfigError(
-            f"extract_layers reaches {config.extract_layer}, encoder '{encoder.name}' has "
-            f"{encoder.depth} layers"
-        )
-    if config.inject_layer >= decoder.depth:
-        raise ConfigError(
-            f"inject_layer is {config.inject_layer}, decoder '{decoder.name}' has {decoder.depth} "
-            "layers; at least one must come after it"
-        )
-    if config.segment_length >= encoder.max_positions:
-        raise ConfigError(
-            f"segment_length {config.segment_length} and a start token exceed the "
-            f"{encoder.max_positions} positions of encoder '{encoder.name}'"
-        )
-    if config.compressor == "query" and decoder.width % config.compressor_heads:
-        raise ConfigError(
-            f"decoder width {decoder.width} is not a multiple of compressor_heads "
-            f"{config.compressor_heads}"
-        )
-    if config.selector_dim is None and decoder.width % config.selector_heads:
-        raise ConfigError(
-            f"decoder width {decoder.width} is not a multiple of selector_heads "
-            f"{config.selector_heads}; set selector_dim"
-        )
 
 
 def _bytes(tensor: Tensor) -> bytes:

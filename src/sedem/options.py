@@ -21,6 +21,9 @@ BudgetOption = Annotated[
     str | None,
     typer.Option("-k", help="Blocks to use: a number, or 'all'. [default: the model's own]"),
 ]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="What runs the model: auto, eager, static or graphs.")
+]
 OptionEntries = Annotated[
     list[str] | None,
     typer.Option(

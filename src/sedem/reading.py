@@ -15,7 +15,6 @@ from torch import Tensor
 
 from sedem.bank import InMemory, MemoryBank
 from sedem.contracts import Document, check_documents
-from sedem.encoder import encode
 from sedem.packed import Packed
 from sedem.segment import Segments, segment_text
 from sedem.shard import BlockRow
@@ -86,7 +85,7 @@ def compress(
         longest = -(-int(lengths_S[batch_B].max()) // compression) * compression
         ids_BT = ids_ST[batch_B, :longest].to(model.encoder.device)
         mask_BT = torch.arange(longest) < lengths_S[batch_B, None]
-        states = encode(model.encoder, ids_BT, model.config.extract_layers)
+        states = model.engine.encode(ids_BT)
         mask_BT = mask_BT.to(states.device)
         memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
         # Padding is zero whatever a segment was encoded with, for a bank's bytes depend on it.

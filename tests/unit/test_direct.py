@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.answering import start_decoding
 from sedem.backbone import Backbone
 from sedem.decompressor import Direct
+from sedem.eager import start_decoding
 from sedem.errors import ConfigError
 from sedem.generation import Decoding
 from sedem.prompts import question_ids
@@ -60,7 +60,7 @@ def test_the_decoder_reads_soft_tokens_like_embeddings_of_a_prompt(
     token = logits_BV.argmax(-1)
     longer = torch.cat([sequence, embed(token)])
     expected = direct.decoder.model(inputs_embeds=longer[None], use_cache=False).logits[0]
-    torch.testing.assert_close(advance(token)[0], expected[-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(advance(token, [0])[0], expected[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_slot_takes_one_position_and_padding_none(

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
     assert stream is not None
     return (
         backbone.logits(filled.prefix[:, -1]),
-        lambda ids_B: backbone.logits(step(backbone, 2, ids_B, stream)),
+        lambda ids_B, live: backbone.logits(step(backbone, 2, ids_B, stream)),
     )
 
 
@@ -105,23 +105,49 @@ def test_the_end_token_counts_as_one_of_the_limit(writer: Backbone) -> None:
     assert (short.ids, short.finish_reason) == (ids[:at], "length")
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_no_more_tokens_than_the_limit_and_no_step_too_many(writer: Backbone, limit: int) -> None:
+def test_no_more_tokens_than_the_limit_and_no_step_too_many(
+    writer: Backbone, limit: int, ahead: bool
+) -> None:
     logits_BV, advance = start(writer, PROMPTS)
     steps: list[Tensor] = []
 
-    def counted(ids_B: Tensor) -> Tensor:
+    def counted(ids_B: Tensor, live: Sequence[int]) -> Tensor:
         steps.append(ids_B)
-        return advance(ids_B)
+        return advance(ids_B, live)
 
     decoding = Decoding(max_new_tokens=limit)
     with torch.no_grad():
         told = [
             [len(row.ids) for row in rows]
-            for rows in generate(logits_BV, counted, writer.tokenizer, NEVER, decoding)
+            for rows in generate(logits_BV, counted, writer.tokenizer, NEVER, decoding, ahead=ahead)
         ]
     assert told == [[count, count] for count in range(1, limit + 1)]
     assert len(steps) == limit - 1
+
+
+def test_a_step_that_is_started_before_its_token_is_read_changes_no_answer(
+    writer: Backbone,
+) -> None:
+    plain = written(writer, Decoding(max_new_tokens=12), NEVER)
+    end_id = plain[0].ids[4]
+    expected = [row.ids for row in written(writer, Decoding(max_new_tokens=12), end_id)]
+    order: list[str] = []
+    logits_BV, advance = start(writer, PROMPTS)
+
+    def told(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+        order.append("step")
+        return advance(ids_B, live)
+
+    decoding = Decoding(max_new_tokens=12)
+    with torch.no_grad():
+        answers = generate(logits_BV, told, writer.tokenizer, end_id, decoding, ahead=True)
+        for rows in answers:
+            order.append("token")
+            actual = [row.ids for row in rows]
+    assert actual == expected
+    assert order[:6] == ["token", "step", "step", "token", "step", "token"]
 
 
 def test_an_answer_at_its_limit_says_that_it_was_cut(writer: Backbone) -> None:

@@ -37,7 +37,7 @@ class Plan:
         answer_tokens: of every answer.
         device: None means a GPU if there is one.
         dtype: None means bfloat16 on a GPU and float32 elsewhere.
-        engine: how SeDeM runs; None means its own default.
+        engine: what runs SeDeM.
         text: file that contexts are cut from; None means the demo's documents.
         blocks: sizes of synthetic banks to score.
 
@@ -55,7 +55,7 @@ class Plan:
     answer_tokens: int = 33
     device: str | None = None
     dtype: str | None = None
-    engine: str | None = None
+    engine: str = "auto"
     text: Path | None = None
     blocks: tuple[int, ...] = ()
 

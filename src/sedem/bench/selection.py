@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from sedem.answering import Clock, encode_questions
 from sedem.bank import InMemory, MemoryBank
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
@@ -13,15 +14,16 @@ from sedem.bench.spread import spread
 from sedem.contracts import Document
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
-from sedem.generation import Decoding
+from sedem.keys import known_keys, prepare
 from sedem.model import SeDeM
+from sedem.packed import BFLOAT16, pack
+from sedem.scoring import score_questions
 from sedem.shard import BlockRow
 
 DRAWN = 1000
-"""Blocks of distinct memory; more are copies of these, each in its own place."""
+"""Blocks of distinct memory; more are the same ones again, each with keys of its own."""
 
 WARM_UP = 2
-ONE_TOKEN = Decoding(max_new_tokens=1)
 
 
 def check_blocks(counts: list[int]) -> None:
@@ -37,7 +39,7 @@ def check_blocks(counts: list[int]) -> None:
 def measure_selection(
     reader: BoundSedem, blocks: int, question: str, runs: int, tick: Callable[[], None]
 ) -> dict[str, object]:
-    """Time to score every block of a synthetic bank for one question.
+    """Time to score every block of a synthetic bank exactly for one question, keys prepared.
 
     Args:
         reader: whose selector.
@@ -47,22 +49,31 @@ def measure_selection(
         tick: called after each.
 
     Returns:
-        `blocks`, `tokens` that they stand for, `bytes`, `score_ms` and the `work` behind its floor.
+        `blocks`, `tokens` that they stand for, `bytes` of the keys, `score_ms` and the `work`
+        behind its floor.
     """
     model = reader.model
     bank = synthetic_bank(model, blocks)
+    prepare(bank, model.selector)
+    hidden_1QE, mask_1Q = encode_questions(model, [question])
     times = []
     for run in range(-WARM_UP, runs):
-        timings = model.answer(bank, question, k=reader.k, decoding=ONE_TOKEN).timings
+        clock = Clock(model.device)
+        score_questions(model, bank, hidden_1QE, mask_1Q)
+        clock.lap("score_ms")
         if run >= 0:
-            times.append(timings["score_ms"])
+            times.append(clock.timings["score_ms"])
         tick()
+    held = known_keys(bank, model.selector).held
+    assert held is not None
+    projected = model.selector.w_key.out_features
+    match = 2 * int(mask_1Q.sum()) * blocks * model.config.slots_per_block * projected
     return {
         "blocks": blocks,
         "tokens": bank.tokens,
-        "bytes": bank.memory_bytes,
+        "bytes": held.nbytes,
         "score_ms": spread(times),
-        "work": vars(_work(model, bank, question)),
+        "work": vars(Work(match, held.nbytes)),
     }
 
 
@@ -75,24 +86,13 @@ def synthetic_bank(model: SeDeM, blocks: int) -> MemoryBank:
     """A bank of random memory that the model takes for its own."""
     slots, compression = model.config.slots_per_block, model.config.compression
     generator = torch.Generator().manual_seed(0)
-    drawn_NJD = torch.randn(min(blocks, DRAWN), slots, model.decoder.width, generator=generator).to(
-        torch.bfloat16
-    )
-    rounds = -(-blocks // len(drawn_NJD))
+    drawn_NJD = torch.randn(min(blocks, DRAWN), slots, model.decoder.width, generator=generator)
     row = BlockRow(0, 0, 1, (compression,) * slots)
     return MemoryBank(
         model.fingerprint(),
         model.made_by(),
         [Document("synthetic", "-")],
         [row] * blocks,
-        [InMemory(drawn_NJD.repeat(rounds, 1, 1)[:blocks])],
+        [InMemory(pack(drawn_NJD, BFLOAT16))],
+        [(0, block % len(drawn_NJD)) for block in range(blocks)],
     )
-
-
-def _work(model: SeDeM, bank: MemoryBank, question: str) -> Work:
-    """Projecting and matching every slot; the question's own encoding is not in the time."""
-    questions = len(model.encoder.token_ids(question))
-    slots = len(bank) * model.config.slots_per_block
-    projected = model.selector.w_key.out_features
-    project = 2 * slots * model.decoder.width * projected
-    return Work(project + 2 * questions * slots * projected, bank.memory_bytes)

@@ -46,6 +46,7 @@ def run_evaluation(
     shift: int = 0,
     memory: str = "bfloat16",
     dtype: str = "float32",
+    engine: str = "auto",
     seed: int = 0,
     out: Path | None = None,
     progress: Progress | None = None,
@@ -68,6 +69,7 @@ def run_evaluation(
         shift: tokens by which SeDeM moves every boundary between segments.
         memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
         dtype: type of the backbone.
+        engine: what runs SeDeM.
         seed: of sample and distractors.
         out: folder for predictions and metrics; None keeps nothing.
         progress: called with examples done and examples in all.
@@ -85,7 +87,9 @@ def run_evaluation(
     found, examples, identity = _open(data, schema, records, split, seed, options or {}, checkpoint)
     if max_new_tokens is None:
         max_new_tokens = LONG_ANSWER_LIMIT if found in LONG_ANSWERS else ANSWER_LIMIT
-    setting = Setting(checkpoint, k, control, max_new_tokens, dtype, batch, shift, memory)
+    setting = Setting(
+        checkpoint, k, control, max_new_tokens, dtype, batch, shift, engine=engine, memory=memory
+    )
     settings = {
         "method": method,
         **identity,

@@ -34,7 +34,7 @@ class Setting:
         batch: examples answered together, where a method can.
         shift: tokens by which SeDeM moves every boundary between segments.
         device: where backbones run; None means a GPU if there is one.
-        engine: how SeDeM runs, as `SeDeM.from_pretrained` takes it; None means its own default.
+        engine: what runs SeDeM; raw-text methods have one way only.
         memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
     """
 
@@ -46,7 +46,7 @@ class Setting:
     batch: int = 32
     shift: int = 0
     device: str | None = None
-    engine: str | None = None
+    engine: str = "auto"
     memory: str = "bfloat16"
 
 

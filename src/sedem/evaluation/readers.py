@@ -200,12 +200,11 @@ def open_sedem(setting: Setting) -> Method:
     """SeDeM from a checkpoint."""
     _check_budget(setting.k)
     check_dtype(setting.memory)
-    engine = {} if setting.engine is None else {"engine": setting.engine}
     model = SeDeM.from_pretrained(
         setting.checkpoint,
         dtype=getattr(torch, setting.dtype),
         device=setting.device,
-        **engine,
+        engine=setting.engine,
     )
     if setting.shift:
         model.config = model.config.with_changes(segment_shift=setting.shift)

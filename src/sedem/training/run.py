@@ -222,7 +222,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
         model = SeDeM(config, encoder, decoder)
         model.parts().to(device)
         return model
-    model = SeDeM.from_pretrained(start_from, dtype=dtype, device=device)
+    model = SeDeM.from_pretrained(start_from, dtype=dtype, device=device, engine="eager")
     free = {"encoder", "decoder", "k", "block_order"}
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}

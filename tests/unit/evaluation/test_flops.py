@@ -16,7 +16,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import Request, choose, encode_questions, restore, start_decoding
+from sedem.answering import Request, choose, encode_questions, start_of
+from sedem.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops
 from sedem.pretrained import open_backbone
 from sedem.prompts import question_ids
@@ -79,7 +80,8 @@ def test_selecting(model: SeDeM, bank: MemoryBank) -> None:
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
     chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
-    assert formula(model)["restore"] == counted(lambda: restore(model, bank, chosen))
+    slots = start_of(model, bank, chosen, torch.tensor([0])).slots.float()
+    assert formula(model)["restore"] == counted(lambda: model.decompressor(slots))
 
 
 def test_prefilling_and_decoding(model: SeDeM) -> None:
@@ -98,6 +100,6 @@ def test_prefilling_and_decoding(model: SeDeM) -> None:
 
     def decode() -> None:
         for _ in range(ANSWER - 1):
-            advance[0](torch.tensor([5]))
+            advance[0](torch.tensor([5]), [0])
 
     assert flops["decode"] == counted(decode)

@@ -1,0 +1,191 @@
+"""The fast path against the reference, for every family: the same answers, the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import LEASE, RECIPE
+from torch import Tensor
+
+from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem.answering import Request, choose, start_of
+from sedem.backbone import FAMILIES
+from sedem.encoder import encode
+from sedem.engine import open_engine
+from sedem.lane import Start
+from sedem.pretrained import open_backbone
+from sedem.prompts import question_ids
+
+WINDOW = 6
+KINDS: list[tuple[str, dict[str, object]]] = [
+    *((family, {}) for family in FAMILIES),
+    ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    ("mistral", {"sliding_window": WINDOW}),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+]
+IDS = [*FAMILIES, "untied-biased", "llama3-rope", "mistral-w", "qwen2-w", "qwen3-w"]
+QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave, and when exactly?"]
+
+
+def build(
+    folder: str, *, rank: int = 4, dtype: torch.dtype = torch.float32, **changes: object
+) -> SeDeM:
+    """A model with adapters that matter; the same every time."""
+    settings: dict[str, object] = {
+        "extract_layers": (3,),
+        "inject_layer": 2,
+        "segment_length": 16,
+        "compression": 4,
+        "lora_rank": rank,
+        "lora_alpha": 8,
+    }
+    config = SedemConfig(encoder=folder, **{**settings, **changes})  # type: ignore[arg-type]
+    backbone = open_backbone(folder, dtype=dtype)
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
+    if rank:
+        backbone.add_lora(rank, 8)
+        for factor in backbone.lora_parameters():
+            factor.data = torch.randn(factor.shape) * 0.2
+    return model.requires_grad_(False).eval()
+
+
+def static(model: SeDeM) -> SeDeM:
+    model.engine = open_engine("static", model)
+    return model
+
+
+@pytest.fixture(params=KINDS, ids=IDS)
+def folder(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> str:
+    family, changes = request.param
+    return tiny_folder(family, **changes)
+
+
+def requests(model: SeDeM) -> list[Request]:
+    """Rows of other banks, other K and other lengths; some blocks are short."""
+    both = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
+    short = model.read([Document("short.txt", "Short."), Document("one.txt", "1 2 3 4 5 6 7 8 9")])
+    lease, recipe, pets, leave = QUESTIONS
+    return [
+        Request(both, lease, 2),
+        Request(both, recipe, 5),
+        Request(short, pets, "all"),
+        Request(both, leave, blocks=[]),
+        Request(both, leave, blocks=[7, 3]),
+    ]
+
+
+@pytest.mark.parametrize("placement", ["front", "between"])
+def test_greedy_answers_are_the_same(folder: str, placement: str) -> None:
+    slow = build(folder, start_placement=placement)
+    fast = static(build(folder, start_placement=placement))
+    expected = slow.answer_requests(requests(slow), Decoding(24))
+    answers = fast.answer_requests(requests(fast), Decoding(24))
+    assert [a.text for a in answers] == [a.text for a in expected]
+    assert [a.citations for a in answers] == [a.citations for a in expected]
+    assert [a.conditioning for a in answers] == [a.conditioning for a in expected]
+
+
+def starts(model: SeDeM) -> list[Start]:
+    rows = []
+    for request in requests(model):
+        selection = choose(model, request, torch.arange(len(request.bank)).float())
+        prefix = torch.tensor(question_ids(model.decoder, request.question))
+        rows.append(start_of(model, request.bank, selection, prefix))
+    return rows
+
+
+def all_logits(model: SeDeM, rows: list[Start], tokens: Tensor, limit: int) -> Tensor:
+    """Logits of the prefill and of some forced steps `[steps, B, V]`."""
+    live = range(len(rows))
+    with torch.no_grad(), model.engine.start(rows, limit) as (logits, step):
+        seen = [logits.clone()]
+        for ids in tokens:
+            seen.append(step(ids, live).clone())
+    return torch.stack(seen)
+
+
+def forced(steps: int, rows: int) -> Tensor:
+    return torch.randint(2, 258, (steps, rows), generator=torch.Generator().manual_seed(3))
+
+
+def test_logits_are_close_with_padding_windows_and_other_k(folder: str) -> None:
+    slow = build(folder)
+    rows, tokens = starts(slow), forced(12, 5)
+    expected = all_logits(slow, rows, tokens, 13)
+    actual = all_logits(static(slow), rows, tokens, 13)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+
+
+def test_bfloat16_differs_no_more_than_eager_attention_from_sdpa(folder: str) -> None:
+    low = torch.bfloat16
+    exact, sdpa = build(folder), build(folder, dtype=low)
+    rows, tokens = starts(exact), forced(8, 5)
+    truth = all_logits(exact, rows, tokens, 9)
+    reference = all_logits(sdpa, rows, tokens, 9).float()
+    sdpa.decoder.model.set_attn_implementation("eager")
+    other = all_logits(sdpa, rows, tokens, 9).float()
+    sdpa.decoder.model.set_attn_implementation("sdpa")
+    fast = all_logits(static(sdpa), rows, tokens, 9).float()
+
+    def error(logits: Tensor) -> float:
+        return float((logits - truth).pow(2).mean().sqrt())
+
+    # The same distance from the truth, and no farther from the one than the other is.
+    assert error(fast) <= 1.25 * max(error(reference), error(other))
+    apart = float((fast - reference).pow(2).mean().sqrt())
+    assert apart <= 1.5 * max(error(reference), float((other - reference).pow(2).mean().sqrt()))
+
+
+def test_reading_gives_the_same_bytes(folder: str) -> None:
+    slow, fast = build(folder), static(build(folder))
+    documents = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+    expected, bank = slow.read(documents), fast.read(documents)
+    assert torch.equal(bank.memory(range(len(bank))), expected.memory(range(len(bank))))
+    assert bank.fingerprint == expected.fingerprint
+    ids = torch.randint(2, 258, (3, 16))
+    torch.testing.assert_close(
+        fast.engine.encode(ids), encode(slow.encoder, ids, (3,)), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_mixtures_of_layers_read_and_answer_alike(tiny_folder: Callable[..., str]) -> None:
+    layers = {"extract_layers": (1, 3, 4), "layer_mixing": "learned"}
+    slow, fast = build(tiny_folder(), **layers), static(build(tiny_folder(), **layers))
+    expected = slow.answer_requests(requests(slow), Decoding(8))
+    answers = fast.answer_requests(requests(fast), Decoding(8))
+    assert [a.text for a in answers] == [a.text for a in expected]
+
+
+@pytest.mark.parametrize("inject", [0, 1, 3])
+def test_every_depth_of_injection(inject: int, tiny_folder: Callable[..., str]) -> None:
+    slow = build(tiny_folder(), inject_layer=inject)
+    rows, tokens = starts(slow), forced(4, 5)
+    expected = all_logits(slow, rows, tokens, 5)
+    actual = all_logits(static(slow), rows, tokens, 5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+
+
+def test_soft_tokens_at_the_input(tiny_folder: Callable[..., str]) -> None:
+    changes = {"decompressor": "none", "inject_layer": 0}
+    slow = build(tiny_folder(), **changes)
+    rows, tokens = starts(slow), forced(4, 5)
+    expected = all_logits(slow, rows, tokens, 5)
+    actual = all_logits(static(slow), rows, tokens, 5)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
