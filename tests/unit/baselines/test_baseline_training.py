@@ -1,4 +1,4 @@
-"""Baselines trained from recipes: killed and resumed, evaluated, and every recipe of the repository."""
+"""Baselines trained from recipes: killed and resumed, evaluated; every recipe of the repository."""
 
 from __future__ import annotations
 
