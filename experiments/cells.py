@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from experiments.scales import RUNS, SHIPPED, Scale
-from experiments.variants import Variant, budget, checkpoint, stage1_checkpoint
+from experiments.variants import (
+    Variant,
+    baseline_checkpoint,
+    budget,
+    checkpoint,
+    stage1_checkpoint,
+)
+from sedem.baselines.catalog import TRAINED
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -88,7 +95,13 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     questions = scale.sets[cell.questions]
     assert cell.variant is not None
-    folder = checkpoint(cell.variant, scale, cell.trained_for or cell.questions, data)
+    trained_for = cell.trained_for or cell.questions
+    if cell.method in TRAINED:
+        backbone, k = cell.variant.backbone or scale.backbones[0], None
+        folder = baseline_checkpoint(cell.method, scale, backbone, trained_for, data)
+    else:
+        folder = checkpoint(cell.variant, scale, trained_for, data)
+        k = questions.k if cell.k is None else cell.k
     result = run_evaluation(
         cell.method,
         questions.found(data),
@@ -98,7 +111,7 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         split=questions.split,
         options=questions.options,
         limit=cell.limit or questions.limit,
-        k=questions.k if cell.k is None else cell.k,
+        k=k,
         control=cell.control,
         shift=cell.shift,
         max_new_tokens=questions.max_new_tokens,
@@ -106,7 +119,8 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         out=RUNS / scale.name / "evaluation" / cell.name,
     )
     # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
-    result["settings"]["checkpoint"] = SHIPPED.name if folder == SHIPPED else cell.variant.name
+    own = cell.method if cell.method in TRAINED else cell.variant.name
+    result["settings"]["checkpoint"] = SHIPPED.name if folder == SHIPPED else own
     return {**result, "training": budget(folder)}
 
 
@@ -160,7 +174,11 @@ def _examples(cell: Cell, scale: Scale, data: Path) -> list[Any]:
 
 def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from sedem.evaluation.cost import cost
+    from sedem.evaluation.overhead import baseline_parameters
     from sedem.provenance import provenance
+
+    if cell.method in TRAINED:
+        return {"parameters": baseline_parameters(cell.method, cell.backbone), **provenance()}
 
     result = cost(cell.backbone)
     parameters = result["parameters"]

@@ -77,6 +77,7 @@ class Scale:
         overrides: of both study recipes.
         stage2: of the stage-2 recipe.
         stage1: of the stage-1 recipe.
+        baselines: overrides of the recipes of trained baselines, by "text" and "questions".
         dtype: of the backbones in an evaluation.
     """
 
@@ -95,6 +96,9 @@ class Scale:
     overrides: tuple[str, ...] = ()
     stage1: tuple[str, ...] = ()
     stage2: tuple[str, ...] = ()
+    baselines: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"text": (), "questions": ()}
+    )
     dtype: str = "bfloat16"
 
     def layer(self, studied: int) -> int:
@@ -108,6 +112,11 @@ class Scale:
         folder = ROOT / "recipes" / "paper" / backbone
         name = {"2wiki": "2wikimultihopqa"}.get(questions, questions)
         return folder / ("stage1.yaml" if stage == "stage1" else f"stage2-{name}.yaml")
+
+    def baseline_recipe(self, method: str, stage: str, backbone: str) -> Path:
+        """The recipe of a trained baseline on text or questions; not every method has both."""
+        folder = f"paper/{backbone}" if self.name == "paper" else "nano"
+        return ROOT / "recipes" / folder / f"{method}-{stage}.yaml"
 
 
 def ruler(
@@ -157,6 +166,14 @@ def tiny_backbone() -> Path:
     return folder
 
 
+SMALL_BASELINE = (
+    f"model.backbone={RUNS / 'smoke' / 'backbone'}",
+    "optimization.steps=2",
+    "optimization.batch_size=2",
+    "optimization.bf16=false",
+    "optimization.backbone_dtype=float32",
+)
+
 SMOKE = Scale(
     name="smoke",
     backbones=("smoke",),
@@ -194,6 +211,10 @@ SMOKE = Scale(
         "model.lora_rank=2",
         "model.lora_alpha=4",
     ),
+    baselines={
+        "text": (*SMALL_BASELINE, "text.path=articles.jsonl", "text.held_out=0"),
+        "questions": (*SMALL_BASELINE, "data.training=[{path: squad.json, set: squad}]"),
+    },
     dtype="float32",
 )
 

@@ -67,6 +67,43 @@ def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Pa
     return _stage(variant, scale, "stage2", questions, data)
 
 
+def baseline_checkpoint(
+    method: str, scale: Scale, backbone: str, questions: str, data: Path
+) -> Path:
+    """The trained checkpoint of a baseline, trained first if it is not there: text, then questions.
+
+    Args:
+        method: a trained baseline.
+        scale: whose recipes.
+        backbone: of the scale.
+        questions: set that it is trained for; at smoke and nano one mixture serves all.
+        data: folder that the recipes' data paths are relative to.
+    """
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
+
+    if scale.name == "smoke":
+        tiny_backbone()
+    start: list[str] = []
+    final = Path()
+    for stage in ("text", "questions"):
+        path = scale.baseline_recipe(method, stage, backbone)
+        if not path.is_file():
+            continue
+        own = [*scale.baselines[stage], *start]
+        output = RUNS / scale.name / f"{method}-{stage}"
+        if scale.name == "paper":
+            output = RUNS / scale.name / backbone / f"{method}-{stage}"
+        if scale.name == "paper" and stage == "questions":
+            output = output.with_name(f"{output.name}-{questions}")
+            own.append(f"data.training=[{{path: {scale.sets[questions].source}}}]")
+        final = output / "final"
+        if not (output / "training.json").is_file():
+            overrides = [*own, f"data_root={data}", f"run.output={output}"]
+            train_baseline(load_baseline_recipe(method, path, overrides))
+        start = [f"start_from={final}"]
+    return final
+
+
 def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:
     """The variant after stage 1, before any adapter."""
     return _stage(variant, scale, "stage1", "", data)
@@ -81,6 +118,7 @@ def budget(folder: Path) -> dict[str, Any]:
     return {
         "steps": summary["steps"],
         "examples_seen": summary["examples_seen"],
+        "tokens_seen": summary.get("tokens_seen"),
         "seconds": summary["seconds"],
         "trained_parameters": sum(summary["trained_parameters"].values()),
         "log": summary["log"],

@@ -6,7 +6,7 @@ Letters: B batch, P positions of one call, D width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -212,10 +212,29 @@ class Backbone(nn.Module):
         """Whether adapters are attached."""
         return bool(getattr(self.model, "peft_config", None))
 
-    def add_lora(self, rank: int, alpha: int) -> None:
-        """Attach adapters to q, k, v and o of every layer (appendix Trainable Parameters)."""
+    def add_lora(
+        self,
+        rank: int,
+        alpha: int,
+        targets: Sequence[str] = LORA_TARGETS,
+        dropout: float = 0.0,
+    ) -> None:
+        """Attach adapters to matrices of every layer (appendix Trainable Parameters).
+
+        Args:
+            rank: r.
+            alpha: numerator of their scaling.
+            targets: names of the matrices; q, k, v and o as they stand.
+            dropout: share of their inputs that is dropped in training.
+        """
         self.model.add_adapter(
-            LoraConfig(r=rank, lora_alpha=alpha, target_modules=LORA_TARGETS, bias="none")
+            LoraConfig(
+                r=rank,
+                lora_alpha=alpha,
+                target_modules=list(targets),
+                lora_dropout=dropout,
+                bias="none",
+            )
         )
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -70,18 +73,26 @@ def open_backbones(
         attention: "sdpa" or "eager".
     """
 
-    def open_one(name: str, revision: str | None) -> Backbone:
-        inside = folder is not None and (folder / name).is_dir()
-        place = str(folder / name) if folder is not None and inside else name
-        return open_backbone(
-            place, revision=revision, dtype=dtype, device=device, attention=attention
-        )
-
-    encoder = open_one(config.encoder, config.encoder_revision)
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention}
+    encoder = open_named(config.encoder, config.encoder_revision, folder, **options)
     if not config.cross_model:
         return encoder, encoder
     assert config.decoder is not None
-    return encoder, open_one(config.decoder, config.decoder_revision)
+    return encoder, open_named(config.decoder, config.decoder_revision, folder, **options)
+
+
+def open_named(name: str, revision: str | None, folder: Path | None, **options: Any) -> Backbone:
+    """Open a backbone that a checkpoint names.
+
+    Args:
+        name: a folder inside the checkpoint, any other folder, or a hub id.
+        revision: hub revision.
+        folder: the checkpoint, None if there is none.
+        options: passed on to `open_backbone`.
+    """
+    inside = folder is not None and (folder / name).is_dir()
+    place = str(folder / name) if folder is not None and inside else name
+    return open_backbone(place, revision=revision, **options)
 
 
 def read_weights(folder: Path, parts: nn.Module) -> None:
@@ -117,26 +128,41 @@ def write(
         backbone: folder of the backbone if it is to travel with the checkpoint.
         int8: matrices as int8 rows with a scale a row, and adapters as bfloat16.
     """
-    unfinished = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    if backbone is not None:
-        shutil.copytree(backbone, unfinished / BACKBONE)
-        config = replace(config, encoder=BACKBONE)
-    config = replace(config, lora_rank=config.lora_rank if decoder.has_lora else 0)
-    config.save(
-        unfinished, sedem_version=version("sedem"), transformers_version=version("transformers")
-    )
+    with unfinished(folder) as place:
+        if backbone is not None:
+            shutil.copytree(backbone, place / BACKBONE)
+            config = replace(config, encoder=BACKBONE)
+        config = replace(config, lora_rank=config.lora_rank if decoder.has_lora else 0)
+        config.save(
+            place, sedem_version=version("sedem"), transformers_version=version("transformers")
+        )
+        write_weights(place, parts, int8=int8)
+        if decoder.has_lora:
+            base = config.decoder or config.encoder
+            decoder.save_lora(place / ADAPTER, base, torch.bfloat16 if int8 else torch.float32)
+
+
+def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None:
+    """Write the trained parts; matrices as int8 rows with a scale a row if asked for."""
     weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
-    save_file(pack_int8(weights) if int8 else weights, unfinished / WEIGHTS_FILE)
-    if decoder.has_lora:
-        base = config.decoder or config.encoder
-        decoder.save_lora(unfinished / ADAPTER, base, torch.bfloat16 if int8 else torch.float32)
+    save_file(pack_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A place to write a checkpoint in, which then becomes `folder`, whole or not at all.
+
+    In a folder that is there only the entries that were written are replaced, config.json last.
+    """
+    place = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    yield place
     if not folder.exists():
-        unfinished.rename(folder)
+        place.rename(folder)
         return
-    for entry in sorted(unfinished.iterdir(), key=lambda entry: entry.name == CONFIG_FILE):
+    for entry in sorted(place.iterdir(), key=lambda entry: entry.name == CONFIG_FILE):
         if (folder / entry.name).is_dir():
             shutil.rmtree(folder / entry.name)
         entry.replace(folder / entry.name)
-    unfinished.rmdir()
+    place.rmdir()

@@ -38,7 +38,13 @@ app = typer.Typer(
     help="Read documents once into a bank of hidden-state memories, then ask it any question.",
 )
 bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, take documents out.")
-train_app = typer.Typer(no_args_is_help=True, help="Train a model from a recipe.")
+train_app = typer.Typer(
+    cls=measuring.MethodOrVerb,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    subcommand_metavar="stage1|stage2|METHOD ...",
+    help="Train a model from a recipe: a stage of SeDeM, or a baseline.",
+)
 app.add_typer(bank_app, name="bank")
 app.add_typer(train_app, name="train")
 app.add_typer(inspecting.data_app, name="data")
@@ -231,6 +237,16 @@ def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
     _train("stage2", config, overrides)
 
 
+@train_app.command(measuring.METHOD)
+def train_method(context: typer.Context, config: RecipeOption, overrides: Overrides = None) -> None:
+    """Train a baseline on text or on questions; a killed run goes on when started again."""
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
+
+    _log_to_stderr()
+    recipe = load_baseline_recipe(str(context.info_name), config, overrides or ())
+    typer.echo(str(train_baseline(recipe)))
+
+
 app.command()(measuring.cost)
 app.command()(benching.bench)
 
@@ -254,11 +270,15 @@ def _model_of(bank: Path) -> str:
 
 
 def _train(stage: str, config: Path, overrides: list[str] | None) -> None:
-    import logging
-
     from sedem.training import run
     from sedem.training.recipe import load_recipe
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _log_to_stderr()
     kind, train = run.STAGES[stage]
     typer.echo(str(train(load_recipe(kind, config, overrides or ()))))
+
+
+def _log_to_stderr() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

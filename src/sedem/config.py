@@ -189,6 +189,11 @@ class SedemConfig:
             ) from None
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CheckpointError(f"'{path}' is not readable JSON ({error})") from None
+        if isinstance(entries, dict) and "method" in entries:
+            raise CheckpointError(
+                f"'{folder}' is a checkpoint of '{entries['method']}', not of sedem; evaluate it "
+                f"with 'sedem eval {entries['method']}'"
+            )
         if not isinstance(entries, dict) or "extract_layers" not in entries:
             raise CheckpointError(
                 f"'{path}' is not a sedem configuration (it has no 'extract_layers'); "

@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 
 from sedem import terminal
 from sedem.options import (
-    DEFAULT_MODEL,
     BudgetOption,
     EngineOption,
     Json,
@@ -53,7 +52,7 @@ def evaluations(
         from sedem.evaluation.methods import METHODS
 
         for name, (_, what) in METHODS.items():
-            typer.echo(f"{name:<14} {what}")
+            typer.echo(f"{name:<20} {what}")
     elif context.invoked_subcommand is None:
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
@@ -97,6 +96,7 @@ def evaluate(
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.evaluation.command import run_evaluation
+    from sedem.evaluation.methods import default_checkpoint
 
     disable_progress_bar()
     with terminal.progress("answering") as report_progress:
@@ -110,7 +110,7 @@ def evaluate(
             limit=limit,
             k=blocks,
             control=control,
-            checkpoint=model or DEFAULT_MODEL,
+            checkpoint=model or default_checkpoint(str(context.info_name)),
             max_new_tokens=max_new_tokens,
             batch=batch,
             shift=shift,

@@ -70,13 +70,7 @@ class FullContext:
         backbone = self.backbone
         clock.lap("select_ms")
         start, *prompt = question_ids(backbone, question)
-        room = backbone.max_positions - 1 - len(prompt) - self.decoding.max_new_tokens
-        if room < 0:
-            raise DataError(
-                f"the question's {len(prompt):,} tokens and an answer of up to "
-                f"{self.decoding.max_new_tokens} exceed the {backbone.max_positions:,} positions "
-                f"of '{backbone.name}'; ask something shorter"
-            )
+        room = context_room(backbone, 1 + len(prompt), self.decoding.max_new_tokens)
         prompt_text = context_prompt([documents[index].text for index in used])
         encoded = backbone.tokenize([prompt_text], offsets=True)
         context, offsets = encoded["input_ids"][0], encoded["offset_mapping"][0]
@@ -135,6 +129,26 @@ class FullContext:
         clock.mark("total_ms")
         assert transcript is not None
         return transcript
+
+
+def context_room(backbone: Backbone, prompt: int, limit: int) -> int:
+    """Positions left for a context.
+
+    Args:
+        backbone: reads it.
+        prompt: tokens of start, prompt and question.
+        limit: of answer tokens.
+
+    Raises:
+        DataError: prompt and answer alone exceed the backbone's positions.
+    """
+    room = backbone.max_positions - prompt - limit
+    if room < 0:
+        raise DataError(
+            f"the question's {prompt - 1:,} tokens and an answer of up to {limit} exceed the "
+            f"{backbone.max_positions:,} positions of '{backbone.name}'; ask something shorter"
+        )
+    return room
 
 
 def cite(documents: Sequence[Document], scores: Sequence[float], seen: int) -> tuple[Citation, ...]:

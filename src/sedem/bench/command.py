@@ -7,11 +7,13 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from sedem.baselines.catalog import TRAINED
 from sedem.bench.ceilings import Ceilings, measure_ceilings
 from sedem.bench.contexts import context, source
 from sedem.bench.floors import Work, floors
@@ -22,7 +24,7 @@ from sedem.bench.random_weights import write_random_checkpoint
 from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import METHODS, Setting, open_method
+from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder
 from sedem.evaluation.run import Progress, claim, write_json
 from sedem.provenance import provenance
@@ -79,7 +81,7 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
     """Open every method of a plan.
 
     Returns:
-        What can be measured, and for each peer that cannot run here the reason.
+        What can be measured, and for each peer or trained baseline that cannot run here the reason.
 
     Raises:
         ConfigError: none can run.
@@ -95,23 +97,31 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
     )
     subjects, left_out = [], {}
     for name in plan.methods:
-        if name in METHODS:
-            method = open_method(name, setting)
-            subject = Subject(name, method.reader, method.backbone)
-        else:
-            backbone = frozen_decoder(setting)
-            try:
-                reader = PEERS[name][0](backbone, decoding_of(setting))
-            except ConfigError as error:
-                left_out[name] = str(error)
-                continue
-            subject = Subject(name, reader, backbone)
+        try:
+            subject = _open_subject(name, setting, plan.backbone)
+        except ConfigError as error:
+            if name in METHODS and name not in TRAINED:
+                raise
+            left_out[name] = str(error)
+            continue
         if subject.backbone is not None:
             subject.backbone.end_id = NEVER
         subjects.append(subject)
     if not subjects:
         raise ConfigError("; ".join(left_out.values()))
     return subjects, left_out
+
+
+def _open_subject(name: str, setting: Setting, shape: str | None) -> Subject:
+    if name in PEERS:
+        backbone = frozen_decoder(setting)
+        return Subject(name, PEERS[name][0](backbone, decoding_of(setting)), backbone)
+    if name in TRAINED:
+        if shape is not None:
+            raise ConfigError(f"'{name}' has no weights of the shape '{shape}'")
+        setting = replace(setting, checkpoint=default_checkpoint(name), k=None)
+    method = open_method(name, setting)
+    return Subject(name, method.reader, method.backbone)
 
 
 def notes(plan: Plan) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from sedem.contracts import Document
-from sedem.data.examples import Evidence
+from sedem.data.examples import Evidence, Example
 from sedem.shard import BlockRow
 
 
@@ -44,3 +45,21 @@ def from_answers(
         )
         for block in blocks
     ]
+
+
+def gold_documents(
+    example: Example, labelling: Literal["evidence", "answer"] = "evidence"
+) -> tuple[Document, ...]:
+    """The documents of an example that hold evidence, in their order.
+
+    Args:
+        example: the example.
+        labelling: "evidence" goes by its spans, "answer" by its answer strings.
+    """
+    documents = example.documents
+    whole = [BlockRow(i, 0, len(document.text), ()) for i, document in enumerate(documents)]
+    if labelling == "evidence":
+        gold = from_evidence(whole, example.evidence)
+    else:
+        gold = from_answers(whole, documents, example.answers)
+    return tuple(document for document, label in zip(documents, gold, strict=True) if label)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
@@ -148,6 +150,14 @@ def _revision(source: str | Path, folder: Path) -> str | None:
     if not kept.is_file():
         _replace(kept, lambda file: file.write(commit(Home(repository)).encode()))
     return kept.read_text()
+
+
+def collate_windows(windows: Sequence[Mapping[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
+    """Windows as a batch: `context` `[B, T]` and `continuation` `[B, A]`."""
+    return {
+        name: torch.from_numpy(np.stack([window[name] for window in windows]))
+        for name in ("context", "continuation")
+    }
 
 
 def _write_parts(

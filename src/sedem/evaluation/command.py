@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.baselines.settings import method_of
 from sedem.checkpoint import BACKBONE, EXTRA_ENTRIES, locate
 from sedem.config import SedemConfig
 from sedem.data.catalog import counts_tokens, identify, open_examples, sniff
@@ -129,14 +131,16 @@ def _open(
 def _tokenizer(checkpoint: str) -> str:
     """Whose tokens make up the length of a context: those of the backbone that reads it."""
     folder = locate(checkpoint)
+    if (method := method_of(folder)) != "sedem":
+        return reader_class(method).Config.load(folder).backbone
     encoder = SedemConfig.load(folder, extra=EXTRA_ENTRIES).encoder
     return str(folder) if encoder == BACKBONE else encoder
 
 
 def weight_files(checkpoint: Path, method: str) -> list[Path]:
     """What decides a method's answers: all weights of the checkpoint, or its backbone's alone."""
-    folder = checkpoint if method == "sedem" else checkpoint / BACKBONE
-    return sorted(folder.rglob("*.safetensors"))
+    own = method == "sedem" or method in TRAINED
+    return sorted((checkpoint if own else checkpoint / BACKBONE).rglob("*.safetensors"))
 
 
 def digest_of(*paths: Path) -> str:

@@ -7,7 +7,7 @@ FLOPs; norms, activations, softmax and embeddings' look-ups are left out, as is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -88,19 +88,23 @@ def count_parameters(
             "decompressor": _size(build_decompressor(config, decoder.hidden_size)),
             "selector": _size(build_selector(config, *widths)),
         }
-        backbone = AutoModelForCausalLM.from_config(decoder)
-        size = _size(backbone)
-        lora = 0
-        if config.lora_rank:
-            backbone.add_adapter(
-                LoraConfig(
-                    r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=LORA_TARGETS
-                )
-            )
-            lora = sum(p.numel() for n, p in backbone.named_parameters() if "lora_" in n)
+    size, lora = backbone_size(decoder, config.lora_rank, LORA_TARGETS)
     counts["lora"] = lora
     total = sum(counts.values())
     return {**counts, "total": total, "backbone": size, "percent": round(100 * total / size, 2)}
+
+
+def backbone_size(
+    shape: PretrainedConfig, lora_rank: int, lora_targets: Sequence[str]
+) -> tuple[int, int]:
+    """Parameters of a backbone, and of adapters on it; rank 0 means none."""
+    with torch.device("meta"):
+        backbone = AutoModelForCausalLM.from_config(shape)
+        size = _size(backbone)
+        if not lora_rank:
+            return size, 0
+        backbone.add_adapter(LoraConfig(r=lora_rank, target_modules=list(lora_targets)))
+        return size, sum(p.numel() for n, p in backbone.named_parameters() if "lora_" in n)
 
 
 def count_flops(

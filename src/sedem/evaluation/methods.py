@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from sedem.baselines.catalog import TRAINED
 from sedem.contracts import Answer, Reader
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
@@ -17,6 +19,7 @@ from sedem.errors import ConfigError
 if TYPE_CHECKING:
     from sedem.backbone import Backbone
 
+EMBEDDED = "sedem-nano"
 CONTROLS = ("selected", "gold", "wrong", "none")
 
 
@@ -26,9 +29,11 @@ class Setting:
 
     Attributes:
         checkpoint: folder or hub id of the model; its backbone is what raw-text methods read with.
+            A trained baseline has checkpoints of its own.
         k: selection budget; None means the model's own, and 2 documents for BM25.
         control: which blocks SeDeM uses: the selector's own, those with evidence first, those
-            without evidence, or none at all.
+            without evidence, or none at all. Trained baselines read all documents, or with "gold"
+            those with evidence alone.
         max_new_tokens: answer limit.
         dtype: type of the backbone.
         batch: examples answered together, where a method can.
@@ -72,8 +77,29 @@ METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
     "bm25": ("open_bm25", "BM25 picks K documents, the frozen backbone reads them as text"),
+    **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
-"""What a user can name: the function of `readers.py` that opens it, and what it is."""
+"""What a user can name: the function of `readers.py` that opens it, and what it is.
+
+Trained baselines are opened by the class that `sedem.baselines.catalog` names.
+"""
+
+
+def default_checkpoint(method: str) -> str:
+    """The checkpoint of a method when nobody names one: where the nano recipes leave a baseline's.
+
+    Raises:
+        ConfigError: a trained baseline is not there.
+    """
+    if method not in TRAINED:
+        return EMBEDDED
+    folder = Path("runs") / "nano" / f"{method}-questions" / "final"
+    if not folder.is_dir():
+        raise ConfigError(
+            f"'{method}' has no checkpoint in '{folder}'; train one with 'sedem train {method} "
+            f"--config recipes/nano/{method}-questions.yaml', or give another with -m"
+        )
+    return str(folder)
 
 
 def open_method(name: str, setting: Setting) -> Method:
@@ -84,6 +110,10 @@ def open_method(name: str, setting: Setting) -> Method:
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method '{name}'; there are {', '.join(METHODS)}")
+    if name in TRAINED:
+        from sedem.evaluation.trained import open_trained
+
+        return open_trained(name, setting)
     readers = importlib.import_module("sedem.evaluation.readers")
     method: Method = getattr(readers, METHODS[name][0])(setting)
     return method

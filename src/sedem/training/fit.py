@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +18,6 @@ from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from sedem.errors import ConfigError
-from sedem.model import SeDeM
 from sedem.provenance import provenance
 from sedem.training.recipe import Optimization, Run, as_yaml
 from sedem.training.trainer import SedemTrainer, checkpoints, last_whole_checkpoint
@@ -25,6 +25,14 @@ from sedem.training.trainer import SedemTrainer, checkpoints, last_whole_checkpo
 RECIPE_FILE = "recipe.yaml"
 SUMMARY_FILE = "training.json"
 FINAL = "final"
+
+
+class Saved(Protocol):
+    """A model that can be written as a checkpoint."""
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write it."""
+        ...
 
 
 def claim_output(run: Run, recipe: Any) -> Path:
@@ -51,15 +59,31 @@ def claim_output(run: Run, recipe: Any) -> Path:
 
 def fit(
     stage: nn.Module,
-    model: SeDeM,
+    model: Saved,
     optimization: Optimization,
     run: Run,
     output: Path,
     training: Dataset[Any],
     evaluation: Dataset[Any] | None,
     recipe: Any,
+    noted: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Train, evaluate, and write the final checkpoint and training.json."""
+    """Train, evaluate, and write the final checkpoint and training.json.
+
+    Args:
+        stage: a `Trainable`.
+        model: what the final checkpoint is of.
+        optimization: how it learns.
+        run: how often it speaks.
+        output: folder of the run, claimed.
+        training: what it learns from.
+        evaluation: whose losses are followed.
+        recipe: everything that was set.
+        noted: what is to be known of the data, for training.json.
+
+    Returns:
+        Folder of the final checkpoint.
+    """
     trainer = SedemTrainer(
         stage,
         optimization.learning_rates,
@@ -83,6 +107,8 @@ def fit(
         "examples_seen": trainer.state.global_step
         * optimization.batch_size
         * optimization.accumulation,
+        "tokens_seen": trainer.state.num_input_tokens_seen,
+        "data": dict(noted or {}),
         "trained_parameters": {
             name: sum(p.numel() for p in parameters)
             for name, parameters in stage.parameter_groups().items()  # type: ignore[operator]

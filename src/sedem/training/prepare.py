@@ -210,7 +210,7 @@ class Collator:
             missing = slots * compression - states.shape[2]
             batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
             batch["question_states"] = self.question_states.batch(questions)
-        return {**batch, **_targets(items)}
+        return {**batch, **targets([(item.prefix, item.answer) for item in items])}
 
     def _layout(
         self, items: list[Item], chosen: list[list[int]], used: list[int], slots: int
@@ -257,18 +257,25 @@ class Collator:
         return sorted({text.first + s // per_segment for s in slots.tolist() if s >= 0})
 
 
-def _targets(items: list[Item]) -> dict[str, Tensor]:
-    """Prefix and answer as decoder input, padded on the left, and the tokens to predict."""
-    inputs, targets = [], []
-    for item in items:
-        ids = [*item.prefix, *item.answer]
+def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
+    """Prefix and answer as decoder input, padded on the left, and the tokens to predict.
+
+    Args:
+        pairs: prefix and answer of each row.
+
+    Returns:
+        `ids` and `valid` `[B, P]`, and `labels` of the last positions `[B, A]`.
+    """
+    inputs, labels = [], []
+    for prefix, answer in pairs:
+        ids = [*prefix, *answer]
         inputs.append(torch.tensor(ids[:-1]))
-        targets.append(torch.tensor([IGNORED] * (len(item.prefix) - 1) + item.answer))
+        labels.append(torch.tensor([IGNORED] * (len(prefix) - 1) + answer))
     ids_BP = pad_sequence(inputs, batch_first=True, padding_side="left")
-    labels_BP = pad_sequence(targets, batch_first=True, padding_value=IGNORED, padding_side="left")
+    labels_BP = pad_sequence(labels, batch_first=True, padding_value=IGNORED, padding_side="left")
     lengths_B1 = torch.tensor([[len(row)] for row in inputs])
     valid_BP = torch.arange(ids_BP.shape[1], 0, -1) <= lengths_B1
-    longest = max(len(item.answer) for item in items)
+    longest = max(len(answer) for _, answer in pairs)
     return {"ids": ids_BP, "valid": valid_BP, "labels": labels_BP[:, -longest:]}
 
 

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import Dataset, Subset
 from transformers import set_seed
 
+from sedem.backbone import Backbone
 from sedem.checkpoint import open_backbones
 from sedem.config import SedemConfig
 from sedem.data.catalog import open_examples
+from sedem.data.examples import ExampleSet
 from sedem.data.hub import HOMES
 from sedem.data.text import Tokens, Windows
 from sedem.data.texts import hub_id
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.training.fit import claim_output, fit
-from sedem.training.prepare import Collator, Prepared
+from sedem.training.prepare import Collator, Labelling, Prepared
 from sedem.training.recipe import DataSource, Optimization, Run, TextSource, check_numbers
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
@@ -73,11 +76,41 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     output = claim_output(recipe.run, recipe)
     set_seed(recipe.optimization.seed)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
-    source = recipe.text
-    corpus = Tokens.of(
-        source.path if hub_id(source.path) else Path(recipe.data_root) / source.path,
+    windows, held_out = open_windows(
+        recipe.text,
         model.encoder,
-        Path(recipe.cache),
+        recipe.model.segment_length,
+        recipe.optimization.seed,
+        data_root=Path(recipe.data_root),
+        cache=Path(recipe.cache),
+    )
+    stage = Stage1(model, recipe.losses, recipe.optimization.seed)
+    if recipe.start_from is None:
+        sample = [windows[index] for index in range(min(64, len(windows)))]  # type: ignore[arg-type]
+        stage.calibrate({n: t.to(model.device) for n, t in stage.collate(sample).items()})
+    return fit(stage, model, recipe.optimization, recipe.run, output, windows, held_out, recipe)
+
+
+def open_windows(
+    source: TextSource, backbone: Backbone, length: int, seed: int, *, data_root: Path, cache: Path
+) -> tuple[Dataset[Any], Dataset[Any] | None]:
+    """Windows of text to train on, and those that are held out.
+
+    Args:
+        source: the text.
+        backbone: whose tokenizer counts.
+        length: tokens of a context.
+        seed: of their order.
+        data_root: folder that the source's path is relative to.
+        cache: folder for tokenized text.
+
+    Raises:
+        ConfigError: nothing is left to train on.
+    """
+    corpus = Tokens.of(
+        source.path if hub_id(source.path) else data_root / source.path,
+        backbone,
+        cache,
         source.exclude_titles,
         source.tokens,
     )
@@ -86,21 +119,15 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
             f"text.held_out is {source.held_out}, the corpus has {len(corpus)} texts; "
             "some must be left to train on"
         )
-    length, seed = recipe.model.segment_length, recipe.optimization.seed
     seen = range(len(corpus) - source.held_out)
     windows: Dataset[Any] = Windows(corpus, length, source.continuation, seed, seen)
     if source.windows is not None:
         windows = Subset(windows, range(min(source.windows, len(windows))))  # type: ignore[arg-type]
-    held_out = None
-    if source.held_out:
-        kept = range(len(corpus) - source.held_out, len(corpus))
-        all_held = Windows(corpus, length, source.continuation, 0, kept)
-        held_out = Subset(all_held, range(min(source.evaluation_windows, len(all_held))))
-    stage = Stage1(model, recipe.losses, recipe.optimization.seed)
-    if recipe.start_from is None:
-        sample = [windows[index] for index in range(min(64, len(windows)))]  # type: ignore[arg-type]
-        stage.calibrate({n: t.to(model.device) for n, t in stage.collate(sample).items()})
-    return fit(stage, model, recipe.optimization, recipe.run, output, windows, held_out, recipe)
+    if not source.held_out:
+        return windows, None
+    kept = range(len(corpus) - source.held_out, len(corpus))
+    all_held = Windows(corpus, length, source.continuation, 0, kept)
+    return windows, Subset(all_held, range(min(source.evaluation_windows, len(all_held))))
 
 
 @dataclass(frozen=True)
@@ -190,7 +217,21 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     return fit(stage, model, recipe.optimization, recipe.run, output, training, evaluation, recipe)
 
 
-def add_source(prepared: Prepared, source: DataSource, data_root: Path) -> None:
+class Learnt(Protocol):
+    """A dataset that takes in sets of examples."""
+
+    dropped: Counter[str]
+
+    def add(self, examples: ExampleSet, labelling: Labelling, repeat: int = 1) -> None:
+        """Take in a set."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        ...
+
+
+def add_source(prepared: Learnt, source: DataSource, data_root: Path) -> None:
     """Read a source of a mixture and say what it gave."""
     place: str | Path = data_root / source.path
     options = dict(source.options)

@@ -6,6 +6,7 @@ D decoder width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sedem.data.text import collate_windows
 from sedem.encoder import encode, states_at
 from sedem.errors import ConfigError
 from sedem.injection import prefill
@@ -129,10 +131,11 @@ class Stage1(nn.Module):
 
     def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
         """Windows as a batch: `context` `[B, T]` and `continuation` `[B, A]` of encoder tokens."""
-        return {
-            name: torch.from_numpy(np.stack([window[name] for window in windows]))
-            for name in ("context", "continuation")
-        }
+        return collate_windows(windows)
+
+    def tokens(self, batch: Mapping[str, Tensor]) -> int:
+        """Tokens of contexts and continuations."""
+        return batch["context"].numel() + batch["continuation"].numel()
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
         """Losses of a batch of windows.

@@ -7,7 +7,7 @@ E encoder width, D decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -114,6 +114,10 @@ class Stage2(nn.Module):
         """Examples as the arguments of `forward`."""
         assert self.collator is not None
         return self.collator(items)
+
+    def tokens(self, batch: Mapping[str, Tensor]) -> int:
+        """Tokens of segments, questions to the encoder, prompts and answers."""
+        return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
 
     def forward(
         self,

@@ -44,6 +44,10 @@ class Trainable(Protocol):
         """Items of the dataset as the arguments of `forward`."""
         ...
 
+    def tokens(self, batch: Mapping[str, Any]) -> int:
+        """Tokens of text that a batch holds, padding left out."""
+        ...
+
 
 class SedemTrainer(Trainer):
     """Trains one `Trainable`.
@@ -119,7 +123,10 @@ class SedemTrainer(Trainer):
         """Run the module and remember the parts of its loss for the next log line."""
         if model.training and self.state.max_steps:
             progress = self.state.global_step / self.state.max_steps
-            cast(Trainable, self.model).progress = progress
+            trainable = cast(Trainable, self.model)
+            trainable.progress = progress
+            # Kept in the trainer's state, and so across a kill.
+            self.state.num_input_tokens_seen += trainable.tokens(inputs)
         outputs = model(**inputs)
         for name, value in outputs.items():
             if name != "loss":

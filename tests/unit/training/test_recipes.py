@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from sedem import SeDeM, SedemConfig
+from sedem.baselines.catalog import TRAINED
 from sedem.training.recipe import DataSource, Optimization, Run, as_yaml, load_recipe
 from sedem.training.run import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 FILES = sorted(RECIPES.rglob("*.yaml"))
+BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
 STAGE1 = [path for path in FILES if path.name.startswith("stage1")]
 STAGE2 = [path for path in FILES if path.name.startswith("stage2")]
 
@@ -80,7 +82,7 @@ def assert_trained(folder: Path, parts: set[str]) -> None:
 
 def test_there_are_recipes_of_both_stages_and_every_file_is_one() -> None:
     assert STAGE1 and STAGE2
-    assert sorted(STAGE1 + STAGE2) == FILES
+    assert sorted(STAGE1 + STAGE2 + BASELINES) == FILES
 
 
 @pytest.mark.parametrize("path", **named(STAGE1))

@@ -1,0 +1,33 @@
+"""The trained baselines by name; nothing heavy is imported until one is opened."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sedem.baselines.trained import TrainedReader
+
+TRAINED: dict[str, tuple[str, str]] = {
+    "full-context-tuned": (
+        "full_context_tuned.FullContextTuned",
+        "the backbone with LoRA, trained on questions, reads every document as text",
+    ),
+    "icae": ("icae.ICAE", "segments of text into memory tokens for the frozen backbone"),
+}
+"""What a user can name: module and class of this package, and what it is."""
+
+
+def reader_class(name: str) -> type[TrainedReader]:
+    """The class of a trained baseline.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if name not in TRAINED:
+        raise ConfigError(f"there is no trained method '{name}'; there are {', '.join(TRAINED)}")
+    module, _, found = TRAINED[name][0].partition(".")
+    kind: type[TrainedReader] = getattr(importlib.import_module(f"sedem.baselines.{module}"), found)
+    return kind

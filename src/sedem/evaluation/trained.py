@@ -1,0 +1,99 @@
+"""Trained baselines in the harness: their own checkpoints, examples in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sedem.backbone import Backbone
+from sedem.baselines.catalog import reader_class
+from sedem.baselines.memory import ContextMemory
+from sedem.baselines.trained import TrainedReader
+from sedem.contracts import Answer, Document, Reader
+from sedem.data.examples import Example
+from sedem.data.labels import gold_documents
+from sedem.errors import ConfigError, DataError
+from sedem.evaluation.methods import Method, Setting
+from sedem.generation import Decoding
+
+GIVEN = ("selected", "gold")
+
+
+class BoundTrained:
+    """A trained baseline as a plain reader: how it answers is settled.
+
+    Args:
+        reader: reads and answers.
+        decoding: how answers are generated.
+    """
+
+    def __init__(self, reader: TrainedReader, decoding: Decoding) -> None:
+        self.trained = reader
+        self.name = reader.name
+        self.decoding = decoding
+
+    def read(self, documents: Sequence[Document]) -> ContextMemory:
+        """The documents as this method's memory."""
+        return self.trained.read(documents)
+
+    def answer(self, memory: ContextMemory, question: str) -> Answer:
+        """Answer one question."""
+        return self.trained.answer(memory, question, decoding=self.decoding)
+
+    def answer_together(self, memory: ContextMemory, questions: Sequence[str]) -> list[Answer]:
+        """Answer several questions over one memory."""
+        return self.trained.answer_all([memory] * len(questions), questions, self.decoding)
+
+
+class Trained:
+    """A trained baseline over examples, each with its own documents.
+
+    Args:
+        reader: reads and answers.
+        setting: limit, batch, and which documents are given.
+
+    Raises:
+        ConfigError: the setting asks for what only SeDeM has.
+    """
+
+    def __init__(self, reader: TrainedReader, setting: Setting) -> None:
+        if setting.control not in GIVEN:
+            raise ConfigError(
+                f"control is '{setting.control}'; {reader.name} can be given every document "
+                "(selected) or those with evidence (gold)"
+            )
+        if setting.k is not None or setting.shift:
+            raise ConfigError(
+                f"k is {setting.k} and shift {setting.shift}, but {reader.name} selects no blocks; "
+                "leave both out"
+            )
+        self.trained = reader
+        self.gold = setting.control == "gold"
+        self.batch = setting.batch if reader.batched else 1
+        self.backbone: Backbone | None = reader.backbone
+        self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
+        self.reader: Reader = BoundTrained(reader, self.decoding)
+
+    def answer(self, examples: Sequence[Example]) -> list[Answer]:
+        """Answer each example from its own documents.
+
+        Raises:
+            DataError: only documents with evidence are to be given, and an example has none.
+        """
+        memories = []
+        for example in examples:
+            documents = gold_documents(example) if self.gold else example.documents
+            if not documents:
+                raise DataError(f"example '{example.id}' has no evidence, so no gold document")
+            memories.append(self.trained.read(documents))
+        questions = [example.question for example in examples]
+        return self.trained.answer_all(memories, questions, self.decoding)
+
+
+def open_trained(name: str, setting: Setting) -> Method:
+    """A trained baseline from its checkpoint."""
+    reader = reader_class(name).from_pretrained(
+        setting.checkpoint, dtype=getattr(torch, setting.dtype), device=setting.device
+    )
+    return Trained(reader, setting)

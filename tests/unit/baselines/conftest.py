@@ -1,0 +1,100 @@
+"""A trained baseline of every kind on the tiny Llama, and recipes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.baselines.trained import TrainedReader
+from sedem.pretrained import open_backbone
+from sedem.training.baseline import BaselineRecipe, QuestionData, WindowSource
+from sedem.training.recipe import DataSource, Optimization, Run
+
+SMALL: dict[str, dict[str, Any]] = {
+    "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},
+    "icae": {"lora_rank": 4, "lora_alpha": 8, "memory": 4, "compression": 4, "unscored": 2},
+}
+"""Settings that suit a tiny backbone; a new method adds its own here."""
+
+
+def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader:
+    """A baseline whose parts and adapters are random, so that both matter."""
+    kind = reader_class(name)
+    torch.manual_seed(seed)
+    reader = kind(kind.Config(backbone=folder, **{**SMALL[name], **changes}), open_backbone(folder))
+    with torch.no_grad():
+        for parameter in reader.backbone.lora_parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+    return reader.requires_grad_(False).eval()
+
+
+@pytest.fixture(params=TRAINED)
+def any_reader(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> TrainedReader:
+    """A tiny baseline of each kind in turn."""
+    return make(request.param, tiny_folder())
+
+
+@pytest.fixture
+def question_recipe(
+    tiny_folder: Callable[..., str], tmp_path: Path
+) -> Callable[..., BaselineRecipe]:
+    """Four steps on the questions of one article, those of another followed."""
+
+    def recipe(name: str, **changes: Any) -> BaselineRecipe:
+        return BaselineRecipe(
+            method=name,
+            model=reader_class(name).Config(backbone=tiny_folder(), **SMALL[name]),
+            data=QuestionData(
+                training=(DataSource("squad.json", records=":1", options={"distractors": 1}),),
+                evaluation=(DataSource("squad.json", records="1:2", options={"distractors": 1}),),
+                answer_limit=200,
+            ),
+            **_shared(tmp_path / name),
+            **changes,
+        )
+
+    return recipe
+
+
+@pytest.fixture
+def text_recipe(tiny_folder: Callable[..., str], tmp_path: Path) -> Callable[..., BaselineRecipe]:
+    """Four steps on nine articles, the last two of them held out."""
+
+    def recipe(name: str, **changes: Any) -> BaselineRecipe:
+        return BaselineRecipe(
+            method=name,
+            model=reader_class(name).Config(backbone=tiny_folder(), **SMALL[name]),
+            text=WindowSource(
+                "articles.jsonl", continuation=12, held_out=2, evaluation_windows=4, context=32
+            ),
+            **_shared(tmp_path / f"{name}-text"),
+            **changes,
+        )
+
+    return recipe
+
+
+def _shared(folder: Path) -> dict[str, Any]:
+    return {
+        "optimization": Optimization(
+            {"parts": 1e-3, "lora": 1e-3},
+            steps=4,
+            batch_size=4,
+            bf16=False,
+            backbone_dtype="float32",
+        ),
+        "run": Run(str(folder / "out"), log_every=1, save_every=2),
+        "data_root": str(Path(__file__).parents[2] / "fixtures"),
+        "cache": str(folder / "cache"),
+    }
+
+
+@pytest.fixture
+def fixtures() -> Path:
+    """Folder of real records."""
+    return Path(__file__).parents[2] / "fixtures"

@@ -1,0 +1,217 @@
+"""Baselines trained from recipes: killed and resumed, evaluated; every recipe of the repository."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from typer.testing import CliRunner
+from unit.training.test_recipes import small_run, small_source, two_steps
+
+from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.cli import app
+from sedem.errors import ConfigError
+from sedem.evaluation.command import run_evaluation
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem.training.recipe import as_yaml
+from sedem.training.trainer import SedemTrainer
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+FILES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
+
+OWN = {
+    "documents": [{"name": "lease", "text": "The rent is 900 euros."}],
+    "question": "What is the rent?",
+    "answers": ["900 euros"],
+}
+
+Make = Callable[..., BaselineRecipe]
+
+
+def summary(recipe: BaselineRecipe) -> dict[str, Any]:
+    return dict(json.loads((Path(recipe.run.output) / "training.json").read_text()))
+
+
+def weights(recipe: BaselineRecipe) -> dict[str, Tensor]:
+    final = Path(recipe.run.output) / "final"
+    return {n: t for path in final.rglob("*.safetensors") for n, t in load_file(path).items()}
+
+
+def killed(recipe: BaselineRecipe, step: int) -> None:
+    """Train until an optimizer step is interrupted."""
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        whole = SedemTrainer.training_step
+
+        def cut(self: SedemTrainer, *args: Any, **options: Any) -> Tensor:
+            if self.state.global_step + 1 == step:
+                raise KeyboardInterrupt
+            return whole(self, *args, **options)
+
+        patch.setattr(SedemTrainer, "training_step", cut)
+        train_baseline(recipe)
+        raise AssertionError("the run was not killed")
+
+
+def assert_resumes_alike(recipe: BaselineRecipe) -> None:
+    whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
+    train_baseline(whole)
+    killed(recipe, 4)
+    train_baseline(recipe)
+    found, wanted = summary(recipe), summary(whole)
+    assert found["resumed_from"] == "checkpoint-2" and wanted["resumed_from"] is None
+    assert found["tokens_seen"] == wanted["tokens_seen"] > 0
+    ours, theirs = weights(recipe), weights(whole)
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+def test_a_killed_run_on_questions_resumes_alike(question_recipe: Make) -> None:
+    # Dropout, so that the state of random numbers is part of what is resumed.
+    recipe = question_recipe("icae")
+    assert recipe.model.lora_dropout > 0
+    assert_resumes_alike(recipe)
+
+
+def test_a_killed_run_on_text_resumes_alike(text_recipe: Make) -> None:
+    recipe = text_recipe("icae")
+    assert_resumes_alike(recipe)
+    assert summary(recipe)["tokens_seen"] == 4 * 4 * (32 + 12)
+
+
+def test_from_text_to_questions_to_answers(
+    text_recipe: Make, question_recipe: Make, fixtures: Path, tmp_path: Path
+) -> None:
+    first = train_baseline(text_recipe("icae"))
+    second = train_baseline(question_recipe("icae", start_from=str(first)))
+    result = json.loads((second.parent / "training.json").read_text())
+    assert result["trained_parameters"] == {"parts": 7 * 32, "lora": 4 * 4 * (32 + 32 + 32 + 16)}
+    assert result["data"].keys() >= {"tokens", "left_out"}
+    assert result["evaluation"]["eval_loss"] > 0
+    settings: dict[str, Any] = {
+        "checkpoint": str(second),
+        "limit": 3,
+        "max_new_tokens": 4,
+        "options": {"distractors": 1},
+    }
+    metrics = run_evaluation("icae", fixtures / "squad.json", **settings)
+    assert metrics["counts"]["not_answered"] == 0
+    assert metrics["bytes_per_token"]["mean"] > 0
+    gold = run_evaluation("icae", fixtures / "squad.json", control="gold", **settings)
+    assert gold["conditioning"]["mean"] < metrics["conditioning"]["mean"]
+    digests = {m["settings"]["weights_sha256"] for m in (metrics, gold)}
+    assert len(digests) == 1
+    with pytest.raises(ConfigError, match="k is 2 and shift 0, but icae selects no blocks"):
+        run_evaluation("icae", fixtures / "squad.json", k=2, **settings)
+    with pytest.raises(ConfigError, match="control is 'wrong'"):
+        run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
+    other = question_recipe("icae", start_from=str(first))
+    changed = replace(other, model=replace(other.model, compression=2))  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"model.compression is 2 in the recipe, checkpoint"):
+        train_baseline(replace(changed, run=replace(changed.run, output=str(tmp_path / "else"))))
+
+
+def test_a_run_learns_from_text_or_from_questions(question_recipe: Make, text_recipe: Make) -> None:
+    text = text_recipe("icae").text
+    with pytest.raises(ConfigError, match="the recipe has both of text and data"):
+        question_recipe("icae", text=text)
+
+
+def test_a_recipe_of_another_method_is_refused() -> None:
+    path = RECIPES / "nano" / "icae-text.yaml"
+    with pytest.raises(ConfigError, match="is a recipe of 'other'; run 'sedem train other'"):
+        load_baseline_recipe("icae", path, ["method=other"])
+    with pytest.raises(ConfigError, match="there is no trained method 'icea'"):
+        load_baseline_recipe("icea", path)
+    with pytest.raises(ConfigError, match="unknown key 'memori'; did you mean 'memory'"):
+        load_baseline_recipe("icae", path, ["model.memori=3"])
+
+
+def test_the_command_trains_and_evaluates_by_name(
+    question_recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = question_recipe("full-context-tuned")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(as_yaml(recipe))
+    runner = CliRunner()
+    output = tmp_path / "runs" / "nano" / "full-context-tuned-questions"
+    words = [
+        "--config",
+        str(path),
+        "--set",
+        f"run.output={output}",
+        "--set",
+        "optimization.steps=1",
+    ]
+    monkeypatch.chdir(tmp_path)
+    trained = runner.invoke(app, ["train", "full-context-tuned", *words])
+    assert trained.exit_code == 0, trained.output
+    assert trained.stdout.strip() == str(output / "final")
+    wrong = runner.invoke(app, ["train", "nothing", *words])
+    assert wrong.exit_code == 1 and "there is no trained method 'nothing'" in wrong.output
+    (tmp_path / "own.jsonl").write_text(json.dumps(OWN))
+    asked = ["--data", "own.jsonl", "--max-new-tokens", "3", "--json"]
+    # Without -m it is what the nano recipe would leave.
+    result = runner.invoke(app, ["eval", "full-context-tuned", *asked])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["counts"]["not_answered"] == 0
+    listed = runner.invoke(app, ["eval", "--list"]).stdout
+    assert {line.split()[0] for line in listed.splitlines()} >= set(TRAINED)
+
+
+# The recipes of the repository
+
+
+def test_every_trained_method_has_recipes_for_every_backbone() -> None:
+    for name in TRAINED:
+        for folder in ("nano", "paper/llama-3.2-1b", "paper/llama-3.2-3b"):
+            assert (RECIPES / folder / f"{name}-questions.yaml").is_file()
+
+
+def test_no_two_recipes_share_an_output_folder_and_each_starts_from_another() -> None:
+    recipes = [load_baseline_recipe(path.name.rpartition("-")[0], path) for path in FILES]
+    by_end = {f"{recipe.run.output}/final": recipe for recipe in recipes}
+    assert len(by_end) == len(recipes)
+    for recipe in recipes:
+        if recipe.start_from is not None:
+            assert by_end[recipe.start_from].model == recipe.model
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(RECIPES)) for path in FILES])
+def test_a_recipe_trains(
+    path: Path, tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
+) -> None:
+    name = path.name.rpartition("-")[0]
+    recipe = load_baseline_recipe(name, path)
+    backbone = tiny_folder(max_position_embeddings=16384)
+    text = recipe.text and replace(
+        recipe.text, path="articles.jsonl", held_out=0, tokens=None, evaluation_windows=2
+    )
+    questions = recipe.data and replace(
+        recipe.data,
+        training=tuple(map(small_source, recipe.data.training)),
+        evaluation=tuple(map(small_source, recipe.data.evaluation)),
+        answer_limit=200,
+        context_limit=700,
+    )
+    small = replace(
+        recipe,
+        model=replace(recipe.model, backbone=backbone, lora_rank=recipe.model.lora_rank and 2),
+        text=text,
+        data=questions,
+        optimization=two_steps(recipe.optimization),
+        run=small_run(recipe.run, tmp_path),
+        data_root=str(fixtures),
+        cache=str(tmp_path / "cache"),
+        start_from=None,
+    )
+    final = train_baseline(small)
+    losses = [line["loss"] for line in summary(small)["log"] if "loss" in line]
+    assert len(losses) == 2 and all(0 < loss < 1000 for loss in losses)
+    reader_class(name).from_pretrained(final)

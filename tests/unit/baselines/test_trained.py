@@ -1,0 +1,247 @@
+"""What holds for every trained baseline, on a tiny random backbone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from unit.baselines.conftest import SMALL, make
+
+from sedem import Document, SeDeM
+from sedem.backbone import Backbone
+from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.baselines.settings import ReaderConfig
+from sedem.baselines.trained import TrainedReader
+from sedem.data.catalog import open_examples
+from sedem.errors import CheckpointError, ConfigError, DataError
+from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
+from sedem.generation import Decoding
+from sedem.training.baseline import QuestionTraining
+from sedem.training.questions import Questions, collate_questions
+
+SHORT = Decoding(max_new_tokens=5)
+RENT, EGGS = "What is the rent?", "How many eggs?"
+
+
+def test_every_trained_method_is_listed_and_has_small_settings_for_these_tests() -> None:
+    assert set(SMALL) == set(TRAINED)
+    assert set(TRAINED) <= set(METHODS)
+    for name in TRAINED:
+        assert reader_class(name).name == name
+
+
+def test_it_answers_and_says_what_it_cost(
+    any_reader: TrainedReader, documents: list[Document]
+) -> None:
+    memory = any_reader.read(documents)
+    answer = any_reader.answer(memory, RENT, decoding=SHORT)
+    assert answer.model == any_reader.name
+    assert answer.finish_reason in ("end", "length")
+    assert answer.timings.keys() >= {"select_ms", "prefill_ms", "ttft_ms", "total_ms"}
+    assert answer.timings["ttft_ms"] <= answer.timings["total_ms"]
+    assert answer.conditioning and answer.conditioning > len(RENT)
+    assert answer.stored_bytes and answer.context_tokens == len(memory.ends)
+    texts = {document.name: document.text for document in documents}
+    for citation in answer.citations:
+        assert texts[citation.document][citation.start : citation.end] == citation.text
+    assert answer.blocks == len(documents)
+
+
+def test_a_batch_answers_as_one_by_one(
+    any_reader: TrainedReader, documents: list[Document]
+) -> None:
+    if not any_reader.batched:
+        pytest.skip("answers one by one")
+    asked = [(documents, RENT), (documents[1:], EGGS), (documents[:1], "Pets?")]
+    memories = [any_reader.read(given) for given, _ in asked]
+    together = any_reader.answer_all(memories, [question for _, question in asked], SHORT)
+    for answer, memory, (_, question) in zip(together, memories, asked, strict=True):
+        alone = any_reader.answer(memory, question, decoding=SHORT)
+        assert (answer.text, answer.conditioning) == (alone.text, alone.conditioning)
+
+
+def test_adapters_and_parts_matter(
+    any_reader: TrainedReader, tiny_folder: Callable[..., str], documents: list[Document]
+) -> None:
+    other = make(any_reader.name, tiny_folder(), seed=2)
+
+    def logits(reader: TrainedReader) -> torch.Tensor:
+        memory = reader.read(documents)
+        prompt = [reader.backbone.start_id, *reader.backbone.token_ids(RENT)]
+        with torch.no_grad(), reader.answering():
+            seen = reader.seen(len(memory.ends), len(prompt), 5)
+            return reader.begin([memory.remembered.content], [seen], [prompt]).logits
+
+    assert not torch.allclose(logits(any_reader), logits(other))
+
+
+def test_what_does_not_fit_is_said(tiny_folder: Callable[..., str]) -> None:
+    long = [Document("long", "The rent is 900 euros a month. " * 400)]
+    for name in TRAINED:
+        reader = make(name, tiny_folder())
+        answer = reader.answer(reader.read(long), RENT, decoding=SHORT)
+        (sentence, *_) = answer.cut
+        assert "12,399 tokens" in sentence and reader.name in sentence
+        (citation,) = answer.citations
+        assert len(citation.text) < len(long[0].text)
+
+
+def test_a_question_too_long_is_refused(
+    any_reader: TrainedReader, documents: list[Document]
+) -> None:
+    with pytest.raises(DataError, match=r"exceed the 512 positions"):
+        any_reader.answer(any_reader.read(documents), "Why? " * 200)
+
+
+# Training
+
+
+def test_exactly_its_parameter_groups_are_trained_and_learn(
+    any_reader: TrainedReader, fixtures: Path
+) -> None:
+    stage = QuestionTraining(any_reader)
+    questions = squad(any_reader, fixtures)
+    trained = [p for group in stage.parameter_groups().values() for p in group]
+    assert {id(p) for p in trained} == {id(p) for p in stage.parameters() if p.requires_grad}
+    stage.train()
+    optimizer = torch.optim.AdamW(trained, lr=5e-3)
+    batch = collate_questions([questions[i] for i in range(2)])
+    before = {name: p.clone() for name, p in any_reader.backbone.named_parameters()}
+    losses = []
+    for _ in range(8):
+        loss = stage(**batch)["loss"]
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    for name, parameter in any_reader.backbone.named_parameters():
+        if "lora_" not in name:
+            assert torch.equal(parameter, before[name]), name
+
+
+def test_a_loss_of_a_batch_is_the_mean_of_its_rows(
+    any_reader: TrainedReader, fixtures: Path
+) -> None:
+    questions = squad(any_reader, fixtures)
+    stage = QuestionTraining(any_reader).eval()
+    items = [questions[index] for index in range(3)]
+    with torch.no_grad():
+        together = stage(**collate_questions(items))["loss"]
+        alone = [stage(**collate_questions([item]))["loss"] for item in items]
+    assert together == pytest.approx(sum(map(float, alone)) / 3, rel=1e-4)
+
+
+def test_dropout_of_adapters_is_for_training_alone(tiny_folder: Callable[..., str]) -> None:
+    for name in TRAINED:
+        reader = make(name, tiny_folder(), lora_dropout=0.5)
+        drops = [m for m in reader.modules() if isinstance(m, torch.nn.Dropout)]
+        reader.train()
+        assert drops and all(module.training for module in drops)
+        assert not reader.backbone.model.training
+        reader.eval()
+        assert not any(module.training for module in drops)
+
+
+def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> Questions:
+    questions = Questions(reader, 200, **settings)
+    questions.add(open_examples(fixtures / "squad.json", records=":1", distractors=1), "evidence")
+    return questions
+
+
+def test_contexts_are_cut_and_counted_as_in_answering(
+    backbone: Backbone, fixtures: Path, tiny_folder: Callable[..., str]
+) -> None:
+    reader = make("full-context-tuned", tiny_folder())
+    questions = squad(reader, fixtures)
+    cut = questions.cut
+    assert 0 < cut["contexts cut"] <= len(questions)
+    kept = sum(len(item.context) for item in questions.items)
+    assert cut["tokens"] - cut["tokens left out"] == kept
+    for item in questions.items:
+        # The last answer token is predicted, not read.
+        assert len(item.context) + len(item.prefix) + len(item.answer) <= backbone.max_positions
+    assert max(len(i.context) for i in squad(reader, fixtures, context_limit=50).items) == 50
+
+
+def test_gold_documents_alone(fixtures: Path, tiny_folder: Callable[..., str]) -> None:
+    reader = make("icae", tiny_folder())
+    every, gold = squad(reader, fixtures), squad(reader, fixtures, documents="gold")
+    assert len(every) == len(gold)
+    assert gold.cut["tokens"] < every.cut["tokens"]
+    assert [item.answer for item in gold.items] == [item.answer for item in every.items]
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_answers_alike(
+    any_reader: TrainedReader, documents: list[Document], tmp_path: Path
+) -> None:
+    any_reader.save_pretrained(tmp_path / "kept")
+    entries = json.loads((tmp_path / "kept" / "config.json").read_text())
+    assert entries["method"] == any_reader.name and "sedem_version" in entries
+    again = type(any_reader).from_pretrained(tmp_path / "kept")
+    assert again.config == any_reader.config
+    assert not any(p.requires_grad for p in again.parameters())
+    own = {n: p for n, p in any_reader.named_parameters()}
+    assert all(torch.equal(p, own[n]) for n, p in again.named_parameters())
+    texts = [r.answer(r.read(documents), RENT, decoding=SHORT).text for r in (any_reader, again)]
+    assert texts[0] == texts[1]
+
+
+def test_missing_and_unexpected_weights_are_errors(
+    tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    make("icae", tiny_folder()).save_pretrained(tmp_path / "kept")
+    path = tmp_path / "kept" / "sedem.safetensors"
+    weights = load_file(path)
+    save_file({**weights, "more": weights["tokens.weight"].clone()}, path)
+    with pytest.raises(CheckpointError, match=r"1 are not known \(such as more\)"):
+        reader_class("icae").from_pretrained(tmp_path / "kept")
+    save_file(weights, path)
+    shutil.rmtree(tmp_path / "kept" / "adapter")
+    with pytest.raises(CheckpointError, match="is missing; the checkpoint is incomplete"):
+        reader_class("icae").from_pretrained(tmp_path / "kept")
+
+
+def test_a_checkpoint_of_another_method_is_refused(
+    tiny_folder: Callable[..., str], tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    icae, own = tmp_path / "icae", tmp_path / "own"
+    make("icae", tiny_folder()).save_pretrained(icae)
+    model.save_pretrained(own)
+    with pytest.raises(
+        CheckpointError, match="a checkpoint of 'icae', not of 'full-context-tuned'"
+    ):
+        open_method("full-context-tuned", Setting(str(icae)))
+    with pytest.raises(CheckpointError, match="a checkpoint of 'sedem', not of 'icae'"):
+        open_method("icae", Setting(str(own)))
+    with pytest.raises(CheckpointError, match="a checkpoint of 'icae', not of sedem"):
+        SeDeM.from_pretrained(icae)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(CheckpointError, match=r"has no config.json"):
+        open_method("icae", Setting(str(tmp_path / "none")))
+    monkeypatch.chdir(tmp_path)
+    assert default_checkpoint("bm25") == "sedem-nano"
+    with pytest.raises(ConfigError, match="train one with 'sedem train icae"):
+        default_checkpoint("icae")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora_rank": -1}, "lora_rank is -1; it must be a whole number of at least 0"),
+        ({"lora_dropout": 1.5}, r"lora_dropout is 1.5; it is a share"),
+        ({"lora_targets": ("q",)}, "lora_targets has 'q'; it can have q_proj"),
+    ],
+)
+def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ReaderConfig(backbone="some", **changes)
