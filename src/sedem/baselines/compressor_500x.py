@@ -26,9 +26,10 @@ from transformers import DynamicCache, PretrainedConfig
 
 from sedem.attention import KeyAxis
 from sedem.backbone import Backbone
+from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import begun, pad_prompts
-from sedem.baselines.trained import Begun, Remembered, TrainedReader
+from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.injection import Stream
 from sedem.losses import next_token_loss

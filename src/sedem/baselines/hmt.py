@@ -32,9 +32,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone import Backbone
+from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import begun, run_rows
-from sedem.baselines.trained import Begun, Remembered, TrainedReader
+from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.losses import IGNORED, next_token_loss
 

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import begin_soft, run_rows, run_soft
-from sedem.baselines.trained import Begun, Remembered, TrainedReader, own_generator
+from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.losses import IGNORED, next_token_loss
 

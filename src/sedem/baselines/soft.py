@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from sedem.attention import KeyAxis
 from sedem.backbone import Backbone
-from sedem.baselines.trained import Begun
+from sedem.baselines.memory import Begun
 from sedem.injection import Prefilled, Stream, prefill, step
 
 
