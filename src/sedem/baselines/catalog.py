@@ -16,6 +16,11 @@ TRAINED: dict[str, tuple[str, str]] = {
         "the backbone with LoRA, trained on questions, reads every document as text",
     ),
     "icae": ("icae.ICAE", "segments of text into memory tokens for the frozen backbone"),
+    "hmt": ("hmt.HMT", "segment after segment, with memory that is recalled"),
+    "500x": (
+        "compressor_500x.Compressor500x",
+        "500 tokens into keys and values of four for the frozen backbone",
+    ),
 }
 """What a user can name: module and class of this package, and what it is."""
 

@@ -22,13 +22,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.attention import KeyAxis
 from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begin_soft, run_soft
+from sedem.baselines.soft import begin_soft, run_rows, run_soft
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.losses import IGNORED, next_token_loss
@@ -116,23 +114,12 @@ class ICAE(TrainedReader):
         """
         backbone, memory = self.backbone, self.config.memory
         start = segments[0].new_tensor([backbone.start_id])
-        rows = [torch.cat([start, segment]) for segment in segments]
-        ids_ST = pad_sequence(rows, batch_first=True, padding_side="left")
-        lengths_S1 = torch.tensor([[len(row) + memory] for row in rows], device=ids_ST.device)
-        total = ids_ST.shape[1] + memory
-        valid_SP = torch.arange(total, 0, -1, device=ids_ST.device) <= lengths_S1
-        positions_SP = (valid_SP.long().cumsum(1) - 1).clamp_min(0)
-        embedded_STD = backbone.embed(ids_ST)
-        tokens_SMD = self._embedding(range(memory)).to(embedded_STD).expand(len(rows), -1, -1)
-        keys = KeyAxis(positions_SP, valid_SP, not bool(valid_SP.all()), total)
-        states_SPD = backbone.run(
-            torch.cat([embedded_STD, tokens_SMD], dim=1),
-            0,
-            backbone.depth,
-            positions_SP,
-            valid_SP,
-            keys,
-        )
+        rows = []
+        for segment in segments:
+            embedded_TD = backbone.embed(torch.cat([start, segment]))
+            tokens_MD = self._embedding(range(memory)).to(embedded_TD)
+            rows.append(torch.cat([embedded_TD, tokens_MD]))
+        states_SPD, _ = run_rows(backbone, rows)
         return backbone.model.get_decoder().norm(states_SPD[:, -memory:])
 
     def remember(self, ids: list[int]) -> Remembered:

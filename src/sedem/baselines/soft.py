@@ -1,6 +1,7 @@
 """Soft tokens at the decoder's input: [start; states; prompt; answer], rows of any length.
 
-Two-depth decoding with an injection at layer 0 is just this, and its masks are used here.
+Two-depth decoding with an injection at layer 0 is just this, and its masks are used here. Where
+soft tokens stand elsewhere, rows of embeddings are run as they are.
 
 Letters: B batch, U states of a row, P prompt and answer tokens, D width.
 """
@@ -14,9 +15,63 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
+from sedem.attention import KeyAxis
 from sedem.backbone import Backbone
 from sedem.baselines.memory import Begun
-from sedem.injection import Prefilled, prefill, step
+from sedem.injection import Prefilled, Stream, prefill, step
+
+
+def run_rows(
+    backbone: Backbone, rows: Sequence[Tensor], cache: DynamicCache | None = None
+) -> tuple[Tensor, Stream | None]:
+    """Run every layer on rows of embeddings, each with positions contiguous from 0.
+
+    Args:
+        backbone: the decoder, with or without its adapters.
+        rows: embeddings `[P, D]`; rows may differ in P.
+        cache: an empty one to go on from; None when nothing follows.
+
+    Returns:
+        States before the closing norm `[B, P, D]`, padded on the left, so that the last position of
+        every row is the last one; and where decoding goes on, None without a cache.
+    """
+    rows_BPD = pad_sequence(list(rows), batch_first=True, padding_side="left")
+    device, longest = rows_BPD.device, rows_BPD.shape[1]
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
+    valid_BP = torch.arange(longest, 0, -1, device=device) <= lengths_B1
+    positions_BP = (valid_BP.long().cumsum(1) - 1).clamp_min(0)
+    padded = any(len(row) < longest for row in rows)
+    keys = KeyAxis(positions_BP, valid_BP, padded, longest)
+    states_BPD = backbone.run(rows_BPD, 0, backbone.depth, positions_BP, valid_BP, keys, cache)
+    stream = None if cache is None else Stream(cache, keys, keys, lengths_B1[:, 0])
+    return states_BPD, stream
+
+
+def begun(
+    backbone: Backbone, last_BD: Tensor, stream: Stream | None, conditioning: list[int]
+) -> Begun:
+    """Where answers begin after a prefill of every layer.
+
+    Args:
+        backbone: the decoder.
+        last_BD: states of each row's last position.
+        stream: where the rows stand; there is one after a prefill with a cache.
+        conditioning: positions that the decoder saw, row by row.
+    """
+    assert stream is not None
+
+    def advance(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+        return backbone.logits(step(backbone, 0, ids_B, stream))
+
+    return Begun(backbone.logits(last_BD), advance, conditioning)
+
+
+def pad_prompts(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens of prompts padded on the left, and False where a token is padding; both `[B, P]`."""
+    rows = [torch.tensor(prompt, device=device) for prompt in prompts]
+    ids_BP = pad_sequence(rows, batch_first=True, padding_side="left")
+    lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
+    return ids_BP, torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
 
 
 def run_soft(
@@ -49,17 +104,7 @@ def begin_soft(backbone: Backbone, states: Sequence[Tensor], prompts: Sequence[l
         states: of each row `[U, D]`.
         prompts: start token, prompt and question of each row.
     """
-    device = backbone.device
-    rows = [torch.tensor(prompt, device=device) for prompt in prompts]
-    ids_BP = pad_sequence(rows, batch_first=True, padding_side="left")
-    lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
-    valid_BP = torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
+    ids_BP, valid_BP = pad_prompts(prompts, backbone.device)
     filled = run_soft(backbone, states, ids_BP, valid_BP, DynamicCache())
-    stream = filled.stream
-    assert stream is not None
-
-    def advance(ids_B: Tensor, live: Sequence[int]) -> Tensor:
-        return backbone.logits(step(backbone, 0, ids_B, stream))
-
     conditioning = [len(row) + len(prompt) for row, prompt in zip(states, prompts, strict=True)]
-    return Begun(backbone.logits(filled.prefix[:, -1]), advance, conditioning)
+    return begun(backbone, filled.prefix[:, -1], filled.stream, conditioning)

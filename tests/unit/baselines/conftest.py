@@ -18,6 +18,16 @@ from sedem.training.recipe import DataSource, Optimization, Run
 SMALL: dict[str, dict[str, Any]] = {
     "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},
     "icae": {"lora_rank": 4, "lora_alpha": 8, "memory": 4, "compression": 4, "unscored": 2},
+    "hmt": {
+        "lora_rank": 4,
+        "lora_alpha": 8,
+        "memory": 2,
+        "sensory": 4,
+        "segment_length": 40,
+        "recall_width": 8,
+        "recall_context": 6,
+    },
+    "500x": {"lora_rank": 4, "lora_alpha": 8, "limit": 48},
 }
 """Settings that suit a tiny backbone; a new method adds its own here."""
 

@@ -191,7 +191,13 @@ def test_a_recipe_trains(
     recipe = load_baseline_recipe(name, path)
     backbone = tiny_folder(max_position_embeddings=16384)
     text = recipe.text and replace(
-        recipe.text, path="articles.jsonl", held_out=0, tokens=None, evaluation_windows=2
+        recipe.text,
+        path="articles.jsonl",
+        held_out=0,
+        tokens=None,
+        evaluation_windows=2,
+        # The articles are short: nine of about 3,000 tokens.
+        context=min(recipe.text.context, 1000),
     )
     questions = recipe.data and replace(
         recipe.data,

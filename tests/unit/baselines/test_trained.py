@@ -89,7 +89,8 @@ def test_what_does_not_fit_is_said(tiny_folder: Callable[..., str]) -> None:
         (sentence, *_) = answer.cut
         assert "12,399 tokens" in sentence and reader.name in sentence
         (citation,) = answer.citations
-        assert len(citation.text) < len(long[0].text)
+        # HMT reads on and on; what it forgets is its oldest memory.
+        assert (len(citation.text) < len(long[0].text)) is (name != "hmt")
 
 
 def test_a_question_too_long_is_refused(

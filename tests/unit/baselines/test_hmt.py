@@ -1,0 +1,281 @@
+"""HMT against the official code's numbers, and against its equations in plain loops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import set_seed
+from unit.baselines.conftest import SMALL, make
+from unit.baselines.waves import fill
+
+from sedem import Document
+from sedem.baselines.hmt import HMT, HMTConfig
+from sedem.errors import ConfigError, DataError
+from sedem.pretrained import open_backbone
+from sedem.training.baseline import BaselineRecipe, TextTraining, train_baseline
+from sedem.training.prepare import targets
+
+S = 32
+"""Tokens of a segment at the small settings."""
+
+
+@pytest.fixture
+def reader(tiny_folder: Callable[..., str]) -> Any:
+    return make("hmt", tiny_folder())
+
+
+@pytest.fixture
+def official(fixtures: Path) -> dict[str, Any]:
+    return dict(json.loads((fixtures / "hmt-official.json").read_text()))
+
+
+def as_official(folder: str, numbers: dict[str, Any], case: str) -> HMT:
+    backbone = open_backbone(folder)
+    fill(backbone.model.named_parameters())
+    memory = numbers[case]["memory"]
+    config = HMTConfig(
+        backbone=folder,
+        lora_rank=4,
+        lora_alpha=8,
+        memory=memory,
+        sensory=numbers["sensory"],
+        segment_length=numbers["segment"] + 2 * memory + numbers["sensory"],
+        recall_width=numbers["recall_width"],
+    )
+    reader = HMT(config, backbone)
+    fill([(n, p) for n, p in backbone.model.named_parameters() if "lora_" in n])
+    for name, parameter in reader.parts().named_parameters():
+        fill([(name, parameter)])
+    return reader.requires_grad_(False).eval()
+
+
+# Against the official code
+
+
+@pytest.mark.parametrize(("case", "recall_from"), [("stage_1", 1.0), ("stage_2", 0.0)])
+def test_loss_on_text_is_the_official_one(
+    case: str, recall_from: float, official: dict[str, Any], tiny_folder: Callable[..., str]
+) -> None:
+    reader = as_official(tiny_folder(), official, case)
+    reader.config = replace(reader.config, recall_from=recall_from)
+    ids, scored = torch.tensor([official["tokens"]]), official["scored"]
+    loss = reader.text_loss(ids[:, :-scored], ids[:, -scored:])["loss"]
+    assert float(loss) == pytest.approx(official[case]["loss"], rel=1e-4)
+
+
+def test_what_is_generated_is_the_official_answer(
+    official: dict[str, Any], tiny_folder: Callable[..., str]
+) -> None:
+    reader = as_official(tiny_folder(), official, "stage_2")
+    ids = official["tokens"]
+    # The official sequence has no start token of ours: one that stands for it is taken away.
+    reader.backbone.start_id = ids[0]
+    kept = reader.remember(ids[1:38])
+    begun = reader.begin([kept.content], [37], [[ids[0], *ids[38:]]])
+    expected = torch.tensor(official["stage_2"]["logits"])
+    torch.testing.assert_close(begun.logits[0], expected, rtol=1e-4, atol=3e-3)
+    logits, generated = begun.logits, []
+    for _ in official["stage_2"]["generated"]:
+        generated.append(int(logits.argmax()))
+        logits = begun.advance(torch.tensor(generated[-1:]))
+    assert generated == official["stage_2"]["generated"]
+
+
+# Against the equations
+
+
+def through(reader: HMT, row: Tensor) -> Tensor:
+    """Hugging Face's own forward over embeddings `[P, D]`: states after the closing norm."""
+    return reader.backbone.model.get_decoder()(inputs_embeds=row[None]).last_hidden_state[0]
+
+
+def naive_given(reader: HMT, memories: list[Tensor], segment: list[int]) -> Tensor:
+    """Memory of a segment by the equations of recall, token by token."""
+    parts, config = reader.parts(), reader.config
+    if not memories:
+        return parts["memory"].weight
+    summary = parts["summary"].weight
+    half = reader.backbone.embed(torch.tensor(segment[: S // 2]))
+    asked = through(reader, torch.cat([summary, half, summary]))[-config.memory :]
+    kept = torch.cat(memories)[-config.recall_context :]
+    given = []
+    for vector in asked:
+        query = parts["recall_query"].weight @ vector
+        scores = [float(query @ (parts["recall_key"].weight @ m)) for m in kept]
+        shares = torch.tensor(scores).div(config.recall_width**0.5).softmax(0)
+        given.append(sum(share * m for share, m in zip(shares, kept, strict=True)))
+    return torch.stack(given)
+
+
+def naive_loss(reader: HMT, context: list[int], prompt: list[int], answer: list[int]) -> float:
+    """Loss of an answer; start token in front of the context, all rows one by one."""
+    config, embed = reader.config, reader.backbone.embed
+    unread, memories, sensory = [reader.backbone.start_id, *context], [], []
+
+    def read(segment: list[int]) -> None:
+        nonlocal sensory
+        given = naive_given(reader, memories, segment)
+        own = embed(torch.tensor([*sensory, *segment]))
+        memories.append(through(reader, torch.cat([given, own, given]))[-config.memory :])
+        sensory = segment[-config.sensory :]
+
+    while len(unread) >= S:
+        read(unread[:S])
+        unread = unread[S:]
+    if unread and len(unread) + len(prompt) > S:
+        read(unread)
+        unread = []
+    last = [*unread, *prompt]
+    given = naive_given(reader, memories, last)
+    row = torch.cat([given, embed(torch.tensor([*sensory, *last, *answer]))])
+    logits = reader.backbone.model.get_output_embeddings()(through(reader, row))
+    before = len(row) - len(answer) - 1
+    losses = [F.cross_entropy(logits[before + i], torch.tensor(t)) for i, t in enumerate(answer)]
+    return float(torch.stack(losses).mean())
+
+
+@torch.no_grad()
+def test_the_loss_on_questions_is_that_of_the_equations(reader: HMT) -> None:
+    # No whole segment, one and a rest that the prompt fits beside, a rest that it does not, many
+    # segments, more than recall keeps, and a prompt that is longer than a segment.
+    torch.manual_seed(0)
+    lengths = [(3, 5, 2), (40, 6, 3), (60, 7, 1), (160, 4, 4), (31, 40, 2)]
+    contexts = [torch.randint(2, 250, (n,)) for n, _, _ in lengths]
+    pairs = [
+        ([0, *torch.randint(2, 250, (p,)).tolist()], [*torch.randint(2, 250, (a,)).tolist(), 1])
+        for _, p, a in lengths
+    ]
+    loss = reader.question_loss(contexts, **targets(pairs))["loss"]
+    expected = [
+        naive_loss(reader, context.tolist(), prefix[1:], answer)
+        for context, (prefix, answer) in zip(contexts, pairs, strict=True)
+    ]
+    assert float(loss) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+
+
+@torch.no_grad()
+def test_answering_begins_where_training_scores(reader: HMT) -> None:
+    context, prompt = torch.randint(2, 250, (75,)), [0, 9, 8, 7]
+    kept = reader.remember(context.tolist()).content
+    # As stored, memory is rounded to bfloat16.
+    exact = replace(
+        kept, memories=reader._walk([torch.cat([torch.tensor([0]), context])])[0].memories
+    )
+    torch.testing.assert_close(kept.memories.float(), exact.memories, rtol=1e-2, atol=1e-2)
+    begun = reader.begin([exact], [75], [prompt])
+    best = int(begun.logits.argmax())
+    loss = reader.question_loss([context], **targets([(prompt, [best])]))["loss"]
+    assert float(loss) == pytest.approx(-float(begun.logits.log_softmax(-1)[0, best]), rel=1e-4)
+
+
+# Two stages
+
+
+def test_recall_is_trained_in_the_second_stage_alone(reader: HMT) -> None:
+    stage = TextTraining(reader).eval()
+    windows = torch.randint(2, 250, (2, 90))
+    for progress, recalled in ((0.0, False), (0.49, False), (0.5, True), (1.0, True)):
+        stage.progress = progress
+        stage.zero_grad()
+        stage(windows[:, :70], windows[:, 70:])["loss"].backward()
+        for name, part in reader.parts().items():
+            grads = [p.grad is not None and bool(p.grad.any()) for p in part.parameters()]
+            assert grads == [recalled or name == "memory"], (progress, name)
+
+
+def test_a_run_goes_through_both_stages(text_recipe: Callable[..., BaselineRecipe]) -> None:
+    recipe = text_recipe("hmt")
+    train_baseline(recipe)
+    set_seed(recipe.optimization.seed)
+    start = HMT(recipe.model, open_backbone(recipe.model.backbone)).parts().state_dict()  # type: ignore[arg-type]
+    for step, recalled in ((2, False), (4, True)):
+        path = Path(recipe.run.output) / f"checkpoint-{step}" / "trained.safetensors"
+        weights = load_file(path)
+        for name, value in start.items():
+            moved = not torch.equal(weights[f"reader._parts.{name}"], value)
+            assert moved is (recalled or name == "memory.weight"), (step, name)
+
+
+def test_memory_starts_as_wide_as_token_embeddings(tiny_folder: Callable[..., str]) -> None:
+    torch.manual_seed(0)
+    reader = make("hmt", tiny_folder(), memory=8, segment_length=64, recall_context=8)
+    spread = reader.backbone.model.get_input_embeddings().weight.std()
+    for name in ("memory", "summary"):
+        assert float(reader.parts()[name].weight.std() / spread) == pytest.approx(1, abs=0.2)
+
+
+# Memory
+
+
+def test_memory_knows_what_came_before_and_no_question(reader: HMT) -> None:
+    ids = torch.randint(2, 250, (3 * S,)).tolist()
+    with torch.no_grad():
+        kept = reader.remember(ids).content
+        # Token 40 is in the second segment: start token and 31 others make the first.
+        changed = reader.remember([*ids[:40], (ids[40] + 1) % 250 + 2, *ids[41:]]).content
+    count = reader.config.memory
+    same = [
+        torch.equal(a, b)
+        for a, b in zip(kept.memories.split(count), changed.memories.split(count), strict=True)
+    ]
+    assert same == [True, False, False]
+    assert kept.rest.tolist() == ids[-1:] and kept.sensory.tolist() == ids[-5:-1]
+    memory = reader.read([Document("a", "The rent is 900 euros. " * 4)])
+    before = memory.remembered.content.memories.clone()
+    reader.answer(memory, "What is the rent?")
+    assert torch.equal(memory.remembered.content.memories, before)
+
+
+def test_what_is_kept_is_counted_and_what_is_forgotten_is_said(reader: HMT) -> None:
+    ids = torch.randint(2, 250, (3 * S,)).tolist()
+    kept = reader.remember(ids)
+    # Six vectors of 32 dimensions in two bytes, four sensory tokens and one unread.
+    assert (kept.stored_bytes, kept.notes) == (6 * 32 * 2 + 4 * 5, ())
+    more = reader.remember([*ids, *ids])
+    assert len(more.content.memories) == 6
+    assert more.notes == (
+        "the context has 192 tokens, of its 12 memory vectors hmt recalls the newest 6 only",
+    )
+
+
+def test_adapters_are_never_off(reader: HMT) -> None:
+    names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
+    assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names} == {"q_proj", "v_proj"}
+    kept, prompt = reader.remember(list(range(2, 60))).content, [0, 5, 6]
+    with torch.no_grad(), reader.answering():
+        before = reader.begin([kept], [58], [prompt]).logits
+        for parameter in reader.backbone.lora_parameters():
+            parameter.zero_()
+        assert not torch.allclose(before, reader.begin([kept], [58], [prompt]).logits)
+
+
+def test_impossible_settings_are_refused(tiny_folder: Callable[..., str], reader: HMT) -> None:
+    for change, message in (
+        ({"memory": 0}, "memory is 0"),
+        (
+            {"segment_length": 8},
+            "segment_length is 8, but memory at both ends and 4 sensory tokens",
+        ),
+        ({"recall_context": 1}, "recall_context is 1, but a segment has 2 memory vectors"),
+        ({"recall_from": 1.5}, "recall_from is 1.5; it is a share"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            HMTConfig(backbone="some", **{**SMALL["hmt"], **change})
+    with pytest.raises(ConfigError, match="segment_length is 600, more than the 512 positions"):
+        make("hmt", tiny_folder(), segment_length=600)
+    long = make("hmt", tiny_folder(), segment_length=500)
+    with pytest.raises(
+        DataError, match="a last segment of 498 positions and an answer of up to 64"
+    ):
+        long.seen(1000, 10, 64)
+    with pytest.raises(ConfigError, match="are 30 tokens, a segment has 32; nothing would be rem"):
+        reader.text_loss(torch.ones(1, 20).long(), torch.ones(1, 10).long())
