@@ -16,6 +16,8 @@ TRAINED: dict[str, tuple[str, str]] = {
         "the backbone with LoRA, trained on questions, reads every document as text",
     ),
     "icae": ("icae.ICAE", "segments of text into memory tokens for the frozen backbone"),
+    "beacon": ("beacon.ActivationBeacon", "windows of text into keys and values of beacon tokens"),
+    "comprexit": ("comprexit.ComprExIT", "states of all layers fused, and moved to soft tokens"),
 }
 """What a user can name: module and class of this package, and what it is."""
 

@@ -18,6 +18,8 @@ from sedem.training.recipe import DataSource, Optimization, Run
 SMALL: dict[str, dict[str, Any]] = {
     "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},
     "icae": {"lora_rank": 4, "lora_alpha": 8, "memory": 4, "compression": 4, "unscored": 2},
+    "beacon": {"window": 16, "ratios": (2, 4, 8)},
+    "comprexit": {"piece": 16, "window": 8, "inner": 6},
 }
 """Settings that suit a tiny backbone; a new method adds its own here."""
 
@@ -30,6 +32,8 @@ def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader
     with torch.no_grad():
         for parameter in reader.backbone.lora_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2)
+        for parameter in reader.parts().parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
     return reader.requires_grad_(False).eval()
 
 
