@@ -32,9 +32,10 @@ from transformers import DynamicCache, PretrainedConfig
 from sedem.attention import KeyAxis
 from sedem.backbone import Backbone
 from sedem.baselines.held import Held
+from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import padded_left
-from sedem.baselines.trained import Begun, Remembered, TrainedReader, own_generator
+from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.injection import Stream, step
 from sedem.losses import next_token_loss

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
+from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import begin_soft, continuation_loss, run_soft
-from sedem.baselines.trained import Begun, Remembered, TrainedReader
+from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.losses import next_token_loss
 from sedem.slots import pool, slot_tokens
