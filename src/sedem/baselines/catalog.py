@@ -21,6 +21,8 @@ TRAINED: dict[str, tuple[str, str]] = {
         "compressor_500x.Compressor500x",
         "500 tokens into keys and values of four for the frozen backbone",
     ),
+    "beacon": ("beacon.ActivationBeacon", "windows of text into keys and values of beacon tokens"),
+    "comprexit": ("comprexit.ComprExIT", "states of all layers fused, and moved to soft tokens"),
 }
 """What a user can name: module and class of this package, and what it is."""
 

@@ -28,7 +28,7 @@ from sedem.attention import KeyAxis
 from sedem.backbone import Backbone
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begun, pad_prompts
+from sedem.baselines.soft import begun, padded_left
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.injection import Stream
@@ -177,7 +177,8 @@ class Compressor500x(TrainedReader):
     ) -> Begun:
         """Prefill start token and prompt after the memory."""
         kept = torch.stack(list(contents)).to(self.backbone.dtype)
-        ids_BP, valid_BP = pad_prompts(prompts, kept.device)
+        rows = [torch.tensor(prompt, device=kept.device) for prompt in prompts]
+        ids_BP, valid_BP = padded_left(rows)
         states_BPD, stream = self.decode(kept, ids_BP, valid_BP)
         conditioning = [self.config.memory + len(prompt) for prompt in prompts]
         return begun(self.backbone, states_BPD[:, -1], stream, conditioning)

@@ -26,7 +26,7 @@ from transformers import PretrainedConfig
 
 from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begin_soft, run_rows, run_soft
+from sedem.baselines.soft import begin_soft, continuation_loss, run_rows, run_soft
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.losses import IGNORED, next_token_loss
@@ -202,15 +202,8 @@ class ICAE(TrainedReader):
         }
 
     def _text_loss(self, rows: Sequence[Tensor], target_BA: Tensor, labels_BA: Tensor) -> Tensor:
-        """Loss of text right after soft tokens: the last of them predicts its first token."""
-        start_B1 = target_BA.new_full((len(target_BA), 1), self.backbone.start_id)
-        ids_BA = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
         with self.backbone.without_lora():
-            filled = run_soft(
-                self.backbone, rows, ids_BA, torch.ones_like(ids_BA, dtype=torch.bool)
-            )
-            states_BAD = torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1)
-            return next_token_loss(self.backbone.logits(states_BAD), labels_BA)
+            return continuation_loss(self.backbone, rows, target_BA, labels_BA)
 
     def _slots(self, contexts: Sequence[Tensor]) -> list[Tensor]:
         """Slots of each context `[U, D]`, all segments as one batch."""

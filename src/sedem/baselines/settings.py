@@ -26,7 +26,9 @@ EXTRA_ENTRIES = frozenset({METHOD, "sedem_version", "transformers_version"})
 class ReaderConfig:
     """What every trained baseline can be set to; a method adds its own settings.
 
-    A subclass names its whole numbers in `least` and its shares in `shares`, and they are checked.
+    A subclass names its whole numbers in `least` and its shares in `shares`, and they are checked;
+    in `free` what a run may set otherwise than the checkpoint that it starts from; and in `adapted`
+    whether the method has adapters at all.
 
     Attributes:
         backbone: folder or hub id.
@@ -46,6 +48,8 @@ class ReaderConfig:
 
     least: ClassVar[Mapping[str, int]] = {}
     shares: ClassVar[tuple[str, ...]] = ()
+    free: ClassVar[frozenset[str]] = frozenset({"backbone"})
+    adapted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, least in {"lora_rank": 0, "lora_alpha": 1, **self.least}.items():
@@ -54,6 +58,10 @@ class ReaderConfig:
                 raise ConfigError(
                     f"{name} is {value!r}; it must be a whole number of at least {least}"
                 )
+        if self.lora_rank and not self.adapted:
+            raise ConfigError(
+                f"lora_rank is {self.lora_rank}, but this method has no adapters; leave it out"
+            )
         for name in ("lora_dropout", *self.shares):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not 0 <= value <= 1:

@@ -19,6 +19,7 @@ from sedem.attention import KeyAxis
 from sedem.backbone import Backbone
 from sedem.baselines.memory import Begun
 from sedem.injection import Prefilled, Stream, prefill, step
+from sedem.losses import next_token_loss
 
 
 def run_rows(
@@ -66,14 +67,6 @@ def begun(
     return Begun(backbone.logits(last_BD), advance, conditioning)
 
 
-def pad_prompts(prompts: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens of prompts padded on the left, and False where a token is padding; both `[B, P]`."""
-    rows = [torch.tensor(prompt, device=device) for prompt in prompts]
-    ids_BP = pad_sequence(rows, batch_first=True, padding_side="left")
-    lengths_B1 = torch.tensor([[len(prompt)] for prompt in prompts], device=device)
-    return ids_BP, torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
-
-
 def run_soft(
     backbone: Backbone,
     states: Sequence[Tensor],
@@ -104,7 +97,33 @@ def begin_soft(backbone: Backbone, states: Sequence[Tensor], prompts: Sequence[l
         states: of each row `[U, D]`.
         prompts: start token, prompt and question of each row.
     """
-    ids_BP, valid_BP = pad_prompts(prompts, backbone.device)
+    rows = [torch.tensor(prompt, device=backbone.device) for prompt in prompts]
+    ids_BP, valid_BP = padded_left(rows)
     filled = run_soft(backbone, states, ids_BP, valid_BP, DynamicCache())
     conditioning = [len(row) + len(prompt) for row, prompt in zip(states, prompts, strict=True)]
     return begun(backbone, filled.prefix[:, -1], filled.stream, conditioning)
+
+
+def continuation_loss(
+    backbone: Backbone, states: Sequence[Tensor], target_BA: Tensor, labels_BA: Tensor
+) -> Tensor:
+    """Loss of text right after soft tokens: the last of them predicts its first token.
+
+    Args:
+        backbone: the decoder.
+        states: of each row `[U, D]`, all of one length.
+        target_BA: the text.
+        labels_BA: its tokens where they count.
+    """
+    start_B1 = target_BA.new_full((len(target_BA), 1), backbone.start_id)
+    ids_BA = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
+    filled = run_soft(backbone, states, ids_BA, torch.ones_like(ids_BA, dtype=torch.bool))
+    states_BAD = torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1)
+    return next_token_loss(backbone.logits(states_BAD), labels_BA)
+
+
+def padded_left(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Token rows as a batch `[B, P]`, and where it is not padding; rows end together."""
+    ids_BP = pad_sequence(list(rows), batch_first=True, padding_side="left")
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=ids_BP.device)
+    return ids_BP, torch.arange(ids_BP.shape[1], 0, -1, device=ids_BP.device) <= lengths_B1

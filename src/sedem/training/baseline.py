@@ -259,7 +259,7 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
         return kind(config, backbone)
     reader = kind.from_pretrained(recipe.start_from, dtype=dtype, device=device)
     for name, value in asdict(config).items():
-        if name != "backbone" and value != getattr(reader.config, name):
+        if name not in config.free and value != getattr(reader.config, name):
             raise ConfigError(
                 f"model.{name} is {value} in the recipe, checkpoint '{recipe.start_from}' has "
                 f"{getattr(reader.config, name)}"

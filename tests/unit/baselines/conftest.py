@@ -28,6 +28,8 @@ SMALL: dict[str, dict[str, Any]] = {
         "recall_context": 6,
     },
     "500x": {"lora_rank": 4, "lora_alpha": 8, "limit": 48},
+    "beacon": {"window": 16, "ratios": (2, 4, 8)},
+    "comprexit": {"piece": 16, "window": 8, "inner": 6},
 }
 """Settings that suit a tiny backbone; a new method adds its own here."""
 
@@ -40,6 +42,8 @@ def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader
     with torch.no_grad():
         for parameter in reader.backbone.lora_parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.2)
+        for parameter in reader.parts().parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
     return reader.requires_grad_(False).eval()
 
 

@@ -144,7 +144,8 @@ def test_dropout_of_adapters_is_for_training_alone(tiny_folder: Callable[..., st
         reader = make(name, tiny_folder(), lora_dropout=0.5)
         drops = [m for m in reader.modules() if isinstance(m, torch.nn.Dropout)]
         reader.train()
-        assert drops and all(module.training for module in drops)
+        assert bool(drops) == reader_class(name).Config.adapted
+        assert all(module.training for module in drops)
         assert not reader.backbone.model.training
         reader.eval()
         assert not any(module.training for module in drops)

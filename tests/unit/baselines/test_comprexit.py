@@ -1,0 +1,235 @@
+"""ComprExIT against numbers of its official pooling, and against a transcription in plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+from unit.baselines.conftest import make
+
+from sedem import Document
+from sedem.baselines.comprexit import (
+    ComprExIT,
+    ComprExITConfig,
+    LayerFusion,
+    Transport,
+    transport_plan,
+)
+from sedem.errors import ConfigError
+from sedem.training.baseline import TextTraining
+
+OFFICIAL = {
+    "query_fusion_weights": "fusion.mixture",
+    "layer_fusion_layer_embeddings": "fusion.layers",
+    "layer_fusion_q_prj": "fusion.query",
+    "layer_fusion_k_prj": "fusion.key",
+    "layer_fusion_v_prj": "fusion.value",
+    "metric_ln": "transport.metric.0",
+    "metric_prj": "transport.metric.1",
+    "value_ln": "transport.value.0",
+    "value_prj": "transport.value.1",
+    "source_mass.ln": "transport.mass.0",
+    "source_mass.mass_prj": "transport.mass.1",
+}
+"""Names of the official pooling and ours."""
+
+
+@pytest.fixture
+def reader(tiny_folder: Callable[..., str]) -> Any:
+    return make("comprexit", tiny_folder())
+
+
+class Official:
+    """Fusion and transport with the weights of the fixture."""
+
+    def __init__(self, path: Path) -> None:
+        self.numbers = load_file(path)
+        config = ComprExITConfig(backbone="none", piece=8, window=8)
+        self.fusion = LayerFusion(4, 8, 4, 0.7)
+        self.transport = Transport(config, 8)
+        self.transport.metric[1] = torch.nn.Linear(8, 5)
+        parts = torch.nn.ModuleDict({"fusion": self.fusion, "transport": self.transport})
+        weights = {}
+        for name, weight in self.numbers.items():
+            if name.startswith("weights."):
+                (known,) = [o for o in OFFICIAL if name.startswith(f"weights.{o}")]
+                weights[name.replace(f"weights.{known}", OFFICIAL[known])] = weight
+        parts.load_state_dict(weights)
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Fused states, and the slots of two whole windows and one of five tokens."""
+        fused = self.fusion(self.numbers["states"])
+        windows = F.pad(fused, (0, 0, 0, 3)).unflatten(0, (3, 8))
+        mask = (torch.arange(24) < 21).view(3, 8)
+        held = mask.unflatten(1, (2, 4)).any(2)
+        return fused, self.transport(windows, mask)[held]
+
+
+def test_fusion_and_transport_are_those_of_the_official_code(fixtures: Path) -> None:
+    official = Official(fixtures / "comprexit-official.safetensors")
+    fused, slots = official.slots()
+    torch.testing.assert_close(fused, official.numbers["fused"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(slots, official.numbers["slots"], rtol=1e-4, atol=1e-5)
+    sought = (slots * torch.linspace(-1, 1, slots.numel()).view_as(slots)).sum()
+    trained = {
+        "mass": official.transport.mass[1].weight,
+        "metric": official.transport.metric[1].weight,
+        "query": official.fusion.mixture,
+    }
+    gradients = torch.autograd.grad(sought, list(trained.values()))
+    for name, gradient in zip(trained, gradients, strict=True):
+        wanted = official.numbers[f"gradient.{name}"]
+        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_a_plan_has_the_masses_that_were_asked_for() -> None:
+    torch.manual_seed(0)
+    source = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.1, 0.2, 0.3, 0.4]])
+    target = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    plan = transport_plan(torch.rand(2, 4, 2), source, target, 0.1, 60)
+    torch.testing.assert_close(plan.sum(2), source, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(plan.sum(1), target)
+    # Masses are uniform before anything is learnt, over real tokens alone.
+    fresh = Transport(ComprExITConfig(backbone="none", piece=4, window=4, compression=2), 6)
+    mask = torch.tensor([[True, True, True, False]])
+    masses = fresh.masses(torch.randn(1, 4, 6), mask)
+    torch.testing.assert_close(masses, mask / 3)
+
+
+def naive_slots(reader: ComprExIT, ids: list[int]) -> Tensor:
+    """Piece by piece, token by token, window by window, over Hugging Face's own forward."""
+    parts: Any = reader.parts()
+    fusion, transport, config = parts["fusion"], parts["transport"], reader.config
+    slots = []
+    for at in range(0, len(ids), config.piece):
+        own = [reader.backbone.start_id, *ids[at : at + config.piece]]
+        output = reader.backbone.model(torch.tensor([own]), output_hidden_states=True)
+        tokens = []
+        for place in range(1, len(own)):
+            states = [layer[0, place] for layer in output.hidden_states]
+            mixture = fusion.mixture.softmax(0)
+            query = fusion.query(sum(w * h for w, h in zip(mixture, states, strict=True)))
+            keys = [fusion.key(h) + e for h, e in zip(states, fusion.layers, strict=True)]
+            scores = torch.stack([query @ key for key in keys]) / config.inner**0.5
+            weights = (scores / config.fusion_temperature).softmax(0)
+            values = [fusion.value(h) for h in states]
+            tokens.append(sum(w * v for w, v in zip(weights, values, strict=True)))
+        for first in range(0, len(tokens), config.window):
+            slots += naive_window(transport, torch.stack(tokens[first : first + config.window]))
+    return parts["projection"](torch.stack(slots))
+
+
+def naive_window(transport: Any, tokens: Tensor) -> list[Tensor]:
+    """Sinkhorn in plain exponentials."""
+    config = transport.config
+    anchors = torch.stack([part.mean(0) for part in tokens.split(config.compression)])
+    places = [[F.normalize(transport.metric(x), dim=-1) for x in xs] for xs in (tokens, anchors)]
+    kernel = torch.stack(
+        [torch.stack([((p @ a - 1) / config.entropy).exp() for a in places[1]]) for p in places[0]]
+    )
+    source = transport.mass(tokens)[:, 0].softmax(0) * (1 - config.floor)
+    source = source + config.floor / len(tokens)
+    target = torch.full((len(anchors),), 1 / len(anchors))
+    right = torch.ones(len(anchors))
+    for _ in range(config.iterations):
+        left = source / (kernel @ right)
+        right = target / (kernel.T @ left)
+    plan = left[:, None] * kernel * right
+    return [(plan[:, k] @ transport.value(tokens)) / target[k] for k in range(len(anchors))]
+
+
+@torch.no_grad()
+def test_slots_are_those_of_the_equations(reader: ComprExIT) -> None:
+    for length in (3, 16, 21, 37):
+        ids = torch.randint(2, 250, (length,)).tolist()
+        (slots,) = reader._read([torch.tensor(ids)])
+        assert len(slots) == -(-length // 4)
+        torch.testing.assert_close(slots, naive_slots(reader, ids), rtol=1e-3, atol=1e-4)
+        kept = reader.remember(ids)
+        assert torch.equal(kept.content, slots.bfloat16())
+        assert kept.stored_bytes == 2 * slots.numel()
+
+
+@torch.no_grad()
+def test_a_batch_of_contexts_is_read_as_each_alone(reader: ComprExIT) -> None:
+    contexts = [torch.randint(2, 250, (length,)) for length in (30, 5, 17)]
+    for slots, context in zip(reader._read(contexts), contexts, strict=True):
+        torch.testing.assert_close(slots, reader._read([context])[0], rtol=1e-4, atol=1e-5)
+
+
+def naive_loss(reader: ComprExIT, slots: Tensor, text: list[int], target: list[int]) -> Tensor:
+    """Mean cross-entropy of `target` after [start; slots; text]."""
+    embed = reader.backbone.embed
+    start = embed(torch.tensor([reader.backbone.start_id]))
+    row = torch.cat([start, slots, embed(torch.tensor([*text, *target]))])
+    logits = reader.backbone.model(inputs_embeds=row[None]).logits[0]
+    return F.cross_entropy(logits[-1 - len(target) : -1], torch.tensor(target))
+
+
+@torch.no_grad()
+def test_losses_are_those_of_the_equations(reader: ComprExIT) -> None:
+    from sedem.training.prepare import targets
+
+    contexts = [torch.randint(2, 250, (n,)) for n in (40, 9)]
+    pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
+    loss = reader.question_loss(contexts, **targets(pairs))["loss"]
+    expected = [
+        naive_loss(reader, naive_slots(reader, context.tolist()), prefix[1:], answer)
+        for context, (prefix, answer) in zip(contexts, pairs, strict=True)
+    ]
+    torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
+    context, after = torch.randint(2, 250, (2, 20)), torch.randint(2, 250, (2, 7))
+    expected = [
+        naive_loss(reader, naive_slots(reader, row.tolist()), [], target.tolist())
+        for row, target in zip(context, after, strict=True)
+    ]
+    loss = reader.text_loss(context, after)["loss"]
+    torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_memory_knows_no_question_and_no_other_piece(reader: ComprExIT) -> None:
+    ids = torch.randint(2, 250, (48,)).tolist()
+    with torch.no_grad():
+        states = reader.remember(ids).content
+        changed = reader.remember([*ids[:16], *[7] * 16, *ids[32:]]).content
+    same = (states == changed).all(1)
+    assert same.tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    memory = reader.read([Document("a", "The rent is 900 euros.")])
+    before = memory.remembered.content.clone()
+    reader.answer(memory, "What is the rent?")
+    assert torch.equal(memory.remembered.content, before)
+
+
+def test_fusion_transport_and_projection_alone_are_trained(reader: ComprExIT) -> None:
+    stage = TextTraining(reader)
+    trained = {name for name, p in stage.named_parameters() if p.requires_grad}
+    assert trained == {f"reader._parts.{name}" for name, _ in reader.parts().named_parameters()}
+    stage(torch.randint(2, 250, (2, 21)), torch.randint(2, 250, (2, 7)))["loss"].backward()
+    for name, parameter in reader.parts().named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
+    with pytest.raises(ConfigError, match="lora_rank is 4, but this method has no adapters"):
+        ComprExITConfig(backbone="some", lora_rank=4)
+
+
+def test_slots_that_do_not_fit_are_dropped_by_whole_windows(reader: ComprExIT) -> None:
+    # 512 positions; a window of 8 tokens has 2 slots.
+    assert reader.seen(1628, 100, 5) == 1628
+    assert reader.seen(1629, 100, 5) == 1624
+    memory = reader.read([Document("a", "x" * 3000)])
+    answer = reader.answer(memory, "What?")
+    assert answer.conditioning and answer.conditioning + 64 <= 512
+    assert "3,000 tokens" in answer.cut[0]
+
+
+def test_settings_are_checked() -> None:
+    for change in ({"piece": 0}, {"iterations": 0}, {"floor": 2}, {"entropy": 0.0}):
+        with pytest.raises(ConfigError, match=next(iter(change))):
+            ComprExITConfig(backbone="some", **change)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="piece is 500, window 128 and compression 4"):
+        ComprExITConfig(backbone="some", piece=500)
