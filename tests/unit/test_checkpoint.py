@@ -41,6 +41,11 @@ def replies(model: SeDeM) -> list[tuple[object, ...]]:
     return [(a.text, a.citations, a.k, a.finish_reason) for a in answers]
 
 
+def reopen(folder: Path, **options: Any) -> SeDeM:
+    """A checkpoint with the arithmetic of the model that wrote it: equal weights, equal answers."""
+    return SeDeM.from_pretrained(folder, engine="eager", **options)
+
+
 def make(config: SedemConfig, encoder: Backbone, decoder: Backbone, *, lora: bool = True) -> SeDeM:
     """A model none of whose weights has its starting value."""
     torch.manual_seed(5)
@@ -98,7 +103,7 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_saved_model_reads_and_answers_as_before(trained: SeDeM, saved: Path) -> None:
-    reopened = SeDeM.from_pretrained(saved)
+    reopened = reopen(saved)
     assert replies(reopened) == replies(trained)
     assert reopened.fingerprint() == trained.fingerprint()
     assert reopened.config == trained.config
@@ -126,7 +131,7 @@ def test_a_model_without_adapters_says_so_and_comes_back(
         "config.json",
         "sedem.safetensors",
     ]
-    reopened = SeDeM.from_pretrained(tmp_path / "bare")
+    reopened = reopen(tmp_path / "bare")
     assert reopened.config.lora_rank == 0
     assert not reopened.decoder.has_lora
     assert replies(reopened) == replies(model)
@@ -155,7 +160,7 @@ def test_every_shape_comes_back(
 ) -> None:
     model = make(config.with_changes(**changes), backbone, backbone)
     model.save_pretrained(tmp_path / "checkpoint")
-    reopened = SeDeM.from_pretrained(tmp_path / "checkpoint")
+    reopened = reopen(tmp_path / "checkpoint")
     assert reopened.config == model.config
     assert replies(reopened) == replies(model)
 
@@ -169,7 +174,7 @@ def test_a_cross_model_checkpoint_comes_back(
     crossed = config.with_changes(decoder=wide_folder, inject_layer=4)
     model = make(crossed, backbone, decoder)
     model.save_pretrained(tmp_path / "checkpoint")
-    reopened = SeDeM.from_pretrained(tmp_path / "checkpoint")
+    reopened = reopen(tmp_path / "checkpoint")
     assert (reopened.encoder.width, reopened.decoder.width) == (32, 48)
     assert not reopened.encoder.has_lora
     assert replies(reopened) == replies(model)
@@ -186,7 +191,7 @@ def test_a_backbone_travels_with_its_checkpoint(config: SedemConfig, tmp_path: P
     model.save_pretrained(tmp_path / "whole", with_backbone=True)
     shutil.rmtree(original)
     moved = (tmp_path / "whole").rename(tmp_path / "moved")
-    reopened = SeDeM.from_pretrained(moved)
+    reopened = reopen(moved)
     assert replies(reopened) == expected
     assert reopened.config.encoder == "backbone"
 
@@ -195,20 +200,20 @@ def test_a_checkpoint_with_its_backbone_inside_can_be_saved_elsewhere(
     trained: SeDeM, tmp_path: Path
 ) -> None:
     trained.save_pretrained(tmp_path / "first", with_backbone=True)
-    SeDeM.from_pretrained(tmp_path / "first").save_pretrained(tmp_path / "second")
+    reopen(tmp_path / "first").save_pretrained(tmp_path / "second")
     shutil.rmtree(tmp_path / "first")
-    assert replies(SeDeM.from_pretrained(tmp_path / "second")) == replies(trained)
+    assert replies(reopen(tmp_path / "second")) == replies(trained)
 
 
 def test_a_checkpoint_with_its_backbone_inside_can_be_saved_over_itself(
     trained: SeDeM, tmp_path: Path
 ) -> None:
     trained.save_pretrained(tmp_path / "whole", with_backbone=True)
-    reopened = SeDeM.from_pretrained(tmp_path / "whole")
+    reopened = reopen(tmp_path / "whole")
     with torch.no_grad():
         reopened.decompressor.w_2.bias.add_(1.0)
     reopened.save_pretrained(tmp_path / "whole")
-    assert replies(SeDeM.from_pretrained(tmp_path / "whole")) == replies(reopened)
+    assert replies(reopen(tmp_path / "whole")) == replies(reopened)
 
 
 def pack(folder: Path) -> str:
@@ -234,7 +239,7 @@ def test_an_int8_backbone_travels_and_comes_back_bit_for_bit(
     model.save_pretrained(tmp_path / "whole", with_backbone=True)
     shutil.rmtree(tmp_path / "original")
     assert (tmp_path / "whole" / "backbone" / INT8_FILE).is_file()
-    reopened = SeDeM.from_pretrained(tmp_path / "whole")
+    reopened = reopen(tmp_path / "whole")
     assert replies(reopened) == expected
     assert reopened.fingerprint() == model.fingerprint()
 
@@ -243,7 +248,7 @@ def test_an_int8_checkpoint_comes_back_rounded_and_a_third_as_large(
     trained: SeDeM, saved: Path, tmp_path: Path
 ) -> None:
     trained.save_pretrained(tmp_path / "small", int8=True)
-    small = SeDeM.from_pretrained(tmp_path / "small", device="cpu", dtype=torch.float32)
+    small = reopen(tmp_path / "small", device="cpu", dtype=torch.float32)
     for name, weight in trained.parts().state_dict().items():
         step = weight.abs().amax(-1, keepdim=True) / 127 if weight.dim() == 2 else 0 * weight
         given = small.parts().state_dict()[name]
@@ -273,7 +278,7 @@ def test_saving_over_a_checkpoint_replaces_it_and_keeps_foreign_files(
     trained.save_pretrained(saved)
     assert (saved / "README.md").read_text() == "mine"
     assert (saved / "runs" / "events").read_text() == "also mine"
-    assert replies(SeDeM.from_pretrained(saved)) == replies(trained)
+    assert replies(reopen(saved)) == replies(trained)
     assert [p.name for p in saved.parent.iterdir()] == ["checkpoint"]
 
 
@@ -290,14 +295,14 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_appear(
             trained.save_pretrained(tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint").exists()
     trained.save_pretrained(tmp_path / "checkpoint")
-    assert replies(SeDeM.from_pretrained(tmp_path / "checkpoint")) == replies(trained)
+    assert replies(reopen(tmp_path / "checkpoint")) == replies(trained)
 
 
 def test_a_checkpoint_opened_in_bfloat16_reads_the_same_fingerprint(saved: Path) -> None:
-    low = SeDeM.from_pretrained(saved, dtype=torch.bfloat16)
+    low = reopen(saved, dtype=torch.bfloat16)
     assert low.decoder.dtype == torch.bfloat16
     assert {p.dtype for p in low.parts().parameters()} == {torch.float32}
-    assert low.fingerprint() == SeDeM.from_pretrained(saved).fingerprint()
+    assert low.fingerprint() == reopen(saved).fingerprint()
     assert low.answer(low.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).k == 2
 
 
