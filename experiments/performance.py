@@ -105,13 +105,13 @@ def _provenance(result: dict[str, Any]) -> Iterator[str]:
 
 def _stages(result: dict[str, Any]) -> list[list[str]]:
     """Where SeDeM's time goes, by context length."""
-    names = ("segment", "encode", "compress", "question", "score", "decompress", "prefill")
+    names = ("segment", "encode", "compress", "question", "score", "gather", "prefill")
     shown = [["tokens", *(f"{name}, ms" for name in names)]]
     for tokens, row in result["results"].get("sedem", {}).items():
         stages = {name: entry["median"] for name, entry in row["stages"].items() if entry}
         build = row["build_stages"]
         found = [build["segment_ms"], build["encode_ms"], build["compress_ms"]]
-        asked = ("encode_ms", "score_ms", "decompress_ms", "prefill_ms")
+        asked = ("encode_ms", "score_ms", "gather_ms", "prefill_ms")
         found += [stages.get(name) for name in asked]
         times = ["-" if value is None else f"{value:,.1f}" for value in found]
         shown.append([f"{int(tokens):,}", *times])

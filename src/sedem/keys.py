@@ -31,8 +31,9 @@ from sedem.shard import Shard, checksum, read_packed, write_packed
 logger = logging.getLogger(__name__)
 
 HELD = 2**30
-"""Bytes of keys that are held after a question without being asked for, in float32: 8,192 blocks
-of sedem-nano, 4,096 of a 1B model at C = 4. Above, `prepare` or `save_keys` is needed."""
+"""Bytes of keys that are held after a question without being asked for: in float32 on a CPU (8,192
+blocks of sedem-nano), in bfloat16 on a GPU (8,192 blocks of a 1B model at C = 4, a million tokens).
+Above, `prepare` or `save_keys` is needed."""
 
 FOLDER = "keys"
 KEYS, SELECTOR, CRC = "keys", "selector", "crc32"
@@ -85,12 +86,13 @@ def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Pac
         yield range(len(bank)), keys.held
         return
     slots = len(bank) * len(bank.blocks[0].slot_tokens)
-    fits = slots * selector.w_key.out_features * torch.float32.itemsize <= HELD
+    kind = torch.float32 if device.type == "cpu" else torch.bfloat16
+    fits = slots * selector.w_key.out_features * kind.itemsize <= HELD
     parts = []
     for indices in _runs(bank, keys, range(len(bank))):
         part = _keys(bank, selector, keys, indices).to(device)
         if fits:
-            part = Packed(part.unpack().float())
+            part = Packed(part.unpack().to(kind))
             parts.append(part)
         yield indices, part
     if fits:

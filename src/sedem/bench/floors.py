@@ -3,7 +3,8 @@
 A stage must do its FLOPs and must move its bytes, so it takes at least the longer of
 FLOPs / (FLOPs a second) and bytes / (bytes a second), with both speeds as this process measured
 them. Stages follow one another, so floors add up. Counted bytes are weights that a stage needs,
-read once, keys and values that a decoding step reads, and the bank that a selection reads;
+read once, keys and values that a decoding step reads, the bank that a first question projects to
+keys, and the keys that every question is held against;
 activations, launches, tokenizers and Python are free. Adapters count as merged. FLOPs are those of
 `evaluation.cost`.
 """
@@ -42,7 +43,8 @@ class Work:
 
 
 Stages = Mapping[str, Sequence[Work]]
-"""Work of `read`, `answer` (up to the first token) and `token` (one more), by stage."""
+"""Work of `read`, `first` (what a first answer needs that others find done), `answer` (up to the
+first token) and `token` (one more), by stage."""
 
 
 def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
@@ -61,10 +63,16 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
     upper = decoder.depth - config.inject_layer
     kept = decoder.depth * prefix + upper * answer.k * config.segment_length
+    to_keys = model.selector.w_key
+    slots = -(-answer.context_tokens // config.segment_length) * config.slots
+    project = 2 * slots * to_keys.weight.numel()
+    held = slots * to_keys.out_features * to_keys.weight.element_size()
+    asking = _bytes(model.selector) - _bytes(to_keys)
     return {
         "read": [Work(own["read"], reading + _bytes(model.compressor))],
+        "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
         "answer": [
-            Work(own["select"], reading + _bytes(model.selector) + answer.stored_bytes),
+            Work(own["select"] - project, reading + asking + held),
             Work(own["restore"], _bytes(model.decompressor)),
             Work(prompt["prefill"], answering),
         ],
@@ -92,6 +100,7 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, kept: bool) 
     moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)
     return {
         "read": read,
+        "first": [],
         "answer": [Work(asked, moved)],
         "token": [_token(backbone, depth * seen, weights + _head_bytes(backbone))],
     }
@@ -105,11 +114,12 @@ def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | N
         tokens: of the context.
         ceilings: of this machine.
     """
-    read, answer, token = (
-        sum(part.seconds(ceilings) for part in work[name]) for name in ("read", "answer", "token")
+    read, first, answer, token = (
+        sum(part.seconds(ceilings) for part in work[name])
+        for name in ("read", "first", "answer", "token")
     )
     return {
-        "online_ttft_ms": 1e3 * (read + answer),
+        "online_ttft_ms": 1e3 * (read + first + answer),
         "prebuilt_ttft_ms": 1e3 * answer,
         "decode_tok_s": 1 / token,
         "build_tok_s": tokens / read if read else None,

@@ -92,7 +92,7 @@ def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
     stages = rows["sedem"]["build_stages"]
     assert set(stages) == {"segment_ms", "encode_ms", "compress_ms"}
     assert min(stages.values()) > 0
-    assert {"encode_ms", "score_ms", "decompress_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
+    assert {"encode_ms", "score_ms", "gather_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
     # One kept prefix costs keys and values of every layer, a bank a quarter of one state.
     assert rows["hf-prefix"]["stored_bytes_per_token"] > 4 * rows["sedem"]["stored_bytes_per_token"]
 

@@ -22,9 +22,14 @@ def test_a_stage_takes_the_longer_of_its_flops_and_its_bytes() -> None:
 
 
 def test_floors_add_stages_up() -> None:
-    work = {"read": [Work(0, 100)], "answer": [Work(0, 10), Work(30, 0)], "token": [Work(0, 5)]}
+    work = {
+        "read": [Work(0, 100)],
+        "first": [Work(20, 0)],
+        "answer": [Work(0, 10), Work(30, 0)],
+        "token": [Work(0, 5)],
+    }
     found = floors(work, 50, Ceilings(100.0, 100.0))
-    assert found["online_ttft_ms"] == pytest.approx(1400)
+    assert found["online_ttft_ms"] == pytest.approx(1600)
     assert found["prebuilt_ttft_ms"] == pytest.approx(400)
     assert found["decode_tok_s"] == pytest.approx(20)
     assert found["build_tok_s"] == pytest.approx(50)
@@ -43,7 +48,13 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     (read,) = work["read"]
     selecting, restoring, prefill = work["answer"]
     assert read.bytes == 3 * layer + model.compressor.w_in.weight.numel() * 4
-    assert selecting.bytes > 3 * layer + bank.memory_bytes
+    # Keys are made with the first question, and held.
+    (first,) = work["first"]
+    slots, key_weights = 4 * -(-bank.tokens // 16), model.selector.w_key.weight
+    assert first.flops == 2 * slots * key_weights.numel()
+    assert first.bytes == 4 * key_weights.numel() + bank.memory_bytes
+    beside = sum(p.numel() for p in model.selector.parameters()) - key_weights.numel()
+    assert selecting.bytes == 3 * layer + 4 * (beside + slots * len(key_weights))
     assert restoring.bytes == sum(p.numel() for p in model.decompressor.parameters()) * 4
     assert prefill.bytes == 4 * layer + head
     # Two of four layers hold the states of two blocks beside the prompt.
