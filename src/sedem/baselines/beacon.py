@@ -63,7 +63,7 @@ class BeaconConfig(ReaderConfig):
     seed: int = 0
 
     least: ClassVar[Mapping[str, int]] = {"window": 2, "ratio": 1, "sink": 1, "seed": 0}
-    free: ClassVar[frozenset[str]] = frozenset({"backbone", "ratio", "ratios"})
+    free: ClassVar[frozenset[str]] = frozenset({"ratio", "ratios"})
     adapted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -79,7 +79,7 @@ class ComprExITConfig(ReaderConfig):
         "iterations": 1,
     }
     shares: ClassVar[tuple[str, ...]] = ("floor",)
-    free: ClassVar[frozenset[str]] = frozenset({"backbone", "piece"})
+    free: ClassVar[frozenset[str]] = frozenset({"piece"})
     adapted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
