@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import paper
+from experiments import paper, peers
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
@@ -20,8 +20,11 @@ def numbers(scale: Scale) -> list[Number]:
             if row["dataset"] != paper.DATASETS[key]:
                 continue
             label = f"{scale.sets[key].title}: {row['method']}"
-            k = CONFIGURATIONS.get(row["method"])
-            cell = None if k is None else Cell(variant=variant, questions=key, k=k)
+            cell = None
+            if row["method"] in CONFIGURATIONS:
+                cell = Cell(variant=variant, questions=key, k=CONFIGURATIONS[row["method"]])
+            elif row["method"] in peers.PEERS:
+                cell = peers.cell(scale, row["method"], variant, key)
             for metric, name in (("f1", "F1"), ("em", "EM")):
                 result.append(Number(label, name, row[metric], cell, metric))
             result.append(Number(label, "TTFT, ms (A100)", row["ttft_ms"]))

@@ -16,6 +16,7 @@ PEERS = {
     "ICAE": "icae",
     "500xCompressor": "500x",
     "Activation Beacon": "beacon",
+    "ComprExIT (reference)": "comprexit",
     "SeDeM": "sedem",
 }
 

@@ -63,7 +63,7 @@ class BeaconConfig(ReaderConfig):
     seed: int = 0
 
     least: ClassVar[Mapping[str, int]] = {"window": 2, "ratio": 1, "sink": 1, "seed": 0}
-    free: ClassVar[frozenset[str]] = frozenset({"backbone", "ratio", "ratios"})
+    free: ClassVar[frozenset[str]] = frozenset({"ratio", "ratios"})
     adapted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -99,7 +99,8 @@ class ActivationBeacon(TrainedReader):
         super().__init__(config, backbone)
         end = torch.tensor([backbone.end_id], device=backbone.device)
         with torch.no_grad():
-            self.parts()["token"].weight.copy_(backbone.embed(end))
+            token: Any = self.parts()["token"]
+            token.weight.copy_(backbone.embed(end))
         for own, frozen in self._projections():
             own.load_state_dict(frozen.state_dict())
 
@@ -169,8 +170,8 @@ class ActivationBeacon(TrainedReader):
             States of the window's tokens after the last layer `[B, W, D]`, and what is held now.
         """
         text_BGRD = self.backbone.embed(ids_BW).unflatten(1, (-1, ratio))
-        beacon_D = self.parts()["token"].weight[0].to(text_BGRD.dtype)
-        beacon_BG1D = beacon_D.expand(*text_BGRD.shape[:2], 1, -1)
+        nought_BG1 = ids_BW.new_zeros(*text_BGRD.shape[:2], 1)
+        beacon_BG1D = self.parts()["token"](nought_BG1).to(text_BGRD.dtype)
         hidden_BPD = torch.cat([text_BGRD, beacon_BG1D], dim=2).flatten(1, 2)
         total = hidden_BPD.shape[1]
         beacons = torch.arange(ratio, total, ratio + 1, device=ids_BW.device)

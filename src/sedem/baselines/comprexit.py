@@ -79,7 +79,7 @@ class ComprExITConfig(ReaderConfig):
         "iterations": 1,
     }
     shares: ClassVar[tuple[str, ...]] = ("floor",)
-    free: ClassVar[frozenset[str]] = frozenset({"backbone", "piece"})
+    free: ClassVar[frozenset[str]] = frozenset({"piece"})
     adapted: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -213,15 +213,15 @@ class ComprExIT(TrainedReader):
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
         """Fusion, transport and projection."""
         layers, width = shape.num_hidden_layers + 1, shape.hidden_size
-        projection = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
-        for linear in (projection[0], projection[2]):
+        linears = [nn.Linear(width, width), nn.Linear(width, width)]
+        for linear in linears:
             nn.init.xavier_uniform_(linear.weight, gain=config.gain)
             nn.init.zeros_(linear.bias)
         return nn.ModuleDict(
             {
                 "fusion": LayerFusion(layers, width, config.inner, config.fusion_temperature),
                 "transport": Transport(config, width),
-                "projection": projection,
+                "projection": nn.Sequential(linears[0], nn.GELU(), linears[1]),
             }
         )
 

@@ -48,7 +48,7 @@ class ReaderConfig:
 
     least: ClassVar[Mapping[str, int]] = {}
     shares: ClassVar[tuple[str, ...]] = ()
-    free: ClassVar[frozenset[str]] = frozenset({"backbone"})
+    free: ClassVar[frozenset[str]] = frozenset()
     adapted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

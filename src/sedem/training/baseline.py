@@ -259,7 +259,8 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
         return kind(config, backbone)
     reader = kind.from_pretrained(recipe.start_from, dtype=dtype, device=device)
     for name, value in asdict(config).items():
-        if name not in config.free and value != getattr(reader.config, name):
+        may_differ = name == "backbone" or name in config.free
+        if not may_differ and value != getattr(reader.config, name):
             raise ConfigError(
                 f"model.{name} is {value} in the recipe, checkpoint '{recipe.start_from}' has "
                 f"{getattr(reader.config, name)}"

@@ -42,3 +42,12 @@ def test_tuned_full_context_has_the_adapters_of_sedems_decoder() -> None:
     found = baseline_parameters("full-context-tuned", "llama-3.2-3b")
     assert (found["parts"], found["without_lora"]) == (0, 0)
     assert round(found["lora"] / 1e6, 2) == 36.70
+
+
+def test_comprexit_trains_about_a_percent_and_no_adapters() -> None:
+    found = baseline_parameters("comprexit", "llama-3.2-1b")
+    width, inner, layers = 2048, 256, 17
+    squares = 4 * (width * width + width)  # two values, two layers of the projection
+    narrow = 3 * (width * inner + inner) + layers * (inner + 1)
+    assert found["total"] == found["parts"] == squares + narrow + 3 * 2 * width + width + 1
+    assert 1 < found["percent_without_lora"] < 2

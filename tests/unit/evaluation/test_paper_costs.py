@@ -16,6 +16,7 @@ PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
 
 # Table "inference FLOPs per query": encode, decode.
 ICAE = {"llama-3.2-1b": (4219.8, 868.6), "llama-3.2-3b": (12091.7, 2497.9)}
+BEACON = {"llama-3.2-1b": (4219.8, 870.7), "llama-3.2-3b": (12091.7, 2503.9)}
 CHUNK_500 = {"llama-3.2-1b": (1014.2, 106.0), "llama-3.2-3b": (2928.5, 295.1)}
 SEDEM = {"llama-3.2-1b": (2892.9, 350.7), "llama-3.2-3b": (4750.3, 1003.0)}
 
@@ -36,6 +37,15 @@ def test_icae_is_three_segments_of_512_with_128_memory_tokens_each(preset: str) 
     encode = full.num_hidden_layers * all_pairs_flops(full, 3 * (512 + 128))
     decode = generation_flops(full, 3 * 128 + 30, 16)
     assert (giga(encode), giga(decode)) == ICAE[preset]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_beacon_is_1536_tokens_at_ratio_4_and_a_sink_of_one(preset: str) -> None:
+    full = shape(preset)
+    encode = full.num_hidden_layers * all_pairs_flops(full, 1536 + 1536 // 4)
+    decode = generation_flops(full, 1 + 1536 // 4 + 30, 16)
+    assert giga(encode) == BEACON[preset][0]
+    assert giga(decode) == pytest.approx(BEACON[preset][1], abs=0.11)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
