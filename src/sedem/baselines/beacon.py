@@ -309,7 +309,12 @@ class ActivationBeacon(TrainedReader):
         rest_BP, valid_BP = padded_left(rows)
         states_BPD, _ = self._run(self.backbone.embed(rest_BP), valid_BP, held)
         logits_BAV = self.backbone.logits(states_BPD[:, -labels.shape[1] :])
-        return {"loss": next_token_loss(logits_BAV, labels)}
+        loss = next_token_loss(logits_BAV, labels)
+        if not int(counts_B.max()):
+            # No row fills a window, so no beacon stood anywhere: there is nothing to learn, but a
+            # trainer wants a gradient.
+            loss = loss + 0.0 * torch.stack([p.sum() for p in self.parts().parameters()]).sum()
+        return {"loss": loss}
 
 
 def _replaced_at(

@@ -116,7 +116,8 @@ class HuggingFace:
         """Logits after context and question `[1, V]`, and what runs one token more."""
         cache = DynamicCache(config=self.backbone.model.config)
         ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
-        return self.forward(ids_1P, cache), lambda ids_B: self.forward(ids_B[:, None], cache)
+        logits_1V = self.forward(ids_1P, cache)
+        return logits_1V, lambda ids_B, live: self.forward(ids_B[:, None], cache)
 
     def forward(self, ids_1P: Tensor, cache: Any) -> Tensor:
         """Logits after some more tokens `[1, V]`."""
@@ -147,7 +148,9 @@ class PrefixCached(HuggingFace):
         assert cache is not None
         if left := cache.get_seq_length() - memory.ids.shape[1]:
             cache.crop(-left)
-        return self.forward(prompt_1P, cache), lambda ids_B: self.forward(ids_B[:, None], cache)
+        return self.forward(prompt_1P, cache), lambda ids_B, live: self.forward(
+            ids_B[:, None], cache
+        )
 
 
 class Compiled(HuggingFace):
@@ -181,7 +184,7 @@ class Compiled(HuggingFace):
         cache = self._caches[size]
         cache.reset()
 
-        def step(ids_B: Tensor) -> Tensor:
+        def step(ids_B: Tensor, live: Sequence[int]) -> Tensor:
             # A graph's output is overwritten by its next replay.
             return self._step(ids_B[:, None].contiguous(), cache).clone()
 

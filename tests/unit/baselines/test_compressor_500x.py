@@ -133,7 +133,10 @@ def test_decoding_step_by_step_is_reading_at_once(
     prompts, more = [[0, 5, 6, 7], [0, 4]], [8, 9]
     with reader.answering():
         begun = reader.begin(contents, [38, 18], prompts)
-        steps = [begun.logits, *(begun.advance(torch.tensor([token, token])) for token in more)]
+        steps = [
+            begun.logits,
+            *(begun.advance(torch.tensor([token, token]), [0, 1]) for token in more),
+        ]
         for row, prompt in enumerate(prompts):
             for count in range(3):
                 alone = reader.begin([contents[row]], [0], [[*prompt, *more[:count]]])
