@@ -33,7 +33,7 @@ STUDIES = (
     "efficiency",
 )
 PAGE = ROOT / "docs" / "results-nano.md"
-PICTURES = ("main_qa", "selection_budget")
+PICTURES = ("main_qa", "selection_budget", "decompression", "granularity")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from experiments.study import Number, Study
 
 OURS, PAPER = "#1b6ca8", "#9a9a9a"
+ACROSS = 4
+"""Panels beside one another."""
+
 _SWEEP = re.compile(r"(?P<knob>[A-Z])=(?P<value>\d+)$")
 
 
@@ -25,26 +28,30 @@ def draw(study: Study, scale: Scale, path: Path) -> None:
 
     numbers = [n for n in study.numbers(scale) if n.metric and study.drawn in n.column]
     panels = _panels(numbers)
-    height = 1.4 + 0.3 * max(len(panel) for panel in panels.values())
+    across = min(len(panels), ACROSS)
+    down = -(-len(panels) // across)
+    height = max(3.0, 1.4 + 0.3 * max(len(panel) for panel in panels.values()))
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(2.6 + 2.5 * len(panels), max(3.0, height)), squeeze=False
+        down, across, figsize=(2.6 + 2.5 * across, height * down), squeeze=False
     )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
     rows = list(dict.fromkeys(number.row for number in numbers))
-    for place, (axis, (title, panel)) in enumerate(zip(axes[0], panels.items(), strict=True)):
+    for place, (axis, (title, panel)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         axis.set_title(title, fontsize=9)
         if _is_sweep(panel):
             _curve(axis, panel, scale)
         else:
-            # Every panel has the same rows; the first one names them.
-            _points(axis, panel, scale, rows, named=place == 0)
+            # Every panel has the same rows; the first one across names them.
+            _points(axis, panel, scale, rows, named=place % across == 0)
         axis.spines[["top", "right"]].set_visible(False)
-    handles = [
-        pyplot.Line2D([], [], color=OURS, marker="o", label=f"ours, {scale.name} scale, 95 %"),
-        pyplot.Line2D([], [], color=PAPER, marker="D", label="paper (other backbones and sets)"),
-    ]
+    marks = [(OURS, "o", f"ours, {scale.name} scale, 95 %")]
+    if any(number.paper is not None for number in numbers):
+        marks.append((PAPER, "D", "paper (other backbones and sets)"))
+    handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
     figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(study.title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.06, 1, 0.98))
+    figure.tight_layout(rect=(0, 0.06 / down, 1, 0.98))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
     pyplot.close(figure)
 

@@ -36,6 +36,7 @@ STUDY = Study(
     numbers,
     "The paper gives no numbers: quality falls with C, and grows with T up to 512. Losses of T=32 "
     "are over 32 tokens, the others over 64.",
+    drawn="loss",
 )
 app = command(STUDY)
 
