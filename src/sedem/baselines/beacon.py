@@ -274,7 +274,17 @@ class ActivationBeacon(TrainedReader):
         return draws.choice(fitting or [max(self.config.ratios)], windows).tolist()
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
-        """Cross-entropy of every token of a text, beacons standing between its windows."""
+        """Cross-entropy of every token of a text, beacons standing between its windows.
+
+        Raises:
+            ConfigError: a text is a single window, so that nothing would be learnt.
+        """
+        total = context.shape[1] + continuation.shape[1]
+        if total < self.config.window:
+            raise ConfigError(
+                f"text.context and text.continuation are {total:,} tokens and model.window is "
+                f"{self.config.window:,}; no beacon would stand among them, make texts longer"
+            )
         start_B1 = context.new_full((len(context), 1), self.backbone.start_id)
         *windows, last_BP = torch.cat([start_B1, context, continuation], dim=1).split(
             self.config.window, dim=1
@@ -310,10 +320,9 @@ class ActivationBeacon(TrainedReader):
         states_BPD, _ = self._run(self.backbone.embed(rest_BP), valid_BP, held)
         logits_BAV = self.backbone.logits(states_BPD[:, -labels.shape[1] :])
         loss = next_token_loss(logits_BAV, labels)
-        if not int(counts_B.max()):
-            # No row fills a window, so no beacon stood anywhere: there is nothing to learn, but a
-            # trainer wants a gradient.
-            loss = loss + 0.0 * torch.stack([p.sum() for p in self.parts().parameters()]).sum()
+        if not held.layers:
+            # No row fills a window: nothing is learnt from this batch, which is no error.
+            loss = loss + 0 * self.parts()["token"](start - start).sum()
         return {"loss": loss}
 
 

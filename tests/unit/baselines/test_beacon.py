@@ -236,3 +236,16 @@ def test_settings_are_checked() -> None:
         with pytest.raises(ConfigError, match=message):
             BeaconConfig(backbone="some", **change)  # type: ignore[arg-type]
     assert BeaconConfig(backbone="some", ratios=[2, 4]).ratios == (2, 4)  # type: ignore[arg-type]
+
+
+def test_what_fills_no_window_teaches_nothing(reader: ActivationBeacon) -> None:
+    stage = TextTraining(reader).train()
+    batch = targets([([0, 5, 6], [8, 9, 1])])
+    loss = reader.question_loss([torch.arange(2, 12)], **batch)["loss"]
+    loss.backward()
+    assert loss > 0
+    assert not any(p.grad is not None and p.grad.any() for p in stage.parameters())
+    with pytest.raises(
+        ConfigError, match=r"text.continuation are 15 tokens and model.window is 16"
+    ):
+        reader.text_loss(torch.ones(1, 8, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))
