@@ -14,6 +14,7 @@ from sedem.backbone import Backbone
 from sedem.bank import InMemory, MemoryBank
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
+from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.checkpoint import EXTRA_ENTRIES, locate, open_backbones
 from sedem.config import SedemConfig
 from sedem.contracts import Answer, Document, Reader
@@ -178,6 +179,20 @@ def open_bm25(setting: Setting) -> Method:
     _check_budget(setting.k)
     k = 2 if setting.k is None else setting.k
     return OneByOne(BM25(_decoder(setting), _decoding(setting), k))
+
+
+def open_longllmlingua(setting: Setting) -> Method:
+    """The checkpoint's frozen decoder on what it leaves of the context for each question.
+
+    Raises:
+        ConfigError: a budget or a control is given, which it has not.
+    """
+    if setting.k is not None or setting.control != "selected":
+        raise ConfigError(
+            f"k is {setting.k} and control '{setting.control}', but longllmlingua keeps what its "
+            "rate leaves of every document; leave both out"
+        )
+    return OneByOne(LongLLMLingua(_decoder(setting), _decoding(setting)))
 
 
 def _check_budget(k: Budget | None) -> None:
