@@ -22,6 +22,7 @@ class Paragraph:
         end: the character after it.
         text: what stands between.
         ids: its tokens.
+        ends: character of the text after each of them.
     """
 
     document: str
@@ -29,15 +30,17 @@ class Paragraph:
     end: int
     text: str
     ids: Tensor
+    ends: Tensor
 
     @property
     def span(self) -> Span:
         """Where it stands."""
         return self.document, self.start, self.end
 
-    def cited(self, rank: int, score: float) -> Citation:
-        """The paragraph as what an answer was conditioned on."""
-        return Citation(rank, self.document, self.start, self.end, score, self.text)
+    def cited(self, rank: int, score: float, length: int | None = None) -> Citation:
+        """The paragraph, or its first characters, as what an answer was conditioned on."""
+        text = self.text[:length]
+        return Citation(rank, self.document, self.start, self.start + len(text), score, text)
 
 
 def split(documents: Sequence[Document], backbone: Backbone, length: int) -> list[Paragraph]:
@@ -53,8 +56,12 @@ def split(documents: Sequence[Document], backbone: Backbone, length: int) -> lis
         segments = segment_text(document.text, backbone, length, "paragraph")
         for row, count in enumerate(segments.lengths.tolist()):
             start, end = int(segments.starts[row, 0]), int(segments.ends[row, count - 1])
-            text = document.text[start:end]
-            found.append(Paragraph(document.name, start, end, text, segments.ids[row, :count]))
+            # The first token of a piece may begin with a space.
+            start += len(document.text[start:end]) - len(document.text[start:end].lstrip())
+            text, ends = document.text[start:end], segments.ends[row, :count] - start
+            found.append(
+                Paragraph(document.name, start, end, text, segments.ids[row, :count], ends)
+            )
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from sedem.backbone import Backbone
 from sedem.baselines.catalog import reader_class
+from sedem.baselines.rag import RAG
 from sedem.baselines.trained import TrainedReader
 from sedem.contracts import Answer
 from sedem.data.examples import Example
@@ -36,11 +38,14 @@ class Trained:
                 f"control is '{setting.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
-        if setting.k is not None or setting.shift:
+        picks = isinstance(reader, RAG)
+        if (setting.k is not None and not picks) or setting.shift:
             raise ConfigError(
                 f"k is {setting.k} and shift {setting.shift}, but {reader.name} selects no blocks; "
                 "leave both out"
             )
+        if setting.k is not None:
+            reader.config = replace(reader.config, k=setting.k)
         self.reader = reader
         self.gold = setting.control == "gold"
         self.batch = setting.batch if reader.batched else 1
