@@ -22,10 +22,16 @@ def numbers(scale: Scale) -> list[Number]:
         cell = Cell("cost", method=method, backbone=backbone) if known else None
         label = f"{backbone}: {row['method']}"
         added, share = row["added_params_m"], row["added_over_backbone_pct"]
+        digits = 3 if added < 0.1 else 2
         result += [
-            Number(label, "added, M", added, cell, "parameters.without_lora", 1e6, 2),
+            Number(label, "added, M", added, cell, "parameters.without_lora", 1e6, digits),
             Number(
-                label, "% of the backbone", share, cell, "parameters.percent_without_lora", digits=2
+                label,
+                "% of the backbone",
+                share,
+                cell,
+                "parameters.percent_without_lora",
+                digits=digits,
             ),
         ]
     return result

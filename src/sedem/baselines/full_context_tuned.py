@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import begin_soft, run_soft
-from sedem.baselines.trained import Begun, Remembered, TrainedReader
+from sedem.baselines.trained import TrainedReader
 from sedem.losses import next_token_loss
 
 

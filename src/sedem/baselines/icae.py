@@ -26,9 +26,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
 from sedem.attention import KeyAxis
+from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft import begin_soft, run_soft
-from sedem.baselines.trained import Begun, Remembered, TrainedReader, own_generator
+from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.losses import IGNORED, next_token_loss
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from sedem.backbone import Backbone
-from sedem.baselines.trained import Begun
+from sedem.baselines.memory import Begun
 from sedem.injection import Prefilled, prefill, step
 
 

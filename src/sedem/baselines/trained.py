@@ -12,11 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
@@ -25,70 +23,14 @@ from sedem import checkpoint
 from sedem.answering import Clock
 from sedem.backbone import Backbone
 from sedem.baselines.full_context import cite, context_room
+from sedem.baselines.memory import Begun, ContextMemory, Remembered
 from sedem.baselines.settings import ReaderConfig, method_of
 from sedem.contracts import Answer, Document, check_documents
 from sedem.errors import CheckpointError, ConfigError
-from sedem.generation import Decoding, Step, Transcript, generate
+from sedem.generation import Decoding, Transcript, generate
 from sedem.prompts import context_prompt, question_ids
 
 GREEDY = Decoding()
-
-
-def own_generator(seed: int, ids: Tensor) -> np.random.Generator:
-    """Random numbers that a text itself decides, so that a resumed run draws alike."""
-    return np.random.default_rng([seed, *ids[:8].tolist()])
-
-
-@dataclass(frozen=True)
-class Remembered:
-    """What a method keeps of a context.
-
-    Attributes:
-        content: whatever it answers from.
-        stored_bytes: of it; None means that it is the text itself, in UTF-8.
-        notes: one sentence for each thing that was done to the context.
-    """
-
-    content: Any
-    stored_bytes: int | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ContextMemory:
-    """Documents that were read.
-
-    Attributes:
-        documents: in their order.
-        ends: character of the joined text after each of its tokens.
-        remembered: what is kept of it.
-    """
-
-    documents: list[Document]
-    ends: list[int]
-    remembered: Remembered
-
-    @property
-    def stored_bytes(self) -> int:
-        """What is kept to answer from."""
-        if self.remembered.stored_bytes is not None:
-            return self.remembered.stored_bytes
-        return sum(len(document.text.encode()) for document in self.documents)
-
-
-@dataclass(frozen=True)
-class Begun:
-    """Where a batch of answers begins.
-
-    Attributes:
-        logits: of the first answer token `[B, V]`.
-        advance: runs one more token of every row.
-        conditioning: positions that the decoder saw before it, row by row.
-    """
-
-    logits: Tensor
-    advance: Step
-    conditioning: list[int] = field(default_factory=list)
 
 
 class TrainedReader(nn.Module, ABC):

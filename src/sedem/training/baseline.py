@@ -142,6 +142,7 @@ class Training(nn.Module):
 
     @progress.setter
     def progress(self, value: float) -> None:
+        """The trainer keeps it up to date."""
         self.reader.progress = value
 
     def train(self, mode: bool = True) -> Self:

@@ -13,16 +13,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 from unit.training.test_recipes import small_run, small_source, two_steps
 
 from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.cli import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem.training.recipe import as_yaml
 from sedem.training.trainer import SedemTrainer
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 FILES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
+
+OWN = {
+    "documents": [{"name": "lease", "text": "The rent is 900 euros."}],
+    "question": "What is the rent?",
+    "answers": ["900 euros"],
+}
 
 Make = Callable[..., BaselineRecipe]
 
@@ -122,6 +131,38 @@ def test_a_recipe_of_another_method_is_refused() -> None:
         load_baseline_recipe("icea", path)
     with pytest.raises(ConfigError, match="unknown key 'memori'; did you mean 'memory'"):
         load_baseline_recipe("icae", path, ["model.memori=3"])
+
+
+def test_the_command_trains_and_evaluates_by_name(
+    question_recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = question_recipe("full-context-tuned")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(as_yaml(recipe))
+    runner = CliRunner()
+    output = tmp_path / "runs" / "nano" / "full-context-tuned-questions"
+    words = [
+        "--config",
+        str(path),
+        "--set",
+        f"run.output={output}",
+        "--set",
+        "optimization.steps=1",
+    ]
+    monkeypatch.chdir(tmp_path)
+    trained = runner.invoke(app, ["train", "full-context-tuned", *words])
+    assert trained.exit_code == 0, trained.output
+    assert trained.stdout.strip() == str(output / "final")
+    wrong = runner.invoke(app, ["train", "nothing", *words])
+    assert wrong.exit_code == 1 and "there is no trained method 'nothing'" in wrong.output
+    (tmp_path / "own.jsonl").write_text(json.dumps(OWN))
+    asked = ["--data", "own.jsonl", "--max-new-tokens", "3", "--json"]
+    # Without -m it is what the nano recipe would leave.
+    result = runner.invoke(app, ["eval", "full-context-tuned", *asked])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["counts"]["not_answered"] == 0
+    listed = runner.invoke(app, ["eval", "--list"]).stdout
+    assert {line.split()[0] for line in listed.splitlines()} >= set(TRAINED)
 
 
 # The recipes of the repository

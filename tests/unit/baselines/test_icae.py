@@ -13,8 +13,10 @@ from unit.baselines.conftest import make
 
 from sedem import Document
 from sedem.baselines.icae import ICAE, ICAEConfig
+from sedem.baselines.memory import own_generator
 from sedem.errors import ConfigError
 from sedem.training.baseline import TextTraining
+from sedem.training.prepare import targets
 
 
 @pytest.fixture
@@ -75,8 +77,6 @@ def test_slots_are_those_of_the_equations(reader: ICAE) -> None:
 
 @torch.no_grad()
 def test_the_loss_on_questions_is_that_of_the_equations(reader: ICAE) -> None:
-    from sedem.training.prepare import targets
-
     contexts = [torch.randint(2, 250, (n,)) for n in (40, 9)]
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     loss = reader.question_loss(contexts, **targets(pairs))["loss"]
@@ -108,7 +108,6 @@ def test_the_losses_on_text_are_those_of_the_equations(tiny_folder: Callable[...
         )
         on.append(naive_loss(reader, slots, [], after, reader.config.unscored))
     # Which rows are reproduced is drawn; both kinds are here.
-    from sedem.baselines.trained import own_generator
 
     drawn = [own_generator(0, row).random() < 0.5 for row in context]
     assert 0 < sum(drawn) < 6

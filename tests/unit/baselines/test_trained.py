@@ -18,6 +18,7 @@ from sedem.backbone import Backbone
 from sedem.baselines.catalog import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
+from sedem.data.catalog import open_examples
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
 from sedem.generation import Decoding
@@ -149,8 +150,6 @@ def test_dropout_of_adapters_is_for_training_alone(tiny_folder: Callable[..., st
 
 
 def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> Questions:
-    from sedem.data.catalog import open_examples
-
     questions = Questions(reader, 200, **settings)
     questions.add(open_examples(fixtures / "squad.json", records=":1", distractors=1), "evidence")
     return questions
