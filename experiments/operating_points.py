@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import paper
+from experiments import paper, peers
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
@@ -21,7 +21,11 @@ def numbers(scale: Scale) -> list[Number]:
                 continue
             label = f"{scale.sets[key].title}: {row['method']}"
             k = CONFIGURATIONS.get(row["method"])
-            cell = None if k is None else Cell(variant=variant, questions=key, k=k)
+            cell = (
+                peers.cell(scale, row["method"], variant, key)
+                if k is None
+                else Cell(variant=variant, questions=key, k=k)
+            )
             for metric, name in (("f1", "F1"), ("em", "EM")):
                 result.append(Number(label, name, row[metric], cell, metric))
             result.append(Number(label, "TTFT, ms (A100)", row["ttft_ms"]))

@@ -26,8 +26,9 @@ from transformers import PretrainedConfig
 
 from sedem.backbone import Backbone
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
+from sedem.baselines.memory import ContextMemory, Remembered
 from sedem.baselines.paragraphs import Paragraph, cut_notes, split
-from sedem.baselines.trained import GREEDY, ContextMemory, Remembered
+from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
 from sedem.contracts import Answer, Document
 from sedem.encoder import encode

@@ -63,11 +63,15 @@ class Sedem:
         self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents."""
+        """Answer each example from its own documents, or from those with evidence.
+
+        Raises:
+            DataError: only documents with evidence are to be given, and an example has none.
+        """
         self._read_new(examples)
         requests = []
         for example in examples:
-            bank = self._bank(example.documents)
+            bank = self._bank(self._given(example))
             requests.append(
                 Request(
                     bank,
@@ -78,6 +82,11 @@ class Sedem:
                 )
             )
         return self.model.answer_requests(requests, self.decoding)
+
+    def _given(self, example: Example) -> Sequence[Document]:
+        if self.setting.control != "gold-documents":
+            return example.documents
+        return labels.only_gold(example)
 
     def _read_new(self, examples: Sequence[Example]) -> None:
         texts = {d.text for e in examples for d in e.documents} - self._read.keys()
@@ -106,7 +115,7 @@ class Sedem:
 
     def _forced(self, bank: MemoryBank, example: Example) -> list[int] | None:
         control = self.setting.control
-        if control == "selected":
+        if control in ("selected", "gold-documents"):
             return self._best_that_fit(bank, example) if self.setting.k == ALL else None
         if control == "none":
             return []

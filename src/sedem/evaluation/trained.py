@@ -13,8 +13,8 @@ from sedem.baselines.rag import RAG
 from sedem.baselines.trained import TrainedReader
 from sedem.contracts import Answer
 from sedem.data.examples import Example
-from sedem.data.labels import gold_documents
-from sedem.errors import ConfigError, DataError
+from sedem.data.labels import only_gold
+from sedem.errors import ConfigError
 from sedem.evaluation.methods import Method, Setting
 from sedem.generation import Decoding
 
@@ -60,9 +60,7 @@ class Trained:
         """
         memories = []
         for example in examples:
-            documents = gold_documents(example) if self.gold else example.documents
-            if not documents:
-                raise DataError(f"example '{example.id}' has no evidence, so no gold document")
+            documents = only_gold(example) if self.gold else example.documents
             memories.append(self.reader.read(documents))
         questions = [example.question for example in examples]
         return self.reader.answer_all(memories, questions, self.decoding)
