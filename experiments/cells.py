@@ -19,6 +19,8 @@ from experiments.variants import (
 from sedem.baselines.catalog import TRAINED
 
 RESULTS = Path(__file__).parent / "results"
+SELECTING = ("sedem", "bm25", "rag")
+"""Methods with a budget; of a set's own size unless a cell says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,9 @@ class Cell:
         questions: key of a set of the scale.
         trained_for: set that the model was trained for; empty means the set that is asked.
         k: selection budget; None means the set's own.
-        control: which blocks SeDeM uses.
+        control: which blocks SeDeM uses; with "gold" a trained baseline is given documents with
+            evidence alone, in training too.
+        setting: which of a trained baseline's recipes for questions, where it has several.
         shift: boundaries between segments moved by so many tokens.
         limit: questions; None means the set's own limit.
         backbone: whose cost, or the shape that is benched on random weights.
@@ -46,6 +50,7 @@ class Cell:
     trained_for: str = ""
     k: int | str | None = None
     control: str = "selected"
+    setting: str = ""
     shift: int = 0
     limit: int | None = None
     backbone: str = ""
@@ -55,7 +60,7 @@ class Cell:
         """Of its file."""
         parts = [
             self.measure if self.measure != "answers" else "",
-            self.method if self.method != "sedem" else "",
+            f"{self.method}{self.setting}" if self.method != "sedem" else "",
             self.variant.name if self.variant else "",
             self.backbone,
             self.questions,
@@ -97,11 +102,18 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     assert cell.variant is not None
     trained_for = cell.trained_for or cell.questions
     if cell.method in TRAINED:
-        backbone, k = cell.variant.backbone or scale.backbones[0], None
-        folder = baseline_checkpoint(cell.method, scale, backbone, trained_for, data)
+        folder = baseline_checkpoint(
+            cell.method,
+            scale,
+            cell.variant.backbone or scale.backbones[0],
+            trained_for,
+            data,
+            setting=cell.setting,
+            gold=cell.control == "gold",
+        )
     else:
         folder = checkpoint(cell.variant, scale, trained_for, data)
-        k = questions.k if cell.k is None else cell.k
+    k = questions.k if cell.k is None and cell.method in SELECTING else cell.k
     result = run_evaluation(
         cell.method,
         questions.found(data),
@@ -119,7 +131,7 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         out=RUNS / scale.name / "evaluation" / cell.name,
     )
     # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
-    own = cell.method if cell.method in TRAINED else cell.variant.name
+    own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
     result["settings"]["checkpoint"] = SHIPPED.name if folder == SHIPPED else own
     return {**result, "training": budget(folder)}
 

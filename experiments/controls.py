@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from experiments import ablation, paper
+from experiments import ablation, paper, peers
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
@@ -17,17 +18,10 @@ def numbers(scale: Scale) -> list[Number]:
     """Identical input, full bank, distant supervision, raw text, moved boundaries."""
     small = scale.backbones[0]
     large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else small
-    printed = _printed(large)
-    result = []
-    for label, key, value, changes in (
-        ("evidence selected: SeDeM", "hotpotqa", printed["gold"], {"control": "gold"}),
-        ("evidence selected: ICAE", "hotpotqa", printed["gold-icae"], None),
-        ("raw text, evidence read: trained reader", "hotpotqa", printed["reader"], None),
-        ("raw-text RAG, K=2: trained reader", "hotpotqa", printed["rag"], None),
-        ("raw text, BM25, K=2: frozen reader", "hotpotqa", None, {"method": "bm25", "k": 2}),
-    ):
-        cell = Cell(variant=main(large), questions=key, **changes) if changes else None
-        result.append(Number(label, f"{scale.sets[key].title} F1", value, cell))
+    result = [
+        *_given(scale, large, "hotpotqa", CONTROLS),
+        *_given(scale, small, "2wiki", RETRIEVED),
+    ]
     for key in ("hotpotqa", "2wiki"):
         value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
         cell = Cell(variant=main(small), questions=key, k="all")
@@ -35,19 +29,61 @@ def numbers(scale: Scale) -> list[Number]:
     return [*result, *_distant(scale), *_shifted(scale)]
 
 
-def _printed(backbone: str) -> dict[str, float | None]:
-    """The paper's F1 on HotpotQA, 3B."""
+IDENTICAL, RAW = "inline_control_identical_input", "inline_control_raw_text_rag"
 
-    def f1(table: str, **where: Any) -> float | None:
-        return paper.number(table, "f1", dataset="HotpotQA-Distractor", **where)
+Row = tuple[str, dict[str, Any], str, dict[str, Any]]
+"""A label, a cell's fields, and the table and row of the paper's number; no table, no number."""
 
-    raw = "inline_control_raw_text_rag"
-    return {
-        "gold": f1("inline_control_identical_input", method="SeDeM"),
-        "gold-icae": f1("inline_control_identical_input", method="ICAE"),
-        "reader": f1(raw, method="raw-text reader on gold paragraphs"),
-        "rag": f1(raw, method="raw-text RAG", k=2),
-    }
+RETRIEVED: tuple[Row, ...] = (
+    (
+        "raw-text RAG, K=2: trained reader",
+        {"method": "rag", "k": 2},
+        RAW,
+        {"method": "raw-text RAG", "k": 2},
+    ),
+    (
+        "raw-text RAG, K=10: trained reader",
+        {"method": "rag", "k": 10},
+        RAW,
+        {"method": "raw-text RAG", "k": 10},
+    ),
+)
+CONTROLS: tuple[Row, ...] = (
+    (
+        "identical gold input: SeDeM",
+        {"control": "gold-documents", "k": "all"},
+        IDENTICAL,
+        {"method": "SeDeM"},
+    ),
+    (
+        "identical gold input: ICAE",
+        {"method": "icae", "control": "gold"},
+        IDENTICAL,
+        {"method": "ICAE"},
+    ),
+    ("evidence first, K=2: SeDeM", {"control": "gold"}, "", {}),
+    (
+        "raw text, gold paragraphs: trained reader",
+        {"method": "full-context-tuned", "control": "gold"},
+        RAW,
+        {"method": "raw-text reader on gold paragraphs"},
+    ),
+    *RETRIEVED,
+    ("raw text, BM25, K=2: frozen reader", {"method": "bm25", "k": 2}, "", {}),
+)
+
+
+def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
+    """What a reader makes of the input that it is given, on one set."""
+    result = []
+    for label, changes, table, where in rows:
+        cell = peers.own(scale, main(backbone), key, **changes)
+        for metric, name in (("f1", "F1"), ("em", "EM")):
+            value = None
+            if table:
+                value = paper.number(table, metric, dataset=paper.DATASETS[key], **where)
+            result.append(Number(label, f"{scale.sets[key].title} {name}", value, cell, metric))
+    return result
 
 
 def _distant(scale: Scale) -> list[Number]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from experiments import paper, peers
-from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
 from experiments.variants import main
@@ -15,6 +14,8 @@ CONTROLS = (
     ("SeDeM, every block", {"k": "all", "limit": 100}),
     ("SeDeM, no memory", {"control": "none"}),
     ("frozen backbone, BM25's documents as text", {"method": "bm25", "limit": 100}),
+    ("raw-text RAG with matched supervision", {"method": "rag"}),
+    ("Activation Beacon, windows of 1,024 tokens", {"method": "beacon", "setting": "1024"}),
 )
 
 
@@ -41,7 +42,9 @@ def numbers(scale: Scale) -> list[Number]:
                     result.append(Number(label, column, value, cell, metric))
         for title, changes in CONTROLS:
             for key in SETS:
-                cell = Cell(variant=variant, questions=key, **changes)
+                cell = peers.own(scale, variant, key, **changes)
+                if cell is None:
+                    continue
                 for metric, name in METRICS:
                     column = f"{scale.sets[key].title} {name}"
                     label = _label(scale, backbone, title)

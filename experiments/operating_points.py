@@ -20,11 +20,12 @@ def numbers(scale: Scale) -> list[Number]:
             if row["dataset"] != paper.DATASETS[key]:
                 continue
             label = f"{scale.sets[key].title}: {row['method']}"
-            cell = None
-            if row["method"] in CONFIGURATIONS:
-                cell = Cell(variant=variant, questions=key, k=CONFIGURATIONS[row["method"]])
-            elif row["method"] in peers.PEERS:
-                cell = peers.cell(scale, row["method"], variant, key)
+            k = CONFIGURATIONS.get(row["method"])
+            cell = (
+                peers.cell(scale, row["method"], variant, key)
+                if k is None
+                else Cell(variant=variant, questions=key, k=k)
+            )
             for metric, name in (("f1", "F1"), ("em", "EM")):
                 result.append(Number(label, name, row[metric], cell, metric))
             result.append(Number(label, "TTFT, ms (A100)", row["ttft_ms"]))

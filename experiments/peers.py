@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.variants import Variant
@@ -17,20 +19,37 @@ PEERS = {
     "500xCompressor": "500x",
     "Activation Beacon": "beacon",
     "ComprExIT (reference)": "comprexit",
+    "ComprExIT (matched)": "comprexit",
     "SeDeM": "sedem",
 }
+SETTINGS = {"ComprExIT (matched)": "128"}
+"""Recipes of methods that have several; the first has no name."""
 
 
 def cell(scale: Scale, method: str, variant: Variant, questions: str) -> Cell | None:
-    """A method's answers to a set at the set's own K; None for a method that is not in the code.
+    """A method of the paper's tables on a set, at the set's own K; see `own`."""
+    name = PEERS[method]
+    k = scale.sets[questions].k if name == "sedem" else None
+    return own(scale, variant, questions, name, k=k, setting=SETTINGS.get(method, ""))
 
-    A trained baseline without a recipe for the backbone has none either.
+
+def own(
+    scale: Scale, variant: Variant, questions: str, method: str = "sedem", **changes: Any
+) -> Cell | None:
+    """A method's answers to a set; None for what is not in the code.
+
+    Args:
+        scale: which.
+        variant: whose backbone.
+        questions: the set.
+        method: its name in `sedem eval --list`; a trained one has no cell without a recipe for
+            the backbone.
+        changes: other fields of the cell.
     """
-    own = PEERS[method]
-    if own not in METHODS:
+    if method not in METHODS:
         return None
     backbone = variant.backbone or scale.backbones[0]
-    if own in TRAINED and not scale.baseline_recipe(own, "questions", backbone).is_file():
+    recipe = scale.baseline_recipe(method, "questions", backbone, changes.get("setting", ""))
+    if method in TRAINED and not recipe.is_file():
         return None
-    k = scale.sets[questions].k if own == "sedem" else None
-    return Cell(method=own, variant=variant, questions=questions, k=k)
+    return Cell(method=method, variant=variant, questions=questions, **changes)

@@ -113,10 +113,18 @@ class Scale:
         name = {"2wiki": "2wikimultihopqa"}.get(questions, questions)
         return folder / ("stage1.yaml" if stage == "stage1" else f"stage2-{name}.yaml")
 
-    def baseline_recipe(self, method: str, stage: str, backbone: str) -> Path:
-        """The recipe of a trained baseline on text or questions; not every method has both."""
-        folder = f"paper/{backbone}" if self.name == "paper" else "nano"
-        return ROOT / "recipes" / folder / f"{method}-{stage}.yaml"
+    def baseline_recipe(self, method: str, stage: str, backbone: str, setting: str = "") -> Path:
+        """The recipe of a trained baseline on text or questions; not every method has both.
+
+        Args:
+            method: its name.
+            stage: "text" or "questions".
+            backbone: of the scale.
+            setting: stands after the stage; text is the same for all unless it has its own.
+        """
+        folder = ROOT / "recipes" / (f"paper/{backbone}" if self.name == "paper" else "nano")
+        own = folder / f"{method}-{stage}{setting}.yaml"
+        return folder / f"{method}-text.yaml" if stage == "text" and not own.is_file() else own
 
 
 def ruler(

@@ -68,7 +68,14 @@ def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Pa
 
 
 def baseline_checkpoint(
-    method: str, scale: Scale, backbone: str, questions: str, data: Path
+    method: str,
+    scale: Scale,
+    backbone: str,
+    questions: str,
+    data: Path,
+    *,
+    setting: str = "",
+    gold: bool = False,
 ) -> Path:
     """The trained checkpoint of a baseline, trained first if it is not there: text, then questions.
 
@@ -78,6 +85,8 @@ def baseline_checkpoint(
         backbone: of the scale.
         questions: set that it is trained for; at smoke and nano one mixture serves all.
         data: folder that the recipes' data paths are relative to.
+        setting: which recipe for questions; the text recipe of that name where there is one.
+        gold: trained on documents with evidence alone.
     """
     from sedem.training.baseline import load_baseline_recipe, train_baseline
 
@@ -86,16 +95,20 @@ def baseline_checkpoint(
     start: list[str] = []
     final = Path()
     for stage in ("text", "questions"):
-        path = scale.baseline_recipe(method, stage, backbone)
+        path = scale.baseline_recipe(method, stage, backbone, setting)
         if not path.is_file():
             continue
         own = [*scale.baselines[stage], *start]
-        output = RUNS / scale.name / f"{method}-{stage}"
+        output = RUNS / scale.name / path.stem
         if scale.name == "paper":
-            output = RUNS / scale.name / backbone / f"{method}-{stage}"
-        if scale.name == "paper" and stage == "questions":
-            output = output.with_name(f"{output.name}-{questions}")
-            own.append(f"data.training=[{{path: {scale.sets[questions].source}}}]")
+            output = RUNS / scale.name / backbone / path.stem
+        if stage == "questions":
+            if gold:
+                own.append("data.documents=gold")
+                output = output.with_name(f"{output.name}-gold")
+            if scale.name == "paper":
+                output = output.with_name(f"{output.name}-{questions}")
+                own.append(f"data.training=[{{path: {scale.sets[questions].source}}}]")
         final = output / "final"
         if not (output / "training.json").is_file():
             overrides = [*own, f"data_root={data}", f"run.output={output}"]

@@ -687,7 +687,7 @@ SQUAD = {
 
 def test_methods_are_listed() -> None:
     listed = [line.split()[0] for line in succeeds("eval", "--list").splitlines()]
-    assert {"sedem", "full-context", "bm25"} <= set(listed)
+    assert {"sedem", "full-context", "bm25", "longllmlingua"} <= set(listed)
 
 
 def check_metric(metric: dict[str, Any], count: int) -> None:
@@ -697,7 +697,7 @@ def check_metric(metric: dict[str, Any], count: int) -> None:
     assert metric["n"] == count
 
 
-@pytest.mark.parametrize("method", ["sedem", "full-context", "bm25"])
+@pytest.mark.parametrize("method", ["sedem", "full-context", "bm25", "longllmlingua"])
 def test_a_method_is_measured_on_own_questions(method: str, here: Path, checkpoint: Path) -> None:
     data = own_questions(here / "own.jsonl")
     options = ("--data", data, "-m", checkpoint, "--max-new-tokens", 4)

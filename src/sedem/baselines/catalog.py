@@ -15,6 +15,7 @@ TRAINED: dict[str, tuple[str, str]] = {
         "full_context_tuned.FullContextTuned",
         "the backbone with LoRA, trained on questions, reads every document as text",
     ),
+    "rag": ("rag.RAG", "a selector as SeDeM's picks K paragraphs, the adapted backbone reads them"),
     "icae": ("icae.ICAE", "segments of text into memory tokens for the frozen backbone"),
     "hmt": ("hmt.HMT", "segment after segment, with memory that is recalled"),
     "500x": (

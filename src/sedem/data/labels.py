@@ -8,6 +8,7 @@ from typing import Literal
 
 from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example
+from sedem.errors import DataError
 from sedem.shard import BlockRow
 
 
@@ -63,3 +64,15 @@ def gold_documents(
     else:
         gold = from_answers(whole, documents, example.answers)
     return tuple(document for document, label in zip(documents, gold, strict=True) if label)
+
+
+def only_gold(example: Example) -> tuple[Document, ...]:
+    """The documents of an example that hold evidence, where they alone are to be given.
+
+    Raises:
+        DataError: there is none.
+    """
+    documents = gold_documents(example)
+    if not documents:
+        raise DataError(f"example '{example.id}' has no evidence, so no gold document")
+    return documents

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sedem.backbone import Backbone
 
 EMBEDDED = "sedem-nano"
-CONTROLS = ("selected", "gold", "wrong", "none")
+CONTROLS = ("selected", "gold", "gold-documents", "wrong", "none")
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,10 @@ class Setting:
         checkpoint: folder or hub id of the model; its backbone is what raw-text methods read with.
             A trained baseline has checkpoints of its own.
         k: selection budget; None means the model's own, and 2 documents for BM25.
-        control: which blocks SeDeM uses: the selector's own, those with evidence first, those
-            without evidence, or none at all. Trained baselines read all documents, or with "gold"
-            those with evidence alone.
+        control: which blocks SeDeM uses: the selector's own, those with evidence first, the
+            selector's own of the documents with evidence alone, those without evidence, or none at
+            all. Trained baselines read all documents, or with "gold" those with evidence alone,
+            which is the same input as "gold-documents" with every block.
         max_new_tokens: answer limit.
         dtype: type of the backbone.
         batch: examples answered together, where a method can.
@@ -77,6 +78,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
     "bm25": ("open_bm25", "BM25 picks K documents, the frozen backbone reads them as text"),
+    "longllmlingua": ("open_longllmlingua", "the text thinned to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
 """What a user can name: the function of `readers.py` that opens it, and what it is.

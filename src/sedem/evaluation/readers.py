@@ -14,6 +14,7 @@ from sedem.backbone import Backbone
 from sedem.bank import InMemory, MemoryBank
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
+from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.checkpoint import EXTRA_ENTRIES, locate, open_backbones
 from sedem.config import SedemConfig
 from sedem.contracts import Answer, Document, Reader
@@ -93,11 +94,15 @@ class Sedem:
         self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents."""
+        """Answer each example from its own documents, or from those with evidence.
+
+        Raises:
+            DataError: only documents with evidence are to be given, and an example has none.
+        """
         self._read_new(examples)
         requests = []
         for example in examples:
-            bank = self._bank(example.documents)
+            bank = self._bank(self._given(example))
             requests.append(
                 Request(
                     bank,
@@ -108,6 +113,11 @@ class Sedem:
                 )
             )
         return self.model.answer_requests(requests, self.decoding)
+
+    def _given(self, example: Example) -> Sequence[Document]:
+        if self.setting.control != "gold-documents":
+            return example.documents
+        return labels.only_gold(example)
 
     def _read_new(self, examples: Sequence[Example]) -> None:
         texts = {d.text for e in examples for d in e.documents} - self._read.keys()
@@ -142,7 +152,7 @@ class Sedem:
 
     def _forced(self, bank: MemoryBank, example: Example) -> list[int] | None:
         control = self.setting.control
-        if control == "selected":
+        if control in ("selected", "gold-documents"):
             return self._best_that_fit(bank, example) if self.setting.k == ALL else None
         if control == "none":
             return []
@@ -221,6 +231,20 @@ def open_bm25(setting: Setting) -> Method:
     _check_budget(setting.k)
     k = 2 if setting.k is None else setting.k
     return OneByOne(BM25(frozen_decoder(setting), decoding_of(setting), k))
+
+
+def open_longllmlingua(setting: Setting) -> Method:
+    """The checkpoint's frozen decoder on what it leaves of the context for each question.
+
+    Raises:
+        ConfigError: a budget or a control is given, which it has not.
+    """
+    if setting.k is not None or setting.control != "selected":
+        raise ConfigError(
+            f"k is {setting.k} and control '{setting.control}', but longllmlingua keeps what its "
+            "rate leaves of every document; leave both out"
+        )
+    return OneByOne(LongLLMLingua(frozen_decoder(setting), decoding_of(setting)))
 
 
 def _check_budget(k: Budget | None) -> None:

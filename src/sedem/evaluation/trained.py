@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from sedem.backbone import Backbone
 from sedem.baselines.catalog import reader_class
 from sedem.baselines.memory import ContextMemory
+from sedem.baselines.rag import RAG
 from sedem.baselines.trained import TrainedReader
 from sedem.contracts import Answer, Document, Reader
 from sedem.data.examples import Example
-from sedem.data.labels import gold_documents
-from sedem.errors import ConfigError, DataError
+from sedem.data.labels import only_gold
+from sedem.errors import ConfigError
 from sedem.evaluation.methods import Method, Setting
 from sedem.generation import Decoding
 
@@ -63,11 +65,14 @@ class Trained:
                 f"control is '{setting.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
-        if setting.k is not None or setting.shift:
+        picks = isinstance(reader, RAG)
+        if (setting.k is not None and not picks) or setting.shift:
             raise ConfigError(
                 f"k is {setting.k} and shift {setting.shift}, but {reader.name} selects no blocks; "
                 "leave both out"
             )
+        if setting.k is not None:
+            reader.config = replace(reader.config, k=setting.k)
         self.trained = reader
         self.gold = setting.control == "gold"
         self.batch = setting.batch if reader.batched else 1
@@ -83,9 +88,7 @@ class Trained:
         """
         memories = []
         for example in examples:
-            documents = gold_documents(example) if self.gold else example.documents
-            if not documents:
-                raise DataError(f"example '{example.id}' has no evidence, so no gold document")
+            documents = only_gold(example) if self.gold else example.documents
             memories.append(self.trained.read(documents))
         questions = [example.question for example in examples]
         return self.trained.answer_all(memories, questions, self.decoding)

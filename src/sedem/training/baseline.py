@@ -16,6 +16,7 @@ from torch.utils.data import Subset
 from transformers import set_seed
 
 from sedem.baselines.catalog import reader_class
+from sedem.baselines.rag import RAG
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint import open_named
@@ -32,6 +33,7 @@ from sedem.training.recipe import (
     load_recipe,
 )
 from sedem.training.run import add_source, open_windows
+from sedem.training.selecting import ConditionedLosses
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,9 @@ class QuestionData:
             evidence alone.
         context_limit: tokens of a context that are used at most; None means all that the method
             takes.
+        max_paragraphs: of one example in a training step of a method that picks among them;
+            evidence stays, others are sampled. None means all.
+        cache_states: such a method keeps frozen states on disk; too big for large sets.
     """
 
     training: tuple[DataSource, ...]
@@ -70,11 +75,13 @@ class QuestionData:
     answer_limit: int = 64
     documents: Literal["all", "gold"] = "all"
     context_limit: int | None = None
+    max_paragraphs: int | None = None
+    cache_states: bool = False
 
     def __post_init__(self) -> None:
         if not self.training:
             raise ConfigError("data.training is empty; give at least one")
-        check_numbers(self, "data", positive=("answer_limit", "context_limit"))
+        check_numbers(self, "data", positive=("answer_limit", "context_limit", "max_paragraphs"))
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,7 @@ class BaselineRecipe:
         data_root: folder that data paths are relative to.
         cache: folder for tokenized text.
         start_from: checkpoint to go on from; None means fresh parts.
+        losses: of a method that picks paragraphs; None means their defaults.
     """
 
     method: str
@@ -102,6 +110,7 @@ class BaselineRecipe:
     data_root: str = "data"
     cache: str = "runs/cache"
     start_from: str | None = None
+    losses: ConditionedLosses | None = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.data is None):
@@ -214,6 +223,12 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     output = claim_output(recipe.run, recipe)
     set_seed(recipe.optimization.seed)
     reader = open_reader(recipe)
+    if isinstance(reader, RAG):
+        # It stands on what is here.
+        from sedem.training.rag import train_rag
+
+        return train_rag(reader, recipe, output)
+    _refuse_picking(recipe)
     if recipe.text is not None:
         windows, held_out = open_windows(
             recipe.text,
@@ -275,6 +290,16 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
             )
     reader.config = config
     return reader
+
+
+def _refuse_picking(recipe: BaselineRecipe) -> None:
+    """Refuse settings that only a method has that picks paragraphs."""
+    picking = recipe.data and (recipe.data.max_paragraphs or recipe.data.cache_states)
+    if picking or recipe.losses is not None:
+        raise ConfigError(
+            f"losses, data.max_paragraphs and data.cache_states are for a method that picks "
+            f"paragraphs, '{recipe.method}' reads them all; leave them out"
+        )
 
 
 def _open_questions(

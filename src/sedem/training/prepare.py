@@ -11,18 +11,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from sedem.backbone import Backbone
+from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
 from sedem.errors import DataError
 from sedem.losses import IGNORED
-from sedem.model import SeDeM
 from sedem.prompts import answer_ids, question_ids
 from sedem.reading import partition
 from sedem.segment import segment_text
@@ -30,6 +31,25 @@ from sedem.shard import BlockRow
 from sedem.training.encodings import Encodings
 
 Labelling = Literal["evidence", "answer"]
+
+
+class Blocked(Protocol):
+    """Whatever selects among blocks: whose tokens, and the shape of a block."""
+
+    @property
+    def encoder(self) -> Backbone:
+        """Reads documents and questions."""
+        ...
+
+    @property
+    def decoder(self) -> Backbone:
+        """Reads prompts and answers."""
+        ...
+
+    @property
+    def config(self) -> SedemConfig:
+        """Segments, slots and blocks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,7 @@ class Prepared(Dataset[Item]):
         dropped: what was left out, and why.
     """
 
-    model: SeDeM
+    model: Blocked
     answer_limit: int
     texts: list[Text] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)

@@ -7,7 +7,7 @@ E encoder width, D decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -17,54 +17,37 @@ from torch import Tensor, nn
 from sedem.encoder import encode
 from sedem.errors import ConfigError
 from sedem.injection import prefill
-from sedem.losses import next_token_loss, reconstruction_loss, selection_loss
+from sedem.losses import next_token_loss, reconstruction_loss
 from sedem.model import SeDeM
 from sedem.slots import state_mask
 from sedem.training.prepare import Collator, Item
-
-CONDITIONING: dict[str, Callable[[float], float]] = {
-    "selected": lambda progress: 0.0,
-    "mixed": lambda progress: 0.5,
-    "gold": lambda progress: 1.0,
-    "gold-then-selected": lambda progress: max(0.0, 1.0 - 1.5 * progress),
-}
-"""Share of examples whose evidence is forced among the selected blocks, by training progress."""
+from sedem.training.selecting import (
+    CONDITIONING,
+    SelectionLosses,
+    check_conditioning,
+    conditioned,
+    recall,
+    rows_at,
+)
 
 
 @dataclass(frozen=True)
-class Stage2Losses:
+class Stage2Losses(SelectionLosses):
     """Weights and temperatures of stage 2; the defaults are the paper's.
 
     Attributes:
-        select: lambda_ret.
-        margin_weight: lambda_margin.
-        margin: gamma of L_margin.
-        selection_temperature: tau of L_InfoNCE.
-        normalize_scores: divide scores by the number of question tokens before L_InfoNCE; the
-            margin always applies to sums.
         reconstruct: lambda_rec of stage 2.
         pool_weight: gamma of L_rec.
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
     """
 
-    select: float = 1.0
-    margin_weight: float = 0.5
-    margin: float = 2.0
-    selection_temperature: float = 0.07
-    normalize_scores: bool = False
     reconstruct: float = 0.1
     pool_weight: float = 1.0
     conditioning: str = "gold-then-selected"
 
     def __post_init__(self) -> None:
-        if self.conditioning not in CONDITIONING:
-            raise ConfigError(
-                f"losses.conditioning is '{self.conditioning}'; it can be {', '.join(CONDITIONING)}"
-            )
-        if self.selection_temperature <= 0:
-            raise ConfigError(
-                f"losses.selection_temperature is {self.selection_temperature}; it must be above 0"
-            )
+        check_conditioning(self.conditioning)
+        super().__post_init__()
 
 
 class Stage2(nn.Module):
@@ -168,13 +151,13 @@ class Stage2(nn.Module):
             question_states = encode(model.encoder, question_ids, layers)
         hidden_STE = model.mixture(states.float())
         memory_SMD = model.compressor(hidden_STE, segment_mask)
-        memory_BNJD = _gather(memory_SMD.flatten(0, 1), slot_index)
+        memory_BNJD = rows_at(memory_SMD.flatten(0, 1), slot_index)
         scores_BN = model.selector(
             model.mixture(question_states.float()), question_mask, memory_BNJD, slot_tokens > 0
         )
         chosen_BK = self._condition(scores_BN.detach(), evidence, coins, budget)
         answer = self._answer(memory_BNJD, slot_tokens, chosen_BK, ids, valid, labels)
-        select = self._select(scores_BN, evidence, blocks, question_mask)
+        select = weights.of(scores_BN, evidence, blocks, question_mask)
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
         # Over every block, selected or not: several times the work of the answer's own.
@@ -187,21 +170,14 @@ class Stage2(nn.Module):
                 weights.pool_weight,
             )
             loss = loss + weights.reconstruct * parts["reconstruct"]
-        own_BK = scores_BN.detach().topk(min(budget, scores_BN.shape[1])).indices
-        found_B = evidence.gather(1, own_BK).any(1)[evidence.any(1)]
-        recall = found_B.float().mean() if len(found_B) else scores_BN.new_zeros(())
-        return {"loss": loss, **parts, "recall": recall}
+        return {"loss": loss, **parts, "recall": recall(scores_BN.detach(), evidence, budget)}
 
     def _condition(
         self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int
     ) -> Tensor:
         """The blocks that condition each answer `[B, K]`, in the order of the configuration."""
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
-        forced_BN = evidence_BN & (coins_B < share)[:, None]
-        # Above every score: a cosine sum never exceeds the number of question tokens.
-        scores_BN = torch.where(forced_BN, scores_BN + 1e6, scores_BN)
-        best_BN = scores_BN.sort(dim=1, descending=True, stable=True).indices
-        chosen_BK = best_BN[:, :budget]
+        chosen_BK = conditioned(scores_BN, evidence_BN, coins_B, share, budget)
         in_place = self.model.config.block_order == "document"
         return chosen_BK.sort(1).values if in_place else chosen_BK
 
@@ -234,26 +210,3 @@ class Stage2(nn.Module):
         )
         logits_BAV = model.decoder.logits(filled.prefix[:, -labels.shape[1] :])
         return next_token_loss(logits_BAV, labels)
-
-    def _select(
-        self, scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, question_mask: Tensor
-    ) -> Tensor:
-        """L_ret; with `normalize_scores` InfoNCE sees means, the margin still sums."""
-        weights = self.losses
-        temperature: float | Tensor = weights.selection_temperature
-        if weights.normalize_scores:
-            temperature = weights.selection_temperature * question_mask.sum(1, keepdim=True)
-        return selection_loss(
-            scores_BN,
-            evidence_BN,
-            blocks_BN,
-            temperature=temperature,
-            margin=weights.margin,
-            margin_weight=weights.margin_weight,
-        )
-
-
-def _gather(rows_L: Tensor, index: Tensor) -> Tensor:
-    """Rows by index `[..., *row]`; index -1 is a row of zeros."""
-    padded = torch.cat([rows_L, rows_L.new_zeros(1, *rows_L.shape[1:])])
-    return padded[index]

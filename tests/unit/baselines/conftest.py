@@ -17,6 +17,7 @@ from sedem.training.recipe import DataSource, Optimization, Run
 
 SMALL: dict[str, dict[str, Any]] = {
     "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},
+    "rag": {"lora_rank": 4, "lora_alpha": 8, "extract_layer": 2, "k": 1, "paragraph": 64},
     "icae": {"lora_rank": 4, "lora_alpha": 8, "memory": 4, "compression": 4, "unscored": 2},
     "hmt": {
         "lora_rank": 4,

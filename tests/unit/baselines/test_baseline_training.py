@@ -207,9 +207,15 @@ def test_a_recipe_trains(
         answer_limit=200,
         context_limit=700,
     )
+    shallow = {"extract_layer": 2} if name == "rag" else {}
     small = replace(
         recipe,
-        model=replace(recipe.model, backbone=backbone, lora_rank=recipe.model.lora_rank and 2),
+        model=replace(
+            recipe.model,
+            backbone=backbone,
+            lora_rank=recipe.model.lora_rank and 2,
+            **shallow,  # type: ignore[arg-type]
+        ),
         text=text,
         data=questions,
         optimization=two_steps(recipe.optimization),

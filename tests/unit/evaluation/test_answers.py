@@ -13,7 +13,9 @@ from sedem import Decoding, Document, MemoryBank, SeDeM
 from sedem.answering import Request
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
+from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.data.examples import Evidence, Example
+from sedem.errors import DataError
 from sedem.evaluation.methods import Setting
 from sedem.evaluation.readers import Sedem
 from sedem.evaluation.run import evaluate
@@ -41,10 +43,11 @@ READERS: dict[str, Callable[[SeDeM], Any]] = {
     "sedem": lambda model: model,
     "full-context": lambda model: FullContext(model.decoder, SHORT),
     "bm25": lambda model: BM25(model.decoder, SHORT, 1),
+    "longllmlingua": lambda model: LongLLMLingua(model.decoder, SHORT),
 }
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", ["sedem", "full-context", "bm25"])
 def test_conditioning_is_what_the_last_layer_sees_before_the_first_answer_token(
     name: str, model: SeDeM, documents: list[Document]
 ) -> None:
@@ -67,7 +70,7 @@ def test_a_bank_keeps_two_bytes_a_number_padding_included(
     assert answer.context_tokens == sum(len(model.encoder.token_ids(d.text)) for d in documents)
 
 
-@pytest.mark.parametrize("name", ["full-context", "bm25"])
+@pytest.mark.parametrize("name", ["full-context", "bm25", "longllmlingua"])
 def test_readers_of_text_keep_the_text(name: str, model: SeDeM, documents: list[Document]) -> None:
     reader = READERS[name](model)
     answer = reader.answer(reader.read(documents), QUESTION)
@@ -115,3 +118,13 @@ def test_a_question_that_is_too_long_costs_no_other_example(
     assert metrics["first_error"].startswith("long: the question has 600 tokens, the model reads")
     assert metrics["conditioning"]["n"] == 2
     assert metrics["mrr"]["n"] == metrics["evidence_recall@2"]["n"] == metrics["em"]["n"] == 3
+
+
+def test_gold_documents_are_all_that_is_read(model: SeDeM, documents: list[Document]) -> None:
+    labelled = Example("a", tuple(documents), QUESTION, ("900 euros",), (Evidence(0, 0, 40),))
+    setting = Setting("tiny", k="all", control="gold-documents", max_new_tokens=4)
+    (answer,) = Sedem(model, setting).answer([labelled])
+    assert {citation.document for citation in answer.citations} == {"lease.txt"}
+    assert answer.k == answer.blocks == len(model.read(documents[:1]))
+    with pytest.raises(DataError, match="example 'b' has no evidence, so no gold document"):
+        Sedem(model, setting).answer([Example("b", tuple(documents), QUESTION, ("900 euros",))])

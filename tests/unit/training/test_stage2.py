@@ -22,7 +22,8 @@ from sedem.prompts import answer_ids, question_ids
 from sedem.reading import partition
 from sedem.segment import segment_text
 from sedem.training.prepare import Collator, Prepared
-from sedem.training.stage2 import CONDITIONING, Stage2, Stage2Losses
+from sedem.training.selecting import CONDITIONING
+from sedem.training.stage2 import Stage2, Stage2Losses
 
 
 def prepare(model: SeDeM, examples: ExampleSet) -> Prepared:

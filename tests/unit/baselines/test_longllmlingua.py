@@ -1,0 +1,237 @@
+"""LongLLMLingua against what the official code keeps, and against plain loops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from sedem import Document
+from sedem.baselines import longllmlingua
+from sedem.baselines.longllmlingua import PROMISE, LongLLMLingua, LongLLMLinguaConfig, spread
+from sedem.baselines.paragraphs import split
+from sedem.baselines.thinning import Reading, thin, windows
+from sedem.data.catalog import open_examples
+from sedem.errors import ConfigError, DataError
+from sedem.evaluation.command import run_evaluation
+from sedem.generation import Decoding
+from sedem.pretrained import open_backbone
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+OFFICIAL = json.loads((FIXTURES / "longllmlingua.json").read_text(encoding="utf-8"))["examples"]
+SHORT = Decoding(max_new_tokens=4)
+QUESTION = "What is the rent?"
+
+
+@pytest.fixture
+def wide(tiny_folder: Callable[..., str]) -> LongLLMLingua:
+    """On positions enough for real contexts in bytes."""
+    folder = tiny_folder(max_position_embeddings=16384)
+    return LongLLMLingua(open_backbone(folder), SHORT)
+
+
+@pytest.fixture
+def small(tiny_folder: Callable[..., str]) -> LongLLMLingua:
+    """On 512 positions, with short windows."""
+    config = LongLLMLinguaConfig(window=20, extra=10)
+    return LongLLMLingua(open_backbone(tiny_folder()), SHORT, config)
+
+
+def lease(count: int, name: str = "lease") -> list[Document]:
+    """Documents of one paragraph of 33 tokens each."""
+    return [
+        Document(f"{name} {i}", f"In the year {1900 + i} the rent was {i}0.") for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("official", OFFICIAL, ids=[str(o["id"]) for o in OFFICIAL])
+def test_it_keeps_what_the_official_code_keeps(
+    official: dict[str, object], wide: LongLLMLingua, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = open_examples(FIXTURES / str(official["set"])).examples
+    (example,) = (e for e in examples if e.id == official["id"])
+    # The official run had whole paragraphs; none of these is cut.
+    paragraphs = split(example.documents, wide.backbone, wide.backbone.max_positions)
+    question = example.question.strip()
+    chosen = wide.choose(paragraphs, question)
+    assert [-score for score in chosen.scores] == pytest.approx(official["surprise"], abs=1e-3)
+    assert chosen.kept == official["kept"]
+    left: list[Tensor] = []
+
+    def watched(backbone: object, ids_P: Tensor, *rest: object) -> Tensor:
+        left.append(thin(backbone, ids_P, *rest))  # type: ignore[arg-type]
+        return left[0]
+
+    monkeypatch.setattr(longllmlingua, "thin", watched)
+    text = wide.thinned([paragraphs[i] for i in chosen.kept], question, chosen.rates)
+    ids = wide.backbone.token_ids(
+        question + "\n\n" + "\n\n".join(paragraphs[i].text for i in chosen.kept)
+    )
+    kept = [ids[i] for i in left[0].tolist()]
+    assert kept == official["ids"]
+    assert text == wide.backbone.tokenizer.decode(kept)
+
+
+def naive_surprise(reader: LongLLMLingua, ids: list[int]) -> list[float]:
+    """Of each token after the first, by Hugging Face's own forward."""
+    logits = reader.backbone.model(input_ids=torch.tensor([ids])).logits[0]
+    log_p = logits.log_softmax(-1)
+    return [-float(log_p[i, token]) for i, token in enumerate(ids[1:])]
+
+
+@torch.no_grad()
+def test_a_paragraph_is_ranked_by_the_surprise_of_the_question_after_it(
+    small: LongLLMLingua,
+) -> None:
+    text = "The rent is 900 euros."
+    asked = QUESTION + PROMISE
+    start, *ids = [small.backbone.start_id, *small.backbone.token_ids(text + asked)]
+    wanted = naive_surprise(small, [start, *ids])[-len(asked) :]
+    found = small.surprise_after(text, QUESTION)
+    assert found == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)
+
+
+@torch.no_grad()
+def test_reading_on_after_going_back_is_reading_afresh(small: LongLLMLingua) -> None:
+    ids = torch.randint(2, 250, (60,))
+    other = torch.cat([ids[:25], torch.randint(2, 250, (20,))])
+    reading = Reading(small.backbone)
+    assert reading.surprise(ids).tolist() == pytest.approx(
+        naive_surprise(small, ids.tolist()), rel=1e-4
+    )
+    reading.back_to(25)
+    assert reading.surprise(other).tolist() == pytest.approx(
+        naive_surprise(small, other.tolist())[25:], rel=1e-4
+    )
+
+
+def test_windows_are_cut_from_paragraphs_laid_end_to_end() -> None:
+    assert windows([5, 4], [0.5, 0.1], 20) == [[(5, 0.5), (4, 0.1)]]
+    assert windows([25, 10, 16], [0.5, 0.2, 0.1], 20) == [
+        [(19, 0.5)],
+        [(6, 0.5), (10, 0.2), (4, 0.1)],
+        [(12, 0.1)],
+    ]
+    assert windows([19, 40, 1], [0.5, 0.2, 0.1], 20) == [
+        [(19, 0.5)],
+        [(20, 0.2)],
+        [(20, 0.2)],
+        [(1, 0.1)],
+    ]
+
+
+def test_the_best_paragraph_gets_the_largest_share() -> None:
+    assert spread(1, 0.4) == [0.0]
+    assert spread(2, 0.4) == [0.4, -0.4]
+    assert spread(3, 0.4) == pytest.approx([0.4, 0.0, -0.4])
+
+
+@torch.no_grad()
+def test_one_window_is_thinned_by_what_the_question_tells_about_the_next_token(
+    small: LongLLMLingua,
+) -> None:
+    question, text = torch.randint(2, 250, (7,)), torch.randint(2, 250, (40,))
+    ids = torch.cat([question, text])
+    stays = thin(small.backbone, ids, 7, [[(40, 0.5)]], 40).tolist()
+    with_it = naive_surprise(small, ids.tolist())[7:]
+    without = naive_surprise(small, text.tolist())
+    worth = [w - q for w, q in zip(without, with_it, strict=True)]
+    # 39 tokens have one after them: int(39 * 0.5) - 1 of them are above the threshold.
+    best = sorted(range(39), key=lambda i: -worth[i])[:18]
+    assert stays == [7 + i for i in sorted([*best, 39])]
+
+
+@torch.no_grad()
+def test_what_follows_the_last_whole_window_stays(small: LongLLMLingua) -> None:
+    ids = torch.randint(2, 250, (57,))
+    plan = windows([50], [0.3], 20)
+    stays = thin(small.backbone, ids, 7, plan, 20).tolist()
+    assert stays[-11:] == list(range(46, 57))  # 19 and 20 tokens were thinned
+    assert 12 < len(stays) < 30
+
+
+@torch.no_grad()
+def test_a_text_of_less_than_a_window_is_one(small: LongLLMLingua) -> None:
+    ids = torch.randint(2, 250, (27,))
+    stays = thin(small.backbone, ids, 7, windows([20], [0.4], 200), 200).tolist()
+    assert 2 < len(stays) < 10 and stays[-1] == 26
+    assert thin(small.backbone, ids[:8], 7, [[(3, 0.4)]], 200).tolist() == [7]
+
+
+def test_the_budget_is_overdrawn_by_the_last_paragraph(small: LongLLMLingua) -> None:
+    documents = lease(8)
+    paragraphs = split(documents, small.backbone, 500)
+    chosen = small.choose(paragraphs, QUESTION)
+    lengths = [len(p.ids) + 1 for p in paragraphs]
+    asked = len(QUESTION) + 1
+    target = 0.25 * (1 + asked + sum(lengths)) - 1 - asked
+    spent = [sum(lengths[i] for i in chosen.kept[:n]) for n in range(len(chosen.kept) + 1)]
+    assert spent[-2] <= target + 10 < spent[-1]
+    assert chosen.kept == chosen.ranked[: len(chosen.kept)]
+    assert chosen.scores[chosen.ranked[0]] == max(chosen.scores)
+    mean = target / (sum(len(paragraphs[i].ids) + 2 for i in chosen.kept) + 1)
+    assert chosen.rates == pytest.approx(
+        [min(1, max(0, mean + more)) for more in spread(len(chosen.kept), 0.4)]
+    )
+
+
+# Answers
+
+
+def test_an_answer_cites_the_paragraphs_that_were_kept(small: LongLLMLingua) -> None:
+    documents = lease(8)
+    answer = small.answer(small.read(documents), QUESTION)
+    texts = {d.name: d.text for d in documents}
+    assert 0 < answer.k == len(answer.citations) < answer.blocks == 8
+    for rank, citation in enumerate(answer.citations, start=1):
+        assert citation.rank == rank
+        assert texts[citation.document][citation.start : citation.end] == citation.text
+    assert answer.ranking is not None and len(answer.ranking) == 8
+    kept = [(c.document, c.start, c.end) for c in answer.citations]
+    assert list(answer.ranking[: answer.k]) == kept
+    assert answer.context_tokens == 8 * 33 + 7 * 2
+    assert answer.stored_bytes == 8 * 33
+    assert answer.conditioning and answer.conditioning < 200
+    assert answer.cut == ("the answer was cut off at its limit of 4 tokens",) * bool(answer.cut)
+
+
+def test_what_it_did_to_a_context_that_it_cannot_rank_is_said(small: LongLLMLingua) -> None:
+    one = small.answer([Document("a", "The rent is 900 euros a month.")], QUESTION)
+    assert one.cut[0] == "the context is one paragraph, so longllmlingua ranked nothing"
+    long = [Document("long", "The rent is 900 euros a month. " * 40)]
+    answer = small.answer(long, QUESTION)
+    assert answer.cut[0] == (
+        "the context has 1,239 tokens in 1 paragraph; longllmlingua cut those of more than 256, "
+        "so it ranks 5 pieces"
+    )
+    many = small.answer(lease(90), QUESTION)
+    assert "does not fit the model's 512 positions" in many.cut[0]
+
+
+def test_a_question_that_cannot_be_scored_is_refused(small: LongLLMLingua) -> None:
+    with pytest.raises(DataError, match=r"the question is empty"):
+        small.answer(lease(2), " ")
+    with pytest.raises(DataError, match=r"the question has 314 tokens where paragraphs are ranked"):
+        small.answer(lease(2), "Why? " * 50)
+
+
+@pytest.mark.parametrize(
+    "change", [{"rate": 1.5}, {"spread": -0.1}, {"extra": -1}, {"window": 1}, {"paragraph": 0}]
+)
+def test_impossible_settings_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        LongLLMLinguaConfig(**change)  # type: ignore[arg-type]
+
+
+def test_it_is_evaluated_by_name_and_takes_no_budget(tmp_path: Path, model: object) -> None:
+    model.save_pretrained(tmp_path / "own")  # type: ignore[attr-defined]
+    settings = {"checkpoint": str(tmp_path / "own"), "limit": 1, "max_new_tokens": 2}
+    data = FIXTURES / "hotpotqa-native.json"
+    metrics = run_evaluation("longllmlingua", data, **settings)  # type: ignore[arg-type]
+    assert metrics["counts"]["examples"] == 1
+    with pytest.raises(ConfigError, match="k is 2 and control 'selected', but longllmlingua"):
+        run_evaluation("longllmlingua", data, k=2, **settings)  # type: ignore[arg-type]

@@ -1,0 +1,247 @@
+"""Raw-text RAG: its selector against plain loops, its training against stage 2's, its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from unit.baselines.conftest import make
+
+from sedem import Document
+from sedem.baselines.paragraphs import split
+from sedem.baselines.rag import RAG, RAGConfig
+from sedem.data.catalog import open_examples
+from sedem.errors import ConfigError
+from sedem.evaluation.command import run_evaluation
+from sedem.evaluation.methods import Setting
+from sedem.evaluation.trained import Trained
+from sedem.generation import Decoding
+from sedem.prompts import context_prompt
+from sedem.training.baseline import BaselineRecipe, train_baseline
+from sedem.training.prepare import Collator, Prepared
+from sedem.training.rag import RAGBlocks, RAGTraining
+from sedem.training.selecting import ConditionedLosses
+
+SHORT = Decoding(max_new_tokens=5)
+RENT = "What is the rent?"
+TEXTS = [
+    Document("a", "Beat the eggs.\n\n  The rent is 900 euros.\nIt is due in May.\n\n\nBake it."),
+    Document("b", "Serve with plums, as in Görlitz; it keeps two days in a cool place."),
+]
+
+
+@pytest.fixture
+def reader(tiny_folder: Callable[..., str]) -> Any:
+    return make("rag", tiny_folder(), paragraph=48)
+
+
+def naive_scores(reader: RAG, documents: list[Document], question: str) -> list[float]:
+    """MaxSim paragraph by paragraph, token by token, over Hugging Face's own hidden states."""
+    backbone, selector = reader.backbone, reader.selector
+
+    def states(text: str) -> Tensor:
+        ids = torch.tensor([[backbone.start_id, *backbone.token_ids(text)]])
+        with backbone.without_lora():
+            found = backbone.model(input_ids=ids, output_hidden_states=True).hidden_states
+        return found[reader.config.extract_layer][0, 1:]
+
+    scores = []
+    for paragraph in split(documents, backbone, reader.config.paragraph):
+        total = 0.0
+        for q in selector.w_query(selector.norm_query(states(question))):
+            for head in range(4):
+                own = q[8 * head : 8 * head + 8]
+                keys = selector.w_key(selector.norm_key(states(paragraph.text)))
+                total += max(
+                    float(F.cosine_similarity(own, k[8 * head : 8 * head + 8], dim=0)) for k in keys
+                )
+        scores.append(total / 4)
+    return scores
+
+
+@torch.no_grad()
+def test_scores_are_late_interaction_over_frozen_states(reader: RAG) -> None:
+    wanted = naive_scores(reader, TEXTS, RENT)
+    assert len(wanted) == 5  # the second document is cut
+    found = reader.scores(reader.read(TEXTS), RENT)
+    assert found.tolist() == pytest.approx(wanted, abs=0.1)  # keys are kept in bfloat16
+
+
+def test_paragraphs_stand_where_they_are_said_to(reader: RAG) -> None:
+    paragraphs = split(TEXTS, reader.backbone, 48)
+    assert [p.text for p in paragraphs[:3]] == [
+        "Beat the eggs.",
+        "The rent is 900 euros.\nIt is due in May.",
+        "Bake it.",
+    ]
+    texts = {d.name: d.text for d in TEXTS}
+    for p in paragraphs:
+        assert texts[p.document][p.start : p.end] == p.text
+        assert len(p.ids) == len(p.ends) and int(p.ends[-1]) == len(p.text)
+
+
+def test_the_best_paragraphs_are_read_in_their_order(reader: RAG) -> None:
+    reader.config = replace(reader.config, k=3)
+    memory = reader.read(TEXTS)
+    answer = reader.answer(memory, RENT, decoding=SHORT)
+    scores = reader.scores(memory, RENT)
+    best = sorted(range(5), key=lambda i: -float(scores[i]))
+    spans = [p.span for p in memory.paragraphs]
+    assert answer.ranking == tuple(spans[i] for i in best)
+    cited = [(c.document, c.start, c.end) for c in answer.citations]
+    assert cited == [spans[i] for i in best[:3]]
+    assert [c.score for c in answer.citations] == [float(scores[i]) for i in best[:3]]
+    picked = reader.picked(memory, sorted(best[:3]))
+    text = context_prompt([memory.paragraphs[i].text for i in sorted(best[:3])])
+    assert reader.backbone.tokenizer.decode(picked.remembered.content).split() == text.split()
+    assert picked.ends[-1] == len(text)
+    assert (answer.k, answer.blocks) == (3, 5)
+    keys = sum(2 * 32 * len(p.ids) for p in memory.paragraphs)
+    assert answer.stored_bytes == sum(len(d.text.encode()) for d in TEXTS) + keys
+    timings = answer.timings
+    assert timings["select_ms"] < timings["ttft_ms"] <= timings["total_ms"]
+
+
+def test_what_is_picked_is_all_that_is_read(reader: RAG) -> None:
+    memory = reader.read(TEXTS)
+    (cited,) = reader.answer(memory, RENT, decoding=SHORT).citations
+    alone = reader.read([Document("only", cited.text)])
+    assert (
+        reader.answer(memory, RENT, decoding=SHORT).text
+        == reader.answer(alone, RENT, decoding=SHORT).text
+    )
+
+
+# Training
+
+
+def prepared(reader: RAG, fixtures: Path) -> Prepared:
+    found = Prepared(RAGBlocks.of(reader), 200)
+    found.add(open_examples(fixtures / "squad.json", records=":1", distractors=2), "evidence")
+    return found
+
+
+def stage_of(reader: RAG, fixtures: Path, cache: Path | None = None, **losses: Any) -> RAGTraining:
+    collator = Collator(
+        prepared(reader, fixtures), max_blocks=99, budgets=(1,), seed=0, cache=cache
+    )
+    return RAGTraining(reader, ConditionedLosses(**losses), collator)
+
+
+@torch.no_grad()
+def test_training_scores_what_answering_scores(
+    tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
+) -> None:
+    reader = make("rag", tiny_folder(), paragraph=128)
+    assert isinstance(reader, RAG)
+    stage = stage_of(reader, fixtures, tmp_path, conditioning="selected").eval()
+    example = open_examples(fixtures / "squad.json", records=":1", distractors=2).examples[0]
+    memory = reader.read(example.documents)
+    scores = reader.scores(memory, example.question)
+    seen: list[Tensor] = []
+    reader.selector.register_forward_hook(lambda *inputs: seen.append(inputs[-1]))
+    read: list[Tensor] = []
+    whole = reader.question_loss
+
+    def watched(contexts: Any, *rest: Any) -> dict[str, Tensor]:
+        read.extend(contexts)
+        return whole(contexts, *rest)
+
+    reader.question_loss = watched  # type: ignore[method-assign]
+    parts = stage(**stage.collate([stage.collator.prepared[0]]))
+    assert seen[0][0].tolist() == pytest.approx(scores.tolist(), abs=0.3)  # states in bfloat16
+    best = int(scores.argmax())
+    assert read[0].tolist() == memory.paragraphs[best].ids.tolist()
+    assert parts["loss"] == pytest.approx(float(parts["answer"] + parts["select"]), rel=1e-5)
+    evidence = torch.tensor(
+        [
+            any(
+                example.documents[e.document].name == p.document
+                and e.start < p.end
+                and p.start < e.end
+                for e in example.evidence
+            )
+            for p in memory.paragraphs
+        ]
+    )
+    logits = seen[0][0] / 0.07
+    wanted = -logits.log_softmax(0)[evidence].mean()
+    hinge = (2.0 - seen[0][0][evidence][:, None] + seen[0][0][~evidence][None]).clamp_min(0).mean()
+    assert float(parts["select"]) == pytest.approx(float(wanted + 0.5 * hinge), rel=1e-4)
+
+
+def test_gold_paragraphs_are_forced_and_each_loss_reaches_its_own_part(
+    tiny_folder: Callable[..., str], fixtures: Path
+) -> None:
+    reader = make("rag", tiny_folder(), paragraph=128)
+    assert isinstance(reader, RAG)
+    stage = stage_of(reader, fixtures, conditioning="gold").train()
+    item = stage.collator.prepared[0]
+    batch = stage.collate([item])
+    gold = [
+        stage.collator.prepared.segments[stage.collator.prepared.texts[t].first + b]
+        for (t, b), label in zip(item.blocks, item.evidence, strict=True)
+        if label
+    ]
+    read: list[Tensor] = []
+    whole = reader.question_loss
+
+    def watched(contexts: Any, *rest: Any) -> dict[str, Tensor]:
+        read.extend(contexts)
+        return whole(contexts, *rest)
+
+    reader.question_loss = watched  # type: ignore[method-assign]
+    parts = stage(**batch)
+    assert read[0].tolist() in gold
+    selector, lora = list(reader.selector.parameters()), reader.backbone.lora_parameters()
+    assert all(
+        g is None
+        for g in torch.autograd.grad(
+            parts["answer"], selector, allow_unused=True, retain_graph=True
+        )
+    )
+    assert all(
+        g is None
+        for g in torch.autograd.grad(parts["select"], lora, allow_unused=True, retain_graph=True)
+    )
+    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(parts["select"], selector))
+
+
+def test_from_a_recipe_to_answers_with_any_budget(
+    question_recipe: Callable[..., BaselineRecipe], fixtures: Path
+) -> None:
+    recipe = question_recipe("rag", losses=ConditionedLosses(normalize_scores=True))
+    assert recipe.data is not None
+    recipe = replace(recipe, data=replace(recipe.data, cache_states=True, max_paragraphs=4))
+    final = train_baseline(recipe)
+    settings: dict[str, Any] = {"checkpoint": str(final), "limit": 3, "max_new_tokens": 4}
+    settings["options"] = {"distractors": 1}
+    one, two = (run_evaluation("rag", fixtures / "squad.json", k=k, **settings) for k in (1, 2))
+    assert one["conditioning"]["mean"] < two["conditioning"]["mean"]
+    assert one["counts"]["not_answered"] == 0
+    assert one["counts"]["ranked_every_block"] == 3
+    assert 0 <= one["recall@1"]["mean"] <= 100
+
+
+def test_settings_of_other_methods_are_refused(
+    question_recipe: Callable[..., BaselineRecipe], reader: RAG
+) -> None:
+    recipe = question_recipe("rag")
+    assert recipe.data is not None
+    with pytest.raises(ConfigError, match="rag learns to pick among all documents"):
+        train_baseline(replace(recipe, data=replace(recipe.data, documents="gold")))
+    with pytest.raises(ConfigError, match="are for a method that picks paragraphs, 'icae' reads"):
+        train_baseline(question_recipe("icae", losses=ConditionedLosses()))
+    with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
+        Trained(reader, Setting("some", k=0))
+    with pytest.raises(ConfigError, match=r"extract_layer is 9, .* has 4 layers"):
+        RAG(replace(reader.config, extract_layer=9), reader.backbone)
+    for change in ({"heads": 0}, {"paragraph": 0}, {"extract_layer": 0}, {"k": 0}):
+        with pytest.raises(ConfigError, match=next(iter(change))):
+            RAGConfig(backbone="some", **change)  # type: ignore[arg-type]
