@@ -17,6 +17,8 @@ CONTEXTS = {
 METHODS = {"smoke": ("sedem", "full-context")}
 """All methods where nothing else is said."""
 
+ANSWER_TOKENS = {"smoke": 3, "nano": 17, "paper": 33}
+
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
 """Measured on random weights at paper scale: speed does not depend on their values."""
 
@@ -46,7 +48,7 @@ def measure_bench(
         checkpoint=str(checkpoint or Plan.checkpoint),
         backbone=backbone or None,
         runs=1 if smoke else 20,
-        answer_tokens=3 if smoke else 33,
+        answer_tokens=ANSWER_TOKENS[scale.name],
     )
     result = run_bench(plan, RUNS / scale.name / "bench" / name)
     # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
