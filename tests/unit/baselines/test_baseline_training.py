@@ -79,8 +79,10 @@ def test_a_killed_run_on_questions_resumes_alike(question_recipe: Make) -> None:
     assert_resumes_alike(recipe)
 
 
-def test_a_killed_run_on_text_resumes_alike(text_recipe: Make) -> None:
-    recipe = text_recipe("icae")
+@pytest.mark.parametrize("name", ["icae", "hmt", "500x"])
+def test_a_killed_run_on_text_resumes_alike(name: str, text_recipe: Make) -> None:
+    # HMT is killed in its second stage and goes on where that began.
+    recipe = text_recipe(name)
     assert_resumes_alike(recipe)
     assert summary(recipe)["tokens_seen"] == 4 * 4 * (32 + 12)
 
