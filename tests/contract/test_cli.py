@@ -867,7 +867,10 @@ def test_results_of_files_that_have_changed_since_are_not_mixed(
         (["sedem", "--records", "9:"], "there are no examples to evaluate"),
         (["sedem", "--limit", "0"], "limit is 0; it must be at least 1"),
         (["sedem", "--limit", "-3"], "limit is -3; it must be at least 1"),
-        (["sedem", "--control", "best"], "control is 'best'; it can be selected, gold, gold-documents"),
+        (
+            ["sedem", "--control", "best"],
+            "control is 'best'; it can be selected, gold, gold-documents",
+        ),
         (["sedem", "--dtype", "int8"], "dtype is 'int8'; it can be float32 or bfloat16"),
         (["sedem", "-k", "0"], "k is 0; it must be a whole number of at least 1"),
         (["bm25", "-k", "0"], "k is 0; it must be a whole number of at least 1"),
