@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from sedem.contracts import Document, Reader
+from sedem.evaluation.readers import BoundSedem
 
 PROCESS = Path("/proc/self")
 
@@ -48,7 +49,9 @@ def measure_memory(
 
 
 def weights_bytes(reader: Reader) -> int:
-    """Bytes of all weights that a reader holds, each once."""
+    """Bytes of all weights that a reader holds, each once; where adapters are merged, those too."""
+    if isinstance(reader, BoundSedem):
+        return reader.model.engine.memory()["weights"]
     held = [value for value in vars(reader).values() if isinstance(value, nn.Module)]
     tensors = [tensor for module in held for tensor in (*module.parameters(), *module.buffers())]
     return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from unit.baselines.conftest import make
+from unit.baselines.test_baseline_training import assert_resumes_alike
 
 from sedem import Document
 from sedem.baselines.paragraphs import split
@@ -227,6 +228,10 @@ def test_from_a_recipe_to_answers_with_any_budget(
     assert one["counts"]["not_answered"] == 0
     assert one["counts"]["ranked_every_block"] == 3
     assert 0 <= one["recall@1"]["mean"] <= 100
+
+
+def test_a_killed_run_resumes_alike(question_recipe: Callable[..., BaselineRecipe]) -> None:
+    assert_resumes_alike(question_recipe("rag"))
 
 
 def test_settings_of_other_methods_are_refused(

@@ -14,6 +14,7 @@ from sedem.backbone import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
+from sedem.bench.memory import weights_bytes
 from sedem.bench.peers import PEERS, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
@@ -82,6 +83,12 @@ def test_what_a_method_does_not_read_is_told(plan: Plan) -> None:
     (shown,) = [line for line in lines({"results": results}) if line[:2] == ["600", "hf"]]
     assert shown[2] == f"{read['hf'][1]} of 600"
     assert all(len(line) == len(HEADINGS) for line in lines({"results": results}))
+
+
+def test_merged_weights_count_beside_frozen_ones(plan: Plan) -> None:
+    (merged,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    (plain,), _ = open_subjects(replace(plan, methods=("sedem",), engine="eager"), plan.checkpoint)
+    assert weights_bytes(merged.reader) > weights_bytes(plain.reader)
 
 
 def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
