@@ -9,7 +9,7 @@ from experiments.scales import RUNS, Scale
 
 CONTEXTS = {
     "smoke": (64,),
-    "nano": (512, 2048, 8192, 32768),
+    "nano": (512, 2048, 32768),
     "paper": (1280, 5120, 32768, 131072, 1048576),
 }
 """Context lengths in tokens."""
