@@ -29,13 +29,24 @@ SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
 BLOCKS = {"nano": (1000, 10_000), "paper": (1000, 10_000, 100_000)}
 """Sizes of synthetic banks that are scored."""
 
+ALONE = {"smoke": (64,), "nano": (8192,), "paper": (32768,)}
+"""Context lengths where SeDeM is held against itself."""
+
+BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "paper": (1, 8, 64)}
+"""Questions over one bank."""
+
+STORED = ("bfloat16", "int8", "fp8")
+"""Types of stored slots."""
+
 
 def measure_bench(
-    scale: Scale, checkpoint: Path | None, backbone: str, name: str
+    kind: str, scale: Scale, checkpoint: Path | None, backbone: str, name: str
 ) -> dict[str, Any]:
     """Run the bench; one that was killed goes on from the contexts that it finished.
 
     Args:
+        kind: "bench" (every method), "batches" (SeDeM's throughput) or "memories" (SeDeM with each
+            type of stored slots).
         scale: whose lengths and methods.
         checkpoint: that is opened; None for a shape.
         backbone: the shape, empty for a checkpoint.
@@ -46,9 +57,11 @@ def measure_bench(
 
     smoke = scale.name == "smoke"
     plan = Plan(
-        methods=METHODS.get(scale.name, ()),
-        contexts=CONTEXTS[scale.name],
-        blocks=BLOCKS.get(scale.name, ()),
+        methods=METHODS.get(scale.name, ()) if kind == "bench" else ("sedem",),
+        contexts=(CONTEXTS if kind == "bench" else ALONE)[scale.name],
+        blocks=BLOCKS.get(scale.name, ()) if kind == "bench" else (),
+        batches=BATCHES[scale.name] if kind == "batches" else (),
+        memory=STORED if kind == "memories" else Plan.memory,
         checkpoint=str(checkpoint or Plan.checkpoint),
         backbone=backbone or None,
         runs=1 if smoke else 20,

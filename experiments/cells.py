@@ -29,7 +29,8 @@ class Cell:
 
     Attributes:
         measure: "answers" (the harness), "memory" (losses after stage 1), "loss" (of answers),
-            "rank" (of memory slots), "cost" (parameters and FLOPs) or "bench" (times and memory).
+            "rank" (of memory slots), "cost" (parameters and FLOPs), "bench" (times and memory),
+            "batches" (questions a second) or "memories" (times by type of stored slots).
         method: a name of `sedem eval --list`, for answers.
         variant: the model; methods of raw text take its backbone.
         questions: key of a set of the scale.
@@ -204,7 +205,7 @@ def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.bench import measure_bench
 
     folder = None if cell.variant is None else checkpoint(cell.variant, scale, "squad-10", data)
-    return measure_bench(scale, folder, cell.backbone, cell.name)
+    return measure_bench(cell.measure, scale, folder, cell.backbone, cell.name)
 
 
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
@@ -214,4 +215,6 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "rank": _rank,
     "cost": _cost,
     "bench": _bench,
+    "batches": _bench,
+    "memories": _bench,
 }

@@ -21,15 +21,24 @@ PAGE = ROOT / "docs" / "performance.md"
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 
+KINDS = ("bench", "batches", "memories")
+
+
 def cells() -> dict[str, tuple[Cell, Scale]]:
     """What the page shows, by its marks."""
-    shown = {"sedem-nano": (nano(NANO), NANO)}
-    return shown | {shape: (Cell(measure="bench", backbone=shape), PAPER) for shape in SHAPES}
+    shown = {_mark(kind, "sedem-nano"): (nano(NANO, kind), NANO) for kind in KINDS}
+    for shape in SHAPES:
+        shown |= {_mark(k, shape): (Cell(measure=k, backbone=shape), PAPER) for k in KINDS}
+    return shown
 
 
-def nano(scale: Scale) -> Cell:
-    """The bench of a scale's main checkpoint."""
-    return Cell(measure="bench", variant=main(scale.backbones[0]))
+def nano(scale: Scale, kind: str = "bench") -> Cell:
+    """A bench of a scale's main checkpoint."""
+    return Cell(measure=kind, variant=main(scale.backbones[0]))
+
+
+def _mark(kind: str, name: str) -> str:
+    return name if kind == "bench" else f"{name}-{kind}"
 
 
 @app.command()
@@ -50,7 +59,7 @@ def page() -> None:
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for name, (cell, scale) in cells().items():
         result = cell.read(scale)
-        if result is not None:
+        if result is not None and cell.measure == "bench":
             draw(result, PAGE.parent / _picture(name))
 
 
@@ -60,7 +69,7 @@ def rendered(text: str) -> str:
 
     def renewed(match: re.Match[str]) -> str:
         cell, scale = known[match[2]]
-        return "\n".join([match[1], *_shown(match[2], cell.read(scale)), "<!-- end -->"])
+        return "\n".join([match[1], *_shown(match[2], cell, cell.read(scale)), "<!-- end -->"])
 
     return re.sub(r"(<!-- bench ([\w.-]+) -->)\n.*?<!-- end -->", renewed, text, flags=re.DOTALL)
 
@@ -69,15 +78,20 @@ def _picture(name: str) -> str:
     return f"performance-{name}.svg"
 
 
-def _shown(name: str, result: dict[str, Any] | None) -> Iterator[str]:
+def _shown(name: str, cell: Cell, result: dict[str, Any] | None) -> Iterator[str]:
     if result is None:
         yield NOT_RUN
         return
-    yield f"![Time to the first token against context length]({_picture(name)})"
-    yield ""
+    if cell.measure == "bench":
+        yield f"![Time to the first token against context length]({_picture(name)})"
+        yield ""
     yield from _provenance(result)
     yield ""
     yield from _table(lines(result))
+    if cell.measure != "bench":
+        return
+    yield ""
+    yield from _table(_building(result))
     yield ""
     yield from _table(_stages(result))
     if result["selection"]:
@@ -101,6 +115,17 @@ def _provenance(result: dict[str, Any]) -> Iterator[str]:
     )
     for note in [*result["notes"], *(f"{k}: {v}" for k, v in result["left_out"].items())]:
         yield f"- {note}"
+
+
+def _building(result: dict[str, Any]) -> list[list[str]]:
+    """Building a bank beside Hugging Face's forward of the same layers."""
+    shown = [["tokens", "build tok/s", "Hugging Face's forward of these layers, tok/s", "ratio"]]
+    for tokens, row in result["results"].get("sedem", {}).items():
+        if row["layers_tok_s"] is None:
+            continue
+        own, rival = row["build_tok_s"]["median"], row["layers_tok_s"]["median"]
+        shown.append([f"{int(tokens):,}", f"{own:,.0f}", f"{rival:,.0f}", f"{own / rival:.2f}"])
+    return shown
 
 
 def _stages(result: dict[str, Any]) -> list[list[str]]:

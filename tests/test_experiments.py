@@ -157,7 +157,8 @@ def bench_result(method: str = "sedem") -> dict[str, object]:
     times = {"median": 12.0, "min": 10.0, "q1": 11.0, "q3": 13.0, "max": 20.0, "n": 20}
     row = {
         "online_ttft_ms": times, "prebuilt_ttft_ms": times, "decode_tok_s": times,
-        "build_tok_s": None, "stages": {"encode_ms": times}, "reads_tokens": 500, "memory": None,
+        "build_tok_s": times, "layers_tok_s": {**times, "median": 10.0}, "batches": {},
+        "stages": {"encode_ms": times}, "reads_tokens": 500, "memory": None,
         "build_stages": {"segment_ms": 1.0, "encode_ms": 2.0, "compress_ms": 3.0},
         "stored_bytes_per_token": 512.0, "floor": None,
     }  # fmt: skip
@@ -190,5 +191,6 @@ def test_a_bench_is_shown_with_machine_load_and_what_was_left_out(
     assert "Abacus, 2 cores, 1 threads, float32" in page and "with changes" in page
     assert "0.5 and 1.5" in page and "- hf-compiled: no compiler" in page
     assert "| 2,048 | sedem | 500 of 2,048 | 12.0 (11.0-13.0) | - |" in page
+    assert "| 2,048 | 12 | 10 | 1.20 |" in page
     assert "| 2,048 | 1.0 | 2.0 | 3.0 | 12.0 | - | - | - |" in page
     assert "| 1,000 | 128,000 | 1 | 12.0 (11.0-13.0) | 1.0 |" in page

@@ -26,8 +26,16 @@ def bench(
     ] = None,
     k: BudgetOption = None,
     batch: Annotated[
-        int, typer.Option(help="Questions answered together over one memory, for throughput.")
-    ] = 1,
+        list[int] | None,
+        typer.Option(help="Throughput of so many questions over one memory; repeatable."),
+    ] = None,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What sedem stores slots as: bfloat16, int8 or fp8; repeatable. "
+            "[default: bfloat16]"
+        ),
+    ] = None,
     model: Model = None,
     backbone: Annotated[
         str | None,
@@ -66,7 +74,8 @@ def bench(
         methods=tuple(methods or ()),
         contexts=tuple(context or Plan.contexts),
         k=chosen_k,
-        batch=batch,
+        batches=tuple(batch or ()),
+        memory=tuple(memory or Plan.memory),
         checkpoint=model or DEFAULT_MODEL,
         backbone=backbone,
         runs=runs,

@@ -94,6 +94,7 @@ class RAG(FullContextTuned):
     """A trained selector over raw paragraphs, and a trained reader of what it picks."""
 
     name = "rag"
+    picks = True
     Config = RAGConfig
 
     def __init__(self, config: RAGConfig, backbone: Backbone) -> None:

@@ -47,6 +47,8 @@ class TrainedReader(nn.Module, ABC):
     Config: ClassVar[type[ReaderConfig]]
     batched: ClassVar[bool] = True
     """Whether `begin` takes several rows; else questions are answered one by one."""
+    picks: ClassVar[bool] = False
+    """Whether it picks K of the documents, which its settings then say, and is trained to."""
 
     def __init__(self, config: ReaderConfig, backbone: Backbone) -> None:
         super().__init__()

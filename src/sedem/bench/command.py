@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.catalog import TRAINED, reader_class
 from sedem.bench.ceilings import Ceilings, measure_ceilings
 from sedem.bench.contexts import context, source
 from sedem.bench.floors import Work, floors
+from sedem.bench.layers import EncoderLayers
 from sedem.bench.measure import Bench, Subject
 from sedem.bench.peers import PEERS
 from sedem.bench.plan import Plan
@@ -25,8 +26,9 @@ from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
-from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder
+from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
 from sedem.evaluation.run import Progress, claim, write_json
+from sedem.packed import BFLOAT16
 from sedem.provenance import provenance
 
 NEVER = -1
@@ -91,37 +93,52 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
         plan.k,
         max_new_tokens=plan.answer_tokens,
         dtype=str(plan.type).removeprefix("torch."),
-        batch=plan.batch,
         device=str(plan.place),
         engine=plan.engine,
     )
     subjects, left_out = [], {}
     for name in plan.methods:
         try:
-            subject = _open_subject(name, setting, plan.backbone)
+            opened = _open_method(name, setting, plan)
         except ConfigError as error:
             if name in METHODS and name not in TRAINED:
                 raise
             left_out[name] = str(error)
             continue
-        if subject.backbone is not None:
-            subject.backbone.end_id = NEVER
-        subjects.append(subject)
+        for subject in opened:
+            if subject.backbone is not None:
+                subject.backbone.end_id = NEVER
+        subjects += opened
     if not subjects:
         raise ConfigError("; ".join(left_out.values()))
     return subjects, left_out
 
 
-def _open_subject(name: str, setting: Setting, shape: str | None) -> Subject:
+def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
+    """A method; SeDeM once for each type of memory, all of one model."""
     if name in PEERS:
         backbone = frozen_decoder(setting)
-        return Subject(name, PEERS[name][0](backbone, decoding_of(setting)), backbone)
+        return [Subject(name, PEERS[name][0](backbone, decoding_of(setting)), backbone)]
     if name in TRAINED:
-        if shape is not None:
-            raise ConfigError(f"'{name}' has no weights of the shape '{shape}'")
-        setting = replace(setting, checkpoint=default_checkpoint(name), k=None)
+        if plan.backbone is not None:
+            raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
+        picks = reader_class(name).picks
+        k = setting.k if picks else None
+        setting = replace(setting, checkpoint=default_checkpoint(name), k=k)
     method = open_method(name, setting)
-    return Subject(name, method.reader, method.backbone)
+    reader = method.reader
+    if not isinstance(reader, BoundSedem):
+        return [Subject(name, reader, method.backbone)]
+    layers = EncoderLayers(reader.model.config, frozen_encoder(setting))
+    return [
+        Subject(
+            name if kind == BFLOAT16 else f"{name}-{kind}",
+            BoundSedem(reader.model, reader.k, reader.decoding, kind),
+            method.backbone,
+            layers if kind == plan.memory[0] else None,
+        )
+        for kind in plan.memory
+    ]
 
 
 def notes(plan: Plan) -> list[str]:
@@ -150,8 +167,7 @@ class _Rest:
         self.subjects = subjects
         self.folder = folder
         self.progress = progress
-        questions = [QUESTIONS[i % len(QUESTIONS)] for i in range(plan.batch)]
-        self.bench = Bench(questions, plan.answer_tokens, plan.runs, plan.place)
+        self.bench = Bench(QUESTIONS, plan.batches, plan.answer_tokens, plan.runs, plan.place)
         self.contexts = [n for n in plan.contexts if not _context_file(folder, n).is_file()]
         self.blocks = [n for n in plan.blocks if not _blocks_file(folder, n).is_file()]
         self.done = 0
@@ -180,7 +196,7 @@ def _with_floors(
     plan: Plan, folder: Path, ceilings: Ceilings, left_out: dict[str, str]
 ) -> dict[str, Any]:
     """What was kept, by method and length, with the floors that the ceilings give."""
-    results: dict[str, Any] = {name: {} for name in plan.methods if name not in left_out}
+    results: dict[str, Any] = {}
     for tokens in plan.contexts:
         rows = json.loads(_context_file(folder, tokens).read_text(encoding="utf-8"))
         for name, row in rows.items():
@@ -188,7 +204,7 @@ def _with_floors(
                 stage: [Work(**part) for part in parts] for stage, parts in row["work"].items()
             }
             floor = floors(work, tokens, ceilings) if work else None
-            results[name][str(tokens)] = {**row, "floor": floor}
+            results.setdefault(name, {})[str(tokens)] = {**row, "floor": floor}
     selection = {}
     for blocks in plan.blocks:
         row = json.loads(_blocks_file(folder, blocks).read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -12,6 +13,7 @@ from sedem.answering import Clock
 from sedem.backbone import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.bench.floors import Stages, sedem_work, text_work
+from sedem.bench.layers import EncoderLayers
 from sedem.bench.memory import measure_memory
 from sedem.bench.peers import HuggingFace, PrefixCached
 from sedem.bench.spread import spread
@@ -43,11 +45,13 @@ class Subject:
         name: as the user named it.
         reader: what is measured.
         backbone: what answers; None where that is not known, and then there is no floor.
+        layers: clocked beside every building of the method's bank.
     """
 
     name: str
     reader: Reader
     backbone: Backbone | None
+    layers: EncoderLayers | None = None
 
     @property
     def reads_text(self) -> bool:
@@ -69,13 +73,15 @@ class Bench:
     """How every method is measured.
 
     Attributes:
-        questions: as many as are answered together; the first is the one that is clocked alone.
+        questions: the first is the one that is clocked alone; batches go round them.
+        batches: how many are answered together.
         answer_tokens: of every answer.
         runs: counted turns of each method.
         device: that is waited for before a clock is read.
     """
 
     questions: Sequence[str]
+    batches: Sequence[int]
     answer_tokens: int
     runs: int
     device: torch.device
@@ -94,7 +100,7 @@ class Bench:
         answers: dict[str, Answer] = {}
         for turn in range(-WARM_UP, self.runs):
             for subject in subjects:
-                figures, answers[subject.name] = self.once(subject.reader, documents)
+                figures, answers[subject.name] = self.once(subject, documents)
                 if turn >= 0:
                     runs[subject.name].append(figures)
                 tick()
@@ -105,12 +111,13 @@ class Bench:
         """Ticks of one method over one context."""
         return WARM_UP + self.runs
 
-    def once(self, reader: Reader, documents: Sequence[Document]) -> tuple[Figures, Answer]:
+    def once(self, subject: Subject, documents: Sequence[Document]) -> tuple[Figures, Answer]:
         """One turn: read and answer with nothing there, then answer again from the memory.
 
         Online TTFT is the first pair up to the first token, prebuilt TTFT and decoding are the
         second answer's alone.
         """
+        reader = subject.reader
         clock = Clock(self.device)
         memory = reader.read(documents)
         clock.lap("build_ms")
@@ -120,11 +127,13 @@ class Bench:
         timings = answer.timings
         # Where the memory is the text itself nothing was built.
         built = memory != list(documents)
+        layers, tokens = subject.layers, answer.context_tokens or 0
         figures: Figures = {
             "online_ttft_ms": build + first,
             "prebuilt_ttft_ms": timings["ttft_ms"],
             "decode_tok_s": self._speed(answer),
-            "build_tok_s": 1e3 * (answer.context_tokens or 0) / build if built else None,
+            "build_tok_s": 1e3 * tokens / build if built else None,
+            "layers_tok_s": 1e3 * tokens / layers.run_ms(documents) if layers else None,
             "build_ms": build,
             **{name: value for name, value in timings.items() if name != "ttft_ms"},
         }
@@ -145,7 +154,9 @@ class Bench:
         answer: Answer,
     ) -> dict[str, Any]:
         question = self.questions[0]
-        names = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
+        names = (
+            "online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s", "layers_tok_s"
+        )  # fmt: skip
         found = {name: _spread_of(runs, name) for name in runs[0]}
         work = subject.work(answer, question)
         stored, tokens = answer.stored_bytes, answer.context_tokens
@@ -160,8 +171,7 @@ class Bench:
         }
         if isinstance(subject.reader, BoundSedem):
             row["build_stages"] = build_stages(subject.reader.model, documents)
-        if len(self.questions) > 1:
-            row["batch"] = self._together(subject.reader, documents)
+        row["batches"] = self._batches(subject.reader, documents)
         return row
 
     def _read_tokens(self, subject: Subject, answer: Answer) -> int | None:
@@ -171,25 +181,34 @@ class Bench:
         assert subject.backbone is not None and answer.conditioning is not None
         return answer.conditioning - len(question_ids(subject.backbone, self.questions[0]))
 
-    def _together(self, reader: Reader, documents: Sequence[Document]) -> dict[str, Any]:
-        """Questions a second over one memory; one by one where a method cannot do better."""
+    def _batches(self, reader: Reader, documents: Sequence[Document]) -> dict[str, Any]:
+        """Questions a second over one memory by size of batch, the sizes in turn."""
+        if not self.batches:
+            return {}
         memory = reader.read(documents)
-        speeds = []
+        speeds: dict[int, list[float]] = {size: [] for size in self.batches}
         for turn in range(-WARM_UP, self.runs):
-            clock = Clock(self.device)
-            if isinstance(reader, Together):
-                reader.answer_together(memory, self.questions)
-            else:
-                for question in self.questions:
-                    reader.answer(memory, question)
-            clock.mark("all_ms")
-            if turn >= 0:
-                speeds.append(1e3 * len(self.questions) / clock.timings["all_ms"])
+            for size, found in speeds.items():
+                speed = self._throughput(reader, memory, size)
+                if turn >= 0:
+                    found.append(speed)
+        together = isinstance(reader, Together)
         return {
-            "questions": len(self.questions),
-            "together": isinstance(reader, Together),
-            "questions_per_s": spread(speeds),
+            str(size): {"together": together, "questions_per_s": spread(found)}
+            for size, found in speeds.items()
         }
+
+    def _throughput(self, reader: Reader, memory: Any, size: int) -> float:
+        """Questions a second of one batch; one by one where a method cannot do better."""
+        questions = list(islice(cycle(self.questions), size))
+        clock = Clock(self.device)
+        if isinstance(reader, Together):
+            reader.answer_together(memory, questions)
+        else:
+            for question in questions:
+                reader.answer(memory, question)
+        clock.mark("all_ms")
+        return 1e3 * size / clock.timings["all_ms"]
 
 
 def _spread_of(runs: Sequence[Figures], name: str) -> dict[str, float] | None:

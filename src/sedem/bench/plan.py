@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sedem.baselines.catalog import TRAINED
 from sedem.bench.contexts import check_lengths, source
 from sedem.bench.peers import PEERS
 from sedem.bench.selection import check_blocks
@@ -16,7 +17,8 @@ from sedem.checkpoint import locate
 from sedem.errors import ConfigError
 from sedem.evaluation.command import DTYPES, digest_of, weight_files
 from sedem.evaluation.cost import PRESETS
-from sedem.evaluation.methods import METHODS
+from sedem.evaluation.methods import METHODS, trained_checkpoint
+from sedem.packed import BFLOAT16, check_dtype
 from sedem.selector import Budget, resolve_budget
 
 MOST_ANSWER_TOKENS = 512
@@ -30,7 +32,8 @@ class Plan:
         methods: names in `METHODS` and `PEERS`; empty means all.
         contexts: lengths in tokens.
         k: selection budget; None means the model's own.
-        batch: questions that are answered together beside the one that is clocked alone.
+        batches: how many questions are answered together, beside the one that is clocked alone.
+        memory: what SeDeM stores slots as; each type is a method of its own, such as "sedem-int8".
         checkpoint: folder or hub id.
         backbone: a public shape to be run on random weights in the checkpoint's place.
         runs: counted turns of each method over each context.
@@ -48,7 +51,8 @@ class Plan:
     methods: tuple[str, ...] = ()
     contexts: tuple[int, ...] = (1024, 8192)
     k: Budget | None = None
-    batch: int = 1
+    batches: tuple[int, ...] = ()
+    memory: tuple[str, ...] = (BFLOAT16,)
     checkpoint: str = "sedem-nano"
     backbone: str | None = None
     runs: int = 20
@@ -72,7 +76,15 @@ class Plan:
         check_blocks(list(self.blocks))
         if self.k is not None:
             resolve_budget(self.k, 1)
-        for name, least in (("batch", 1), ("runs", 1), ("answer_tokens", 2)):
+        if any(batch < 1 for batch in self.batches) or len(set(self.batches)) < len(self.batches):
+            raise ConfigError(
+                f"batches are {list(self.batches)}; give different numbers of at least 1"
+            )
+        if not self.memory or len(set(self.memory)) < len(self.memory):
+            raise ConfigError(f"memory is {list(self.memory)}; give different types, at least one")
+        for kind in self.memory:
+            check_dtype(kind)
+        for name, least in (("runs", 1), ("answer_tokens", 2)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.answer_tokens > MOST_ANSWER_TOKENS:
@@ -119,13 +131,12 @@ class Plan:
 
         Context lengths and bank sizes are left out: a folder of results takes more of both.
         """
-        entries = asdict(self)
+        entries = {n: list(v) if isinstance(v, tuple) else v for n, v in asdict(self).items()}
         for name in ("contexts", "blocks", "text"):
             del entries[name]
         text, words = source(self.text)
         return {
             **entries,
-            "methods": list(self.methods),
             "device": str(self.place),
             "dtype": str(self.type).removeprefix("torch."),
             "threads": torch.get_num_threads(),
@@ -134,4 +145,9 @@ class Plan:
             "weights_sha256": None
             if self.backbone
             else digest_of(*weight_files(locate(self.checkpoint), "sedem")),
+            "baselines_sha256": {
+                name: digest_of(*weight_files(folder, name))
+                for name in self.methods
+                if name in TRAINED and (folder := trained_checkpoint(name)).is_dir()
+            },
         }

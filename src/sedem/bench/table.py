@@ -19,7 +19,7 @@ HEADINGS = (
     "most",
     "peak MB",
     "B/token",
-    "questions/s",
+    "questions/s (batch)",
 )
 
 
@@ -47,8 +47,11 @@ def _cells(method: str, tokens: int, row: dict[str, Any]) -> list[str]:
         cells += [_with_quartiles(measured) if measured else "-", _short(floor.get(name))]
     cells.append(f"{memory['peak_bytes'] / 1e6:,.0f}" if memory else "-")
     cells.append(f"{stored:,.1f}" if stored else "-")
-    together = row.get("batch")
-    cells.append(_with_quartiles(together["questions_per_s"]) if together else "-")
+    batches = [
+        f"{_with_quartiles(batch['questions_per_s'])} ({size})"
+        for size, batch in row["batches"].items()
+    ]
+    cells.append(", ".join(batches) or "-")
     return cells
 
 

@@ -87,15 +87,20 @@ Trained baselines are opened by the class that `sedem.baselines.catalog` names.
 """
 
 
+def trained_checkpoint(method: str) -> Path:
+    """Where the nano recipes leave the checkpoint of a trained baseline."""
+    return Path("runs") / "nano" / f"{method}-questions" / "final"
+
+
 def default_checkpoint(method: str) -> str:
-    """The checkpoint of a method when nobody names one: where the nano recipes leave a baseline's.
+    """The checkpoint of a method when nobody names one.
 
     Raises:
         ConfigError: a trained baseline is not there.
     """
     if method not in TRAINED:
         return EMBEDDED
-    folder = Path("runs") / "nano" / f"{method}-questions" / "final"
+    folder = trained_checkpoint(method)
     if not folder.is_dir():
         raise ConfigError(
             f"'{method}' has no checkpoint in '{folder}'; train one with 'sedem train {method} "

@@ -25,7 +25,7 @@ from sedem.evaluation.methods import CONTROLS, Method, Setting
 from sedem.evaluation.run import Progress, evaluate
 from sedem.generation import Decoding
 from sedem.model import SeDeM
-from sedem.packed import check_dtype
+from sedem.packed import BFLOAT16, check_dtype
 from sedem.prompts import question_ids
 from sedem.selector import ALL, Budget, resolve_budget, select
 from sedem.shard import BlockRow
@@ -52,18 +52,23 @@ class BoundSedem:
         model: reads and answers.
         k: selection budget; None means the model's own.
         decoding: how answers are generated.
+        memory: what slots are stored as.
     """
 
     name = "sedem"
 
-    def __init__(self, model: SeDeM, k: Budget | None, decoding: Decoding) -> None:
+    def __init__(
+        self, model: SeDeM, k: Budget | None, decoding: Decoding, memory: str = BFLOAT16
+    ) -> None:
         self.model = model
         self.k = k
         self.decoding = decoding
+        self.memory = memory
 
     def read(self, documents: Sequence[Document]) -> MemoryBank:
         """The documents as a bank."""
-        return self.model.read(documents)
+        bank = self.model.read(documents)
+        return bank if self.memory == bank.dtype else bank.cast(self.memory)
 
     def answer(self, memory: MemoryBank, question: str) -> Answer:
         """Answer one question."""
@@ -90,7 +95,7 @@ class Sedem:
         self.batch = setting.batch
         self.backbone: Backbone | None = model.decoder
         self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
-        self.reader: Reader = BoundSedem(model, setting.k, self.decoding)
+        self.reader: Reader = BoundSedem(model, setting.k, self.decoding, setting.memory)
         self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
@@ -260,7 +265,16 @@ def decoding_of(setting: Setting) -> Decoding:
 
 def frozen_decoder(setting: Setting) -> Backbone:
     """The checkpoint's decoder without adapters, for methods of raw text."""
+    return _frozen_backbones(setting)[1]
+
+
+def frozen_encoder(setting: Setting) -> Backbone:
+    """The checkpoint's encoder without adapters."""
+    return _frozen_backbones(setting)[0]
+
+
+def _frozen_backbones(setting: Setting) -> tuple[Backbone, Backbone]:
     folder = locate(setting.checkpoint)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
     device = setting.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return open_backbones(config, folder, dtype=getattr(torch, setting.dtype), device=device)[1]
+    return open_backbones(config, folder, dtype=getattr(torch, setting.dtype), device=device)

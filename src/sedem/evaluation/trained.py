@@ -10,7 +10,6 @@ import torch
 from sedem.backbone import Backbone
 from sedem.baselines.catalog import reader_class
 from sedem.baselines.memory import ContextMemory
-from sedem.baselines.rag import RAG
 from sedem.baselines.trained import TrainedReader
 from sedem.contracts import Answer, Document, Reader
 from sedem.data.examples import Example
@@ -65,8 +64,7 @@ class Trained:
                 f"control is '{setting.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
-        picks = isinstance(reader, RAG)
-        if (setting.k is not None and not picks) or setting.shift:
+        if (setting.k is not None and not reader.picks) or setting.shift:
             raise ConfigError(
                 f"k is {setting.k} and shift {setting.shift}, but {reader.name} selects no blocks; "
                 "leave both out"

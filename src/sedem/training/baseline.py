@@ -16,7 +16,6 @@ from torch.utils.data import Subset
 from transformers import set_seed
 
 from sedem.baselines.catalog import reader_class
-from sedem.baselines.rag import RAG
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint import open_named
@@ -222,12 +221,12 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     """
     output = claim_output(recipe.run, recipe)
     set_seed(recipe.optimization.seed)
-    reader = open_reader(recipe)
-    if isinstance(reader, RAG):
+    if reader_class(recipe.method).picks:
         # It stands on what is here.
         from sedem.training.rag import train_rag
 
-        return train_rag(reader, recipe, output)
+        return train_rag(recipe, output)
+    reader = open_reader(recipe)
     _refuse_picking(recipe)
     if recipe.text is not None:
         windows, held_out = open_windows(

@@ -25,7 +25,7 @@ from sedem.config import SedemConfig
 from sedem.encoder import encode
 from sedem.errors import ConfigError
 from sedem.selector import resolve_budget
-from sedem.training.baseline import BaselineRecipe, Training
+from sedem.training.baseline import BaselineRecipe, Training, open_reader
 from sedem.training.fit import fit
 from sedem.training.prepare import Collator, Item, Prepared
 from sedem.training.run import add_source
@@ -154,11 +154,10 @@ class RAGTraining(Training):
         return self.reader.together(rows)[: min(room, self.context_limit or room)]
 
 
-def train_rag(reader: RAG, recipe: BaselineRecipe, output: Path) -> Path:
+def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     """Train from a recipe's questions.
 
     Args:
-        reader: what is trained.
         recipe: of `rag`.
         output: folder of the run, claimed.
 
@@ -173,6 +172,8 @@ def train_rag(reader: RAG, recipe: BaselineRecipe, output: Path) -> Path:
         raise ConfigError(
             "rag learns to pick among all documents; give it questions (data) with documents: all"
         )
+    reader = open_reader(recipe)
+    assert isinstance(reader, RAG)
     prepared = Prepared(RAGBlocks.of(reader), chosen.answer_limit)
     for source in chosen.training:
         add_source(prepared, source, Path(recipe.data_root))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sedem import Answer, Document
 from sedem.backbone import Backbone
@@ -19,7 +20,9 @@ from sedem.bench.peers import PEERS, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
+from sedem.encoder import encode
 from sedem.errors import ConfigError
+from sedem.evaluation.readers import BoundSedem
 
 METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
@@ -47,7 +50,7 @@ def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
 
 def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
-    plan = replace(plan, batch=2, blocks=(40,))
+    plan = replace(plan, batches=(1, 2), blocks=(40,))
     document = run_bench(plan, tmp_path / "out", lambda *done: ticks.append(done))
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == document
     assert list(document["results"]) == list(METHODS)
@@ -62,8 +65,10 @@ def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> No
                 assert row["floor"][name] > 0
             assert row["memory"]["peak_bytes"] >= row["memory"]["weights_bytes"] > 0
             assert row["memory"]["steady_bytes"] >= row["memory"]["weights_bytes"]
-            assert row["batch"]["together"] == (method == "sedem")
-            assert row["batch"]["questions_per_s"]["n"] == 3
+            assert list(row["batches"]) == ["1", "2"]
+            for batch in row["batches"].values():
+                assert batch["together"] == (method == "sedem")
+                assert batch["questions_per_s"]["n"] == 3
             assert row["stored_bytes_per_token"] > 0, (method, tokens)
     (selection,) = document["selection"].values()
     assert (selection["blocks"], selection["tokens"]) == (40, 640)
@@ -102,6 +107,34 @@ def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
     assert {"encode_ms", "score_ms", "gather_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
     # One kept prefix costs keys and values of every layer, a bank a quarter of one state.
     assert rows["hf-prefix"]["stored_bytes_per_token"] > 4 * rows["sedem"]["stored_bytes_per_token"]
+
+
+def test_each_type_of_memory_is_a_method_of_one_model(plan: Plan) -> None:
+    plan = replace(plan, methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "int8"))
+    subjects, _ = open_subjects(plan, plan.checkpoint)
+    plain, packed = (subject.reader for subject in subjects)
+    assert isinstance(plain, BoundSedem) and isinstance(packed, BoundSedem)
+    assert plain.model is packed.model
+    results = run_bench(plan)["results"]
+    assert list(results) == ["sedem", "sedem-int8"]
+    sizes = [results[name]["64"]["stored_bytes_per_token"] for name in results]
+    # A slot of 32 values: 64 bytes, or 32 and a scale.
+    assert sizes[1] < 0.7 * sizes[0]
+    assert [line[1] for line in lines({"results": results})[1:]] == list(results)
+
+
+def test_the_same_layers_by_hugging_face_are_clocked_beside_a_bank(
+    plan: Plan, documents: list[Document]
+) -> None:
+    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    assert isinstance(subject.reader, BoundSedem) and subject.layers is not None
+    model, layers = subject.reader.model, subject.layers
+    for ids_BP in layers.batches(documents):
+        expected = encode(model.encoder, ids_BP[:, 1:], model.config.extract_layers)[0]
+        torch.testing.assert_close(layers.states(ids_BP)[:, 1:], expected)
+    results = run_bench(replace(plan, methods=("sedem", "hf"), contexts=(64,), runs=1))["results"]
+    assert results["sedem"]["64"]["layers_tok_s"]["median"] > 0
+    assert results["hf"]["64"]["layers_tok_s"] is None
 
 
 def test_a_run_that_was_killed_goes_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from sedem.evaluation.methods import METHODS
         ({"contexts": (8, 8)}, "a context length is named twice"),
         ({"k": 0}, "k is 0"),
         ({"runs": 0}, "runs is 0; it must be at least 1"),
-        ({"batch": 0}, "batch is 0; it must be at least 1"),
+        ({"batches": (0,)}, r"batches are \[0\]; give different numbers of at least 1"),
+        ({"batches": (2, 2)}, r"batches are \[2, 2\]"),
+        ({"memory": ("int9",)}, "vectors cannot be stored as 'int9'"),
+        ({"memory": ("int8", "int8")}, r"memory is \['int8', 'int8'\]; give different types"),
         ({"answer_tokens": 1}, "answer_tokens is 1; it must be at least 2"),
         ({"answer_tokens": 1000}, "it can be 512 at most"),
         ({"blocks": (0,)}, r"blocks are \[0\]"),
@@ -38,6 +42,21 @@ def test_what_cannot_be_measured_is_one_sentence(changes: dict[str, Any], messag
 
 def test_without_names_every_method_is_measured() -> None:
     assert Plan().methods == (*METHODS, "hf", "hf-compiled", "hf-prefix")
+
+
+def test_a_baseline_trained_anew_is_another_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = Plan(methods=("sedem", "icae"))
+    assert plan.settings()["baselines_sha256"] == {}
+    folder = tmp_path / "runs" / "nano" / "icae-questions" / "final"
+    folder.mkdir(parents=True)
+    digests = []
+    for content in ("one", "two"):
+        (folder / "sedem.safetensors").write_text(content)
+        digests.append(plan.settings()["baselines_sha256"]["icae"])
+    assert digests[0] != digests[1]
 
 
 def test_lengths_are_no_setting_and_what_decides_figures_is() -> None:

@@ -1,0 +1,67 @@
+"""What building a bank is held against: Hugging Face's forward of the encoder's layers, no more.
+
+The same segments in the same batches go through the same number of layers. Cutting text into
+tokens, the compressor and what a bank keeps are left out, which favours it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sedem.answering import Clock
+from sedem.backbone import Backbone
+from sedem.config import SedemConfig
+from sedem.contracts import Document
+from sedem.reading import BATCH
+from sedem.segment import segment_text
+
+
+class EncoderLayers:
+    """The first layers of a backbone as Hugging Face runs them.
+
+    Args:
+        config: says how many, and how text is cut.
+        encoder: frozen and without adapters; its layers above are given up.
+    """
+
+    def __init__(self, config: SedemConfig, encoder: Backbone) -> None:
+        self.config = config
+        self.encoder = encoder
+        self.trunk = encoder.model.get_decoder()
+        self.trunk.layers = self.trunk.layers[: config.extract_layer]
+        self.trunk.config.num_hidden_layers = config.extract_layer
+        self.trunk.norm = nn.Identity()
+
+    def batches(self, documents: Sequence[Document]) -> list[Tensor]:
+        """Token ids as `sedem.reading` batches them, the start token in front."""
+        config = self.config
+        how, shift = config.segmentation, config.segment_shift
+        cut = [
+            segment_text(d.text, self.encoder, config.segment_length, how, shift) for d in documents
+        ]
+        ids_ST = torch.cat([segments.ids for segments in cut])
+        lengths_S = torch.cat([segments.lengths for segments in cut])
+        batches = []
+        for batch_B in lengths_S.argsort(descending=True, stable=True).split(BATCH):
+            ids_BT = ids_ST[batch_B, : int(lengths_S[batch_B].max())]
+            start_B1 = ids_BT.new_full((len(ids_BT), 1), self.encoder.start_id)
+            batches.append(torch.cat([start_B1, ids_BT], dim=1))
+        return batches
+
+    @torch.no_grad()
+    def states(self, ids_BP: Tensor) -> Tensor:
+        """Hidden states of a batch after the last of the layers `[B, P, E]`."""
+        found: Tensor = self.trunk(input_ids=ids_BP.to(self.encoder.device), use_cache=False)[0]
+        return found
+
+    def run_ms(self, documents: Sequence[Document]) -> float:
+        """Milliseconds of the forward over all documents, cutting them not counted."""
+        batches = self.batches(documents)
+        clock = Clock(self.encoder.device)
+        for ids_BP in batches:
+            self.states(ids_BP)
+        clock.mark("all_ms")
+        return clock.timings["all_ms"]
