@@ -244,7 +244,7 @@ NANO = Scale(
         ),
         "squad-10": Questions("SQuAD-10", "squad/dev-24-articles.json", "squad", limit=1000),
         "exact-facts": Questions("exact facts", str(FACTS), "own", limit=1000),
-        **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 100),
+        **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 50),
     },
     ablation=("squad-10", "exact-facts"),
     layers=(6, 6),
