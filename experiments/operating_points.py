@@ -24,12 +24,16 @@ def numbers(scale: Scale) -> list[Number]:
             cell = (
                 peers.cell(scale, row["method"], variant, key)
                 if k is None
-                else Cell(variant=variant, questions=key, k=k)
+                else Cell(variant=variant, questions=key, k=k, limit=_limit(scale, k))
             )
             for metric, name in (("f1", "F1"), ("em", "EM")):
                 result.append(Number(label, name, row[metric], cell, metric))
-            result.append(Number(label, "TTFT, ms (A100)", row["ttft_ms"]))
+            result.append(Number(label, "TTFT, ms (A100)", row["ttft_ms"], metric=""))
     return result
+
+
+def _limit(scale: Scale, k: int | str) -> int | None:
+    return scale.costly_limit if k == "all" else None
 
 
 STUDY = Study(

@@ -74,6 +74,7 @@ class Scale:
         compressions: C of the granularity study.
         budgets: K of the budget study.
         limit: questions of an ablation.
+        costly_limit: questions of what takes a CPU long: every block, and BM25's documents as text.
         overrides: of both study recipes.
         stage2: of the stage-2 recipe.
         stage1: of the stage-1 recipe.
@@ -93,6 +94,7 @@ class Scale:
     compressions: tuple[int, ...] = (2, 4, 8, 16)
     budgets: tuple[int, ...] = (2, 4, 6, 8, 10)
     limit: int | None = None
+    costly_limit: int | None = None
     overrides: tuple[str, ...] = ()
     stage1: tuple[str, ...] = ()
     stage2: tuple[str, ...] = ()
@@ -250,6 +252,7 @@ NANO = Scale(
     layers=(6, 6),
     shipped={"nano": SHIPPED},
     limit=150,
+    costly_limit=100,
 )
 
 PAPER = Scale(

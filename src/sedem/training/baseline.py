@@ -30,6 +30,7 @@ from sedem.training.recipe import (
     TextSource,
     check_numbers,
     load_recipe,
+    read_entries,
 )
 from sedem.training.run import add_source, open_windows
 from sedem.training.selecting import ConditionedLosses
@@ -200,13 +201,14 @@ def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ())
         ConfigError: there is no such method, or the recipe is another's or not one.
     """
     settings = reader_class(method).Config
+    own = read_entries(path, overrides).get("method", method)
+    if own != method:
+        raise ConfigError(
+            f"'{path}' is a recipe of '{own}'; run 'sedem train {own}', or give a recipe of "
+            f"'{method}'"
+        )
     kind = make_dataclass("Recipe", [("model", settings)], bases=(BaselineRecipe,), frozen=True)
     recipe: BaselineRecipe = load_recipe(kind, path, overrides)
-    if recipe.method != method:
-        raise ConfigError(
-            f"'{path}' is a recipe of '{recipe.method}'; run 'sedem train {recipe.method}', "
-            f"or give a recipe of '{method}'"
-        )
     return recipe
 
 

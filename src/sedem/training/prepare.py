@@ -7,21 +7,19 @@ P prefix and answer tokens, A answer tokens.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset
 
 from sedem.backbone import Backbone
 from sedem.config import SedemConfig
 from sedem.data import labels
-from sedem.data.examples import Example, ExampleSet
+from sedem.data.examples import Example
 from sedem.errors import DataError
 from sedem.losses import IGNORED
 from sedem.prompts import answer_ids, question_ids
@@ -29,8 +27,7 @@ from sedem.reading import partition
 from sedem.segment import segment_text
 from sedem.shard import BlockRow
 from sedem.training.encodings import Encodings
-
-Labelling = Literal["evidence", "answer"]
+from sedem.training.items import Items, Labelling
 
 
 class Blocked(Protocol):
@@ -87,13 +84,12 @@ class Item:
 
 
 @dataclass
-class Prepared(Dataset[Item]):
+class Prepared(Items[Item]):
     """All examples of a training, tokenized and labelled.
 
     Attributes:
         model: whose tokenizers and shape count.
         answer_limit: examples with longer answers are left out of training, counted.
-        dropped: what was left out, and why.
     """
 
     model: Blocked
@@ -101,32 +97,10 @@ class Prepared(Dataset[Item]):
     texts: list[Text] = field(default_factory=list)
     segments: list[list[int]] = field(default_factory=list)
     questions: list[list[int]] = field(default_factory=list)
-    items: list[Item] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
     _known: dict[str, int] = field(default_factory=dict)
 
-    def add(self, examples: ExampleSet, labelling: Labelling, repeat: int = 1) -> None:
-        """Take in a set.
-
-        Args:
-            examples: the set.
-            labelling: "evidence" uses its labels, "answer" the blocks that hold an answer string.
-            repeat: how many times each example counts.
-        """
-        for example in examples.examples:
-            item = self._item(example, labelling)
-            if item is not None:
-                self.items += [item] * repeat
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Item:
-        """One example."""
-        return self.items[index]
-
-    def _item(self, example: Example, labelling: Labelling) -> Item | None:
+    def item(self, example: Example, labelling: Labelling) -> Item | None:
+        """Blocks, their labels, prompt and answer of an example."""
         answer = answer_ids(self.model.decoder, example.answers[0])
         if len(answer) > self.answer_limit:
             self.dropped[f"answer longer than {self.answer_limit} tokens"] += 1

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from sedem.baselines.trained import TrainedReader
-from sedem.data.examples import Example, ExampleSet
+from sedem.data.examples import Example
 from sedem.data.labels import gold_documents
 from sedem.prompts import answer_ids, context_prompt, question_ids
-from sedem.training.prepare import Labelling, targets
+from sedem.training.items import Items, Labelling
+from sedem.training.prepare import targets
 
 Given = Literal["all", "gold"]
 
@@ -39,7 +39,7 @@ class QuestionItem:
 
 
 @dataclass
-class Questions(Dataset[QuestionItem]):
+class Questions(Items[QuestionItem]):
     """All examples of a training, the same as stage 2 would see, tokenized for one method.
 
     Attributes:
@@ -48,7 +48,6 @@ class Questions(Dataset[QuestionItem]):
         documents: every document of an example, or those with evidence alone.
         context_limit: tokens of a context that are used at most, for the memory of the machine;
             None means what the method takes.
-        dropped: examples that were left out, and why.
         cut: contexts that were shortened, their tokens and the tokens left out.
     """
 
@@ -56,33 +55,16 @@ class Questions(Dataset[QuestionItem]):
     answer_limit: int
     documents: Given = "all"
     context_limit: int | None = None
-    items: list[QuestionItem] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
     cut: Counter[str] = field(default_factory=Counter)
 
-    def add(self, examples: ExampleSet, labelling: Labelling, repeat: int = 1) -> None:
-        """Take in a set.
+    def item(self, example: Example, labelling: Labelling) -> QuestionItem | None:
+        """Context, prompt and answer of an example.
 
         Args:
-            examples: the set.
+            example: the example.
             labelling: where documents are "gold": "evidence" are those of its labels, "answer"
                 those that hold an answer string.
-            repeat: how many times each example counts.
         """
-        for example in examples.examples:
-            item = self._item(example, labelling)
-            if item is not None:
-                self.items += [item] * repeat
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> QuestionItem:
-        """One example."""
-        return self.items[index]
-
-    def _item(self, example: Example, labelling: Labelling) -> QuestionItem | None:
         backbone = self.reader.backbone
         answer = answer_ids(backbone, example.answers[0])
         if len(answer) > self.answer_limit:

@@ -189,6 +189,17 @@ def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = (
     Raises:
         ConfigError: it is missing, not YAML, or has an unknown key or an impossible value.
     """
+    recipe = _build(kind, read_entries(path, overrides), str(path))
+    assert isinstance(recipe, kind)
+    return recipe
+
+
+def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What a recipe's file says, with its overrides, before anything is checked against a kind.
+
+    Raises:
+        ConfigError: it is missing or not YAML.
+    """
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -199,9 +210,7 @@ def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = (
         raise ConfigError(f"'{path}' is not a recipe: it holds no keys")
     for override in overrides:
         _set(entries, override)
-    recipe = _build(kind, entries, str(path))
-    assert isinstance(recipe, kind)
-    return recipe
+    return entries
 
 
 def as_yaml(recipe: Any) -> str:

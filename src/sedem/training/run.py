@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Subset
@@ -17,14 +16,14 @@ from sedem.backbone import Backbone
 from sedem.checkpoint import open_backbones
 from sedem.config import SedemConfig
 from sedem.data.catalog import open_examples
-from sedem.data.examples import ExampleSet
 from sedem.data.hub import HOMES
 from sedem.data.text import Tokens, Windows
 from sedem.data.texts import hub_id
 from sedem.errors import ConfigError
 from sedem.model import SeDeM
 from sedem.training.fit import claim_output, fit
-from sedem.training.prepare import Collator, Labelling, Prepared
+from sedem.training.items import Items
+from sedem.training.prepare import Collator, Prepared
 from sedem.training.recipe import DataSource, Optimization, Run, TextSource, check_numbers
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
@@ -217,21 +216,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     return fit(stage, model, recipe.optimization, recipe.run, output, training, evaluation, recipe)
 
 
-class Learnt(Protocol):
-    """A dataset that takes in sets of examples."""
-
-    dropped: Counter[str]
-
-    def add(self, examples: ExampleSet, labelling: Labelling, repeat: int = 1) -> None:
-        """Take in a set."""
-        ...
-
-    def __len__(self) -> int:
-        """Number of examples."""
-        ...
-
-
-def add_source(prepared: Learnt, source: DataSource, data_root: Path) -> None:
+def add_source(prepared: Items[Any], source: DataSource, data_root: Path) -> None:
     """Read a source of a mixture and say what it gave."""
     place: str | Path = data_root / source.path
     options = dict(source.options)

@@ -129,6 +129,8 @@ def test_a_recipe_of_another_method_is_refused() -> None:
     path = RECIPES / "nano" / "icae-text.yaml"
     with pytest.raises(ConfigError, match="is a recipe of 'other'; run 'sedem train other'"):
         load_baseline_recipe("icae", path, ["method=other"])
+    with pytest.raises(ConfigError, match="is a recipe of 'hmt'; run 'sedem train hmt'"):
+        load_baseline_recipe("icae", RECIPES / "nano" / "hmt-text.yaml")
     with pytest.raises(ConfigError, match="there is no trained method 'icea'"):
         load_baseline_recipe("icea", path)
     with pytest.raises(ConfigError, match="unknown key 'memori'; did you mean 'memory'"):
