@@ -17,7 +17,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[METHOD...]",
-            help="Methods of 'sedem eval --list', hf, hf-compiled, hf-prefix. [default: all]",
+            help="Methods of 'sedem eval --list', hf, hf-compiled, hf-prefix. "
+            "[default: all that have a checkpoint]",
         ),
     ] = None,
     context: Annotated[

@@ -23,8 +23,8 @@ from sedem.slots import slot_tokens
 if TYPE_CHECKING:
     from sedem.model import SeDeM
 
-BATCH = 32
-"""Segments encoded together."""
+BATCHES = {"cpu": 8, "cuda": 32}
+"""Segments encoded together; the states of more do not stay in the caches of a CPU."""
 
 Progress = Callable[[int, int], None]
 """Called with segments done and segments in all."""
@@ -81,7 +81,7 @@ def compress(
     slots, compression = model.config.slots, model.config.compression
     memory_SMD = torch.zeros(len(ids_ST), slots, model.decoder.width, dtype=torch.bfloat16)
     done = 0
-    for batch_B in lengths_S.argsort(descending=True, stable=True).split(BATCH):
+    for batch_B in batches(lengths_S, model.device):
         longest = -(-int(lengths_S[batch_B].max()) // compression) * compression
         ids_BT = ids_ST[batch_B, :longest].to(model.encoder.device)
         mask_BT = torch.arange(longest) < lengths_S[batch_B, None]
@@ -96,6 +96,11 @@ def compress(
         if progress is not None:
             progress(done, len(ids_ST))
     return memory_SMD
+
+
+def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+    """Segments by number as they are encoded together, the longest first."""
+    return lengths_S.argsort(descending=True, stable=True).split(BATCHES[device.type])
 
 
 def to_blocks(

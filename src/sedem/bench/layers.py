@@ -15,7 +15,7 @@ from sedem.answering import Clock
 from sedem.backbone import Backbone
 from sedem.config import SedemConfig
 from sedem.contracts import Document
-from sedem.reading import BATCH
+from sedem.reading import batches
 from sedem.segment import segment_text
 
 
@@ -44,12 +44,12 @@ class EncoderLayers:
         ]
         ids_ST = torch.cat([segments.ids for segments in cut])
         lengths_S = torch.cat([segments.lengths for segments in cut])
-        batches = []
-        for batch_B in lengths_S.argsort(descending=True, stable=True).split(BATCH):
+        found = []
+        for batch_B in batches(lengths_S, self.encoder.device):
             ids_BT = ids_ST[batch_B, : int(lengths_S[batch_B].max())]
             start_B1 = ids_BT.new_full((len(ids_BT), 1), self.encoder.start_id)
-            batches.append(torch.cat([start_B1, ids_BT], dim=1))
-        return batches
+            found.append(torch.cat([start_B1, ids_BT], dim=1))
+        return found
 
     @torch.no_grad()
     def states(self, ids_BP: Tensor) -> Tensor:
@@ -59,9 +59,9 @@ class EncoderLayers:
 
     def run_ms(self, documents: Sequence[Document]) -> float:
         """Milliseconds of the forward over all documents, cutting them not counted."""
-        batches = self.batches(documents)
+        every = self.batches(documents)
         clock = Clock(self.encoder.device)
-        for ids_BP in batches:
+        for ids_BP in every:
             self.states(ids_BP)
         clock.mark("all_ms")
         return clock.timings["all_ms"]

@@ -12,6 +12,7 @@ import torch
 from sedem.answering import Clock
 from sedem.backbone import Backbone
 from sedem.baselines.full_context import FullContext
+from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.bench.floors import Stages, sedem_work, text_work
 from sedem.bench.layers import EncoderLayers
 from sedem.bench.memory import measure_memory
@@ -62,7 +63,8 @@ class Subject:
         """What its floor is computed from; None for a method whose stages are not known."""
         if isinstance(self.reader, BoundSedem):
             return sedem_work(self.reader.model, answer, question)
-        if self.backbone is None or not self.reads_text:
+        if self.backbone is None or not self.reads_text or isinstance(self.reader, LongLLMLingua):
+            # The last one reads the context several times to shorten it, and then what is left.
             return None
         kept = isinstance(self.reader, PrefixCached)
         return text_work(self.backbone, answer, question, kept=kept)

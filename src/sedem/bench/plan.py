@@ -29,7 +29,8 @@ class Plan:
     """What is measured, and how.
 
     Attributes:
-        methods: names in `METHODS` and `PEERS`; empty means all.
+        methods: names in `METHODS` and `PEERS`; empty means all but trained baselines without a
+            checkpoint.
         contexts: lengths in tokens.
         k: selection budget; None means the model's own.
         batches: how many questions are answered together, beside the one that is clocked alone.
@@ -65,7 +66,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.methods:
-            object.__setattr__(self, "methods", (*METHODS, *PEERS))
+            there = [n for n in METHODS if n not in TRAINED or trained_checkpoint(n).is_dir()]
+            object.__setattr__(self, "methods", (*there, *PEERS))
         for name in self.methods:
             if name not in METHODS and name not in PEERS:
                 known = ", ".join((*METHODS, *PEERS))

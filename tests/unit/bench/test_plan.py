@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sedem.baselines.catalog import TRAINED
 from sedem.bench.plan import Plan
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import METHODS
@@ -40,8 +41,13 @@ def test_what_cannot_be_measured_is_one_sentence(changes: dict[str, Any], messag
         Plan(**changes)
 
 
-def test_without_names_every_method_is_measured() -> None:
-    assert Plan().methods == (*METHODS, "hf", "hf-compiled", "hf-prefix")
+def test_without_names_every_method_with_a_checkpoint_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "nano" / "hmt-questions" / "final").mkdir(parents=True)
+    untrained = [name for name in METHODS if name not in TRAINED]
+    assert Plan().methods == (*untrained, "hmt", "hf", "hf-compiled", "hf-prefix")
 
 
 def test_a_baseline_trained_anew_is_another_setting(
