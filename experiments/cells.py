@@ -187,11 +187,11 @@ def _examples(cell: Cell, scale: Scale, data: Path) -> list[Any]:
 
 def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from sedem.evaluation.cost import cost
-    from sedem.evaluation.overhead import baseline_parameters
+    from sedem.evaluation.overhead import baseline_cost
     from sedem.provenance import provenance
 
     if cell.method in TRAINED:
-        return {"parameters": baseline_parameters(cell.method, cell.backbone), **provenance()}
+        return {**baseline_cost(cell.method, cell.backbone), **provenance()}
 
     result = cost(cell.backbone)
     parameters = result["parameters"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from experiments import paper
 from experiments.cells import Cell
+from experiments.peers import PEERS
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
 
@@ -15,15 +16,15 @@ def numbers(scale: Scale) -> list[Number]:
     result = []
     for row in paper.rows("tab:inference_flops_query"):
         backbone = BACKBONES[row["backbone"]]
-        cell = Cell("cost", backbone=backbone) if row["method"] == "SeDeM" else None
+        method = PEERS[row["method"]]
+        cell = Cell("cost", method=method, backbone=backbone)
+        # SeDeM's stages are finer than the paper's two.
+        metric = "paper.flops.stages.{}.ours" if method == "sedem" else "flops.{}"
         label = f"{backbone}: {row['method']}"
         for stage in ("encode", "decode", "total"):
             value = row[f"{stage}_gflops"]
-            result.append(
-                Number(
-                    label, f"{stage}, GFLOPs", value, cell, f"paper.flops.stages.{stage}.ours", 1e9
-                )
-            )
+            column = f"{stage}, GFLOPs"
+            result.append(Number(label, column, value, cell, metric.format(stage), 1e9))
     return result
 
 

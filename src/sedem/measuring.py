@@ -155,13 +155,20 @@ def cost(
             metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."
         ),
     ],
+    method: Annotated[
+        str | None,
+        typer.Option(help="A baseline in SeDeM's place: icae, hmt, 500x or beacon."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count parameters and FLOPs of SeDeM on a backbone, without weights."""
+    """Count parameters and FLOPs of SeDeM or a baseline on a backbone, without weights."""
     from sedem.evaluation.cost import cost as count
+    from sedem.evaluation.overhead import baseline_cost
 
-    result = count(backbone)
+    result = baseline_cost(method, backbone) if method else count(backbone)
     if as_json:
         typer.echo(json.dumps(result))
-        return
-    terminal.print_cost(result)
+    elif method:
+        terminal.print_baseline_cost(result)
+    else:
+        terminal.print_cost(result)

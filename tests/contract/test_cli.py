@@ -1009,6 +1009,23 @@ def test_costs_stand_beside_the_papers() -> None:
     assert "paper" not in succeeds("cost", "llama-3.2-1b-to-3b")
 
 
+def test_costs_of_a_baseline_stand_beside_the_papers() -> None:
+    shown = succeeds("cost", "llama-3.2-1b", "--method", "icae")
+    assert re.search(r"^without lora +0.54 M parameters +paper 0.54, ours \+0.00$", shown, re.M)
+    assert re.search(r"^encode +\d+\.\d GFLOPs +paper 4219.8, ours \+", shown, re.MULTILINE)
+    assert "memory 128, compression 4" in shown
+    result = prints_json("cost", "llama-3.2-3b", "--method", "hmt", "--json")
+    assert set(result) == {"backbone", "method", "parameters", "flops", "paper"}
+    assert result["flops"]["total"] == result["flops"]["encode"] + result["flops"]["decode"]
+    assert result["paper"]["flops"]["total"] == 10195.5
+
+
+def test_costs_of_a_baseline_on_any_backbone_are_counted(tiny_folder: Callable[..., str]) -> None:
+    assert "paper" not in succeeds("cost", tiny_folder(), "--method", "500x")
+    words = "FLOPs of 'bm25' are not counted; those of icae, hmt, 500x, beacon are"
+    refused("cost", tiny_folder(), "--method", "bm25", "--json", words=words)
+
+
 def test_costs_of_a_checkpoint_are_those_of_its_weights(checkpoint: Path) -> None:
     parameters = prints_json("cost", checkpoint, "--json")["parameters"]
     model = SeDeM.from_pretrained(checkpoint)

@@ -142,15 +142,11 @@ def count_flops(
         "prefill": prefill + head,
         "decode": decode,
     }
-    full = decoder.num_hidden_layers * layer_flops(decoder, workload.context + prefix) + head
-    full += sum(
-        decoder.num_hidden_layers * layer_flops(decoder, 1, workload.context + prefix + i) + head
-        for i in range(workload.answer - 1)
-    )
+    full = answer_flops(decoder, workload.context + prefix, 0, workload.answer)
     return {
         **{name: int(value) for name, value in stages.items()},
         "total": int(sum(stages.values())),
-        "full_context_total": int(full),
+        "full_context_total": full,
         "assumptions": {
             "context_tokens": workload.context,
             "question_tokens": workload.question,
@@ -160,6 +156,16 @@ def count_flops(
             "inject_layer": config.inject_layer,
         },
     }
+
+
+def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int) -> int:
+    """FLOPs of an answer from every layer: a prefix that follows others, then its tokens but one.
+
+    The prefix gives the first answer token, and the last one is not read; each has a head.
+    """
+    run = layer_flops(shape, prefix, before)
+    run += sum(layer_flops(shape, 1, before + prefix + i) for i in range(answer - 1))
+    return shape.num_hidden_layers * run + answer * 2 * shape.hidden_size * shape.vocab_size
 
 
 def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
@@ -174,6 +180,23 @@ def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
     weights = 2 * width * queries + 2 * width * keys + 3 * width * inner
     looked_at = tokens * before + tokens * (tokens + 1) // 2
     return 2 * tokens * weights + 4 * looked_at * queries
+
+
+def backbone_shape(name: str) -> PretrainedConfig:
+    """The shape of one backbone.
+
+    Args:
+        name: one whose shape the package holds, a backbone folder or a hub id.
+
+    Raises:
+        ConfigError: the name is none of these.
+    """
+    if name.lower() not in PRESETS:
+        return _auto_config(name)
+    _, encoder, decoder = PRESETS[name.lower()]
+    if encoder != decoder:
+        raise ConfigError(f"'{name}' is two backbones; give {encoder} or {decoder}")
+    return shape_file(decoder)
 
 
 def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:

@@ -1,4 +1,4 @@
-"""Parameters that a trained baseline adds to a backbone, counted on the meta device."""
+"""What a trained baseline costs: parameters counted on the meta device, and FLOPs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,33 @@ import torch
 
 from sedem.baselines.catalog import reader_class
 from sedem.baselines.settings import ReaderConfig
-from sedem.evaluation.cost import backbone_size, shape_file
+from sedem.evaluation.baseline_flops import baseline_flops
+from sedem.evaluation.cost import backbone_shape, backbone_size
+from sedem.evaluation.paper_costs import printed_of_baseline
+
+
+def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
+    """Parameters and FLOPs of a trained baseline at its defaults, which are the paper's settings.
+
+    Args:
+        method: one whose FLOPs are counted.
+        backbone: a preset of one backbone, a folder or a hub id.
+
+    Returns:
+        `backbone`, `method`, `parameters`, `flops` and `paper` (what it prints for the same; None
+        where it has nothing).
+
+    Raises:
+        ConfigError: the method's FLOPs are not counted, or there is no such backbone.
+    """
+    flops = baseline_flops(method, backbone)
+    return {
+        "backbone": backbone,
+        "method": method,
+        "parameters": baseline_parameters(method, backbone),
+        "flops": flops,
+        "paper": printed_of_baseline(method, backbone),
+    }
 
 
 def baseline_parameters(
@@ -18,7 +44,7 @@ def baseline_parameters(
 
     Args:
         method: a trained baseline.
-        backbone: "llama-3.2-1b" or "llama-3.2-3b".
+        backbone: a preset of one backbone, a folder or a hub id.
         config: its settings; None means their defaults, which are the paper's.
 
     Returns:
@@ -26,9 +52,9 @@ def baseline_parameters(
         counts it, which is the method's own to say, `percent_without_lora` of the `backbone`.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: there is no such method or backbone.
     """
-    kind, shape = reader_class(method), shape_file(backbone)
+    kind, shape = reader_class(method), backbone_shape(backbone)
     config = config or kind.Config(backbone=backbone)
     with torch.device("meta"):
         parts = sum(p.numel() for p in kind.build_parts(config, shape).parameters())

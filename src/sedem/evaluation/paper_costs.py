@@ -116,6 +116,26 @@ def beside_paper(
     }
 
 
+def printed_of_baseline(method: str, backbone: str) -> dict[str, Any] | None:
+    """What the paper prints for a baseline: `parameters` (millions) and `flops` (GFLOPs).
+
+    Args:
+        method: a trained baseline.
+        backbone: of it.
+
+    Returns:
+        None for what the paper does not have.
+    """
+    preset = _printed().get(backbone.lower())
+    if not isinstance(preset, dict) or method not in preset["baselines"]:
+        return None
+    printed = preset["baselines"][method]
+    return {
+        "parameters": {"without_lora": printed["without_lora_millions"]},
+        "flops": printed["gflops"],
+    }
+
+
 @cache
 def _printed() -> dict[str, Any]:
     text = (files("sedem") / "shapes" / "paper-costs.json").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
 # Table "inference FLOPs per query": encode, decode.
 ICAE = {"llama-3.2-1b": (4219.8, 868.6), "llama-3.2-3b": (12091.7, 2497.9)}
 BEACON = {"llama-3.2-1b": (4219.8, 870.7), "llama-3.2-3b": (12091.7, 2503.9)}
+HMT = {"llama-3.2-1b": (3418.0, 117.7), "llama-3.2-3b": (9866.4, 329.2)}
 CHUNK_500 = {"llama-3.2-1b": (1014.2, 106.0), "llama-3.2-3b": (2928.5, 295.1)}
 SEDEM = {"llama-3.2-1b": (2892.9, 350.7), "llama-3.2-3b": (4750.3, 1003.0)}
 
@@ -54,6 +55,16 @@ def test_500x_is_one_chunk_with_4_memory_tokens(preset: str) -> None:
     encode = full.num_hidden_layers * all_pairs_flops(full, 504)
     assert giga(encode) == CHUNK_500[preset][0]
     assert giga(generation_flops(full, 4 + 30, 16)) == pytest.approx(CHUNK_500[preset][1], abs=0.11)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_hmt_is_three_segments_of_512_and_recalls_nothing(preset: str) -> None:
+    """Each with 32 sensory tokens and 10 memory tokens at either end, looking at itself alone."""
+    full = shape(preset)
+    encode = full.num_hidden_layers * 3 * all_pairs_flops(full, 10 + 32 + 512 + 10)
+    assert giga(encode) == HMT[preset][0]
+    decode = generation_flops(full, 10 + 30, 16)
+    assert giga(decode) == pytest.approx(HMT[preset][1], abs=0.11)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
