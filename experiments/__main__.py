@@ -31,6 +31,7 @@ STUDIES = (
     "parameter_overhead",
     "flops",
     "efficiency",
+    "learning_rates",
 )
 PAGE = ROOT / "docs" / "results-nano.md"
 PICTURES = ("main_qa", "selection_budget", "decompression", "granularity")

@@ -29,8 +29,9 @@ class Cell:
 
     Attributes:
         measure: "answers" (the harness), "memory" (losses after stage 1), "loss" (of answers),
-            "rank" (of memory slots), "cost" (parameters and FLOPs), "bench" (times and memory),
-            "batches" (questions a second) or "memories" (times by type of stored slots).
+            "rank" (of memory slots), "cost" (parameters and FLOPs), "search" (a baseline's learning
+            rates), "bench" (times and memory), "batches" (questions a second) or "memories" (times
+            by type of stored slots).
         method: a name of `sedem eval --list`, for answers.
         variant: the model; methods of raw text take its backbone.
         questions: key of a set of the scale.
@@ -201,6 +202,13 @@ def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return {**result, **provenance()}
 
 
+def _search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.search import search
+
+    assert cell.variant is not None
+    return search(cell.method, scale, cell.variant.backbone or scale.backbones[0], data)
+
+
 def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.bench import measure_bench
 
@@ -214,6 +222,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "loss": _loss,
     "rank": _rank,
     "cost": _cost,
+    "search": _search,
     "bench": _bench,
     "batches": _bench,
     "memories": _bench,

@@ -7,10 +7,12 @@ from typing import Any
 from experiments import paper, peers
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
-from experiments.variants import main
+from experiments.variants import Variant, equal_budget, main
 
 SETS = ("2wiki", "musique", "qasper", "hotpotqa")
 METRICS = (("f1", "F1"), ("rouge_l", "ROUGE-L"), ("em", "EM"))
+LONG = {"setting": "1024"}
+"""Activation Beacon's recipe with the paper's windows."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -34,9 +36,9 @@ def numbers(scale: Scale) -> list[Number]:
                         value = _em(source, method, key)
                     column = f"{scale.sets[key].title} {name}"
                     result.append(Number(label, column, value, cell, metric))
-        for title, changes in _controls(scale):
+        for title, model, changes in _beside(scale, variant):
             for key in SETS:
-                cell = peers.own(scale, variant, key, **changes)
+                cell = peers.own(scale, model, key, **changes)
                 if cell is None:
                     continue
                 for metric, name in METRICS:
@@ -46,17 +48,25 @@ def numbers(scale: Scale) -> list[Number]:
     return result
 
 
-def _controls(scale: Scale) -> list[tuple[str, dict[str, Any]]]:
-    """What the paper's main table has not: a label, and a cell's fields."""
-    few = {"limit": scale.costly_limit}
-    return [
-        ("SeDeM, evidence selected", {"control": "gold"}),
-        ("SeDeM, every block", {"k": "all", **few}),
-        ("SeDeM, no memory", {"control": "none"}),
-        ("frozen backbone, BM25's documents as text", {"method": "bm25", **few}),
-        ("raw-text RAG with matched supervision", {"method": "rag"}),
-        ("Activation Beacon, windows of 1,024 tokens", {"method": "beacon", "setting": "1024"}),
+def _beside(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str, Any]]]:
+    """What the paper's main table has not: a label, a model, and a cell's fields."""
+    few: dict[str, Any] = {"limit": scale.costly_limit}
+    rows: list[tuple[str, Variant, dict[str, Any]]] = [
+        ("SeDeM, evidence selected", variant, {"control": "gold"}),
+        ("SeDeM, every block", variant, {"k": "all", **few}),
+        ("SeDeM, no memory", variant, {"control": "none"}),
+        ("frozen backbone, BM25's documents as text", variant, {"method": "bm25"}),
+        ("raw-text RAG with matched supervision", variant, {"method": "rag"}),
+        ("ComprExIT, pieces of 512 tokens", variant, {"method": "comprexit"}),
+        ("Activation Beacon, windows of 1,024 tokens", variant, {"method": "beacon", **LONG}),
     ]
+    if scale.name != "paper":
+        equal = equal_budget(scale)
+        rows += [
+            ("SeDeM, trained as little as the methods above", equal, few),
+            ("the same, no memory", equal, {"control": "none", **few}),
+        ]
+    return rows
 
 
 def _label(scale: Scale, backbone: str, method: str) -> str:

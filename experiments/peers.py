@@ -44,7 +44,8 @@ def own(
         questions: the set.
         method: its name in `sedem eval --list`; a trained one has no cell without a recipe for
             the backbone.
-        changes: other fields of the cell.
+        changes: other fields of the cell; without a limit it is asked what `asked` says,
+            without K raw-text RAG picks as many as SeDeM.
     """
     if method not in METHODS:
         return None
@@ -52,4 +53,17 @@ def own(
     recipe = scale.baseline_recipe(method, "questions", backbone, changes.get("setting", ""))
     if method in TRAINED and not recipe.is_file():
         return None
+    changes = {"limit": asked(scale, questions, method), **changes}
+    if method == "rag":
+        changes.setdefault("k", scale.sets[questions].k)
     return Cell(method=method, variant=variant, questions=questions, **changes)
+
+
+def asked(scale: Scale, questions: str, method: str) -> int | None:
+    """How many questions of a set a method is asked; None means the set's own limit."""
+    limit, own = None, scale.sets[questions].limit
+    if method == "longllmlingua":
+        limit = scale.slowest_limit
+    elif method == "bm25" or method in TRAINED:
+        limit = scale.costly_limit
+    return None if limit is None or (own is not None and own <= limit) else limit

@@ -74,11 +74,15 @@ class Scale:
         compressions: C of the granularity study.
         budgets: K of the budget study.
         limit: questions of an ablation.
-        costly_limit: questions of what takes a CPU long: every block, and BM25's documents as text.
+        costly_limit: questions of what takes a CPU long: every block, BM25's documents as text, and
+            trained baselines.
+        slowest_limit: questions of what reads a context several times over.
         overrides: of both study recipes.
         stage2: of the stage-2 recipe.
         stage1: of the stage-1 recipe.
         baselines: overrides of the recipes of trained baselines, by "text" and "questions".
+        rates: learning rates that a trained baseline is searched at.
+        search: overrides of its recipe for that, by "text" and "questions".
         dtype: of the backbones in an evaluation.
     """
 
@@ -95,10 +99,15 @@ class Scale:
     budgets: tuple[int, ...] = (2, 4, 6, 8, 10)
     limit: int | None = None
     costly_limit: int | None = None
+    slowest_limit: int | None = None
     overrides: tuple[str, ...] = ()
     stage1: tuple[str, ...] = ()
     stage2: tuple[str, ...] = ()
     baselines: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"text": (), "questions": ()}
+    )
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    search: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"text": (), "questions": ()}
     )
     dtype: str = "bfloat16"
@@ -225,8 +234,15 @@ SMOKE = Scale(
         "text": (*SMALL_BASELINE, "text.path=articles.jsonl", "text.held_out=0"),
         "questions": (*SMALL_BASELINE, "data.training=[{path: squad.json, set: squad}]"),
     },
+    rates=(1e-3,),
+    search={
+        "text": ("text.held_out=3", "text.evaluation_windows=2"),
+        "questions": ('data.evaluation=[{path: squad.json, set: squad, records: ":1"}]',),
+    },
     dtype="float32",
 )
+
+SHORT = ("optimization.steps=20", "optimization.warmup=2", "run.save_every=20")
 
 NANO = Scale(
     name="nano",
@@ -253,6 +269,16 @@ NANO = Scale(
     shipped={"nano": SHIPPED},
     limit=150,
     costly_limit=100,
+    slowest_limit=30,
+    search={
+        "text": (*SHORT, "text.evaluation_windows=64"),
+        "questions": (
+            *SHORT,
+            "data.training=[{path: squad/train-44-articles.json, records: ':3'}, "
+            "{path: hotpotqa/hf-schema-300-a.jsonl}]",
+            "data.evaluation=[{path: musique/native-100.json, records: ':60'}]",
+        ),
+    },
 )
 
 PAPER = Scale(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import paper
-from experiments.cells import Cell
+from experiments import paper, peers
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
 from experiments.variants import BASE
@@ -12,17 +11,10 @@ from experiments.variants import BASE
 def numbers(scale: Scale) -> list[Number]:
     """SeDeM and ICAE on a set that neither was trained for."""
     result = []
-    for method in ("SeDeM", "ICAE"):
+    for method, changes in (("SeDeM", {"limit": scale.limit}), ("ICAE", {"method": "icae"})):
         value = paper.number("inline_ood_transfer", "token_f1", method=method)
-        cell = Cell(variant=BASE, questions="qasper", trained_for="mixture", limit=scale.limit)
-        result.append(
-            Number(
-                method,
-                f"{scale.sets['qasper'].title} F1",
-                value,
-                cell if method == "SeDeM" else None,
-            )
-        )
+        cell = peers.own(scale, BASE, "qasper", trained_for="mixture", **changes)
+        result.append(Number(method, f"{scale.sets['qasper'].title} F1", value, cell))
     return result
 
 

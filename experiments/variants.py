@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments.scales import RUNS, Scale, tiny_backbone
 
@@ -50,6 +53,31 @@ NEXT_TOKEN_ALONE = (
     "losses.regress_first=0",
 )
 """Stage 1 of a model without restored states (section Is Decompression Necessary?)."""
+
+
+def equal_budget(scale: Scale) -> Variant:
+    """The study's SeDeM on as many windows and questions, and the same, as a trained baseline."""
+    text, questions = (
+        yaml.safe_load(scale.baseline_recipe("icae", stage, scale.backbones[0]).read_text("utf-8"))
+        for stage in ("text", "questions")
+    )
+    if scale.name == "smoke":
+        # It reads the fixtures, as all do.
+        return Variant("equal-budget")
+    return Variant(
+        "equal-budget",
+        stage1=_as_long(text),
+        stage2=(
+            *_as_long(questions),
+            f"data.training={_flow(questions['data']['training'])}",
+            "losses.conditioning=gold-then-selected",
+        ),
+    )
+
+
+def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    names = ("steps", "batch_size", "warmup")
+    return tuple(f"optimization.{name}={recipe['optimization'][name]}" for name in names)
 
 
 def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
@@ -108,13 +136,23 @@ def baseline_checkpoint(
                 output = output.with_name(f"{output.name}-gold")
             if scale.name == "paper":
                 output = output.with_name(f"{output.name}-{questions}")
-                own.append(f"data.training=[{{path: {scale.sets[questions].source}}}]")
+                own.append(f"data.training={_sources(scale, backbone, questions)}")
         final = output / "final"
         if not (output / "training.json").is_file():
             overrides = [*own, f"data_root={data}", f"run.output={output}"]
             train_baseline(load_baseline_recipe(method, path, overrides))
         start = [f"start_from={final}"]
     return final
+
+
+def _sources(scale: Scale, backbone: str, questions: str) -> str:
+    """What SeDeM learns from for a set, as an override."""
+    recipe = yaml.safe_load(scale.recipe("stage2", backbone, questions).read_text("utf-8"))
+    return _flow(recipe["data"]["training"])
+
+
+def _flow(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
 
 
 def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:

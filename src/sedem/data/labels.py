@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -10,6 +11,9 @@ from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
 from sedem.shard import BlockRow
+
+Labelling = Literal["evidence", "answer"]
+"""What says which block holds evidence: annotated spans, or the answer strings."""
 
 
 def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> list[bool]:
@@ -48,22 +52,42 @@ def from_answers(
     ]
 
 
-def gold_documents(
-    example: Example, labelling: Literal["evidence", "answer"] = "evidence"
-) -> tuple[Document, ...]:
+def gold_documents(example: Example, labelling: Labelling = "evidence") -> tuple[Document, ...]:
     """The documents of an example that hold evidence, in their order.
 
     Args:
         example: the example.
         labelling: "evidence" goes by its spans, "answer" by its answer strings.
     """
+    pairs = zip(example.documents, _holds_evidence(example, labelling), strict=True)
+    return tuple(document for document, gold in pairs if gold)
+
+
+def some_documents(
+    example: Example, count: int, labelling: Labelling = "evidence", seed: int = 0
+) -> tuple[Document, ...]:
+    """At most so many documents of an example, in their order: evidence, then a sample of others.
+
+    Args:
+        example: the example.
+        count: how many; the first of the evidence where it is more.
+        labelling: as in `gold_documents`.
+        seed: with the example's id it decides which others.
+    """
+    holds = _holds_evidence(example, labelling)
+    gold = [at for at, label in enumerate(holds) if label][:count]
+    rest = [at for at, label in enumerate(holds) if not label]
+    free = min(count - len(gold), len(rest))
+    kept = sorted(gold + random.Random(f"{seed}:{example.id}").sample(rest, free))
+    return tuple(example.documents[at] for at in kept)
+
+
+def _holds_evidence(example: Example, labelling: Labelling) -> list[bool]:
     documents = example.documents
     whole = [BlockRow(i, 0, len(document.text), ()) for i, document in enumerate(documents)]
     if labelling == "evidence":
-        gold = from_evidence(whole, example.evidence)
-    else:
-        gold = from_answers(whole, documents, example.answers)
-    return tuple(document for document, label in zip(documents, gold, strict=True) if label)
+        return from_evidence(whole, example.evidence)
+    return from_answers(whole, documents, example.answers)
 
 
 def only_gold(example: Example) -> tuple[Document, ...]:

@@ -65,9 +65,9 @@ class QuestionData:
             evidence alone.
         context_limit: tokens of a context that are used at most; None means all that the method
             takes.
-        max_paragraphs: of one example in a training step of a method that picks among them;
-            evidence stays, others are sampled. None means all.
-        cache_states: such a method keeps frozen states on disk; too big for large sets.
+        max_paragraphs: of one example in a training step; evidence stays, others are sampled:
+            once where all are read, in every step where a method picks among them. None means all.
+        cache_states: a method that picks keeps frozen states on disk; too big for large sets.
     """
 
     training: tuple[DataSource, ...]
@@ -295,11 +295,10 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
 
 def _refuse_picking(recipe: BaselineRecipe) -> None:
     """Refuse settings that only a method has that picks paragraphs."""
-    picking = recipe.data and (recipe.data.max_paragraphs or recipe.data.cache_states)
-    if picking or recipe.losses is not None:
+    if (recipe.data and recipe.data.cache_states) or recipe.losses is not None:
         raise ConfigError(
-            f"losses, data.max_paragraphs and data.cache_states are for a method that picks "
-            f"paragraphs, '{recipe.method}' reads them all; leave them out"
+            f"losses and data.cache_states are for a method that picks paragraphs, "
+            f"'{recipe.method}' reads them all; leave them out"
         )
 
 
@@ -309,7 +308,14 @@ def _open_questions(
     """All examples, and those to train on, which come first."""
     assert recipe.data is not None
     chosen = recipe.data
-    questions = Questions(reader, chosen.answer_limit, chosen.documents, chosen.context_limit)
+    questions = Questions(
+        reader,
+        chosen.answer_limit,
+        chosen.documents,
+        chosen.context_limit,
+        chosen.max_paragraphs,
+        recipe.optimization.seed,
+    )
     for source in chosen.training:
         add_source(questions, source, Path(recipe.data_root))
     training = Subset(questions, range(len(questions)))

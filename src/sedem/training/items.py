@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 from torch.utils.data import Dataset
 
 from sedem.data.examples import Example, ExampleSet
+from sedem.data.labels import Labelling
 
-Labelling = Literal["evidence", "answer"]
 Item = TypeVar("Item")
 
 

@@ -20,6 +20,7 @@ from sedem.backbone import Backbone
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
+from sedem.data.labels import Labelling
 from sedem.errors import DataError
 from sedem.losses import IGNORED
 from sedem.prompts import answer_ids, question_ids
@@ -27,7 +28,7 @@ from sedem.reading import partition
 from sedem.segment import segment_text
 from sedem.shard import BlockRow
 from sedem.training.encodings import Encodings
-from sedem.training.items import Items, Labelling
+from sedem.training.items import Items
 
 
 class Blocked(Protocol):

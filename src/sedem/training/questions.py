@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
-from sedem.data.labels import gold_documents
+from sedem.data.labels import Labelling, gold_documents, some_documents
 from sedem.prompts import answer_ids, context_prompt, question_ids
-from sedem.training.items import Items, Labelling
+from sedem.training.items import Items
 from sedem.training.prepare import targets
 
 Given = Literal["all", "gold"]
@@ -48,6 +48,8 @@ class Questions(Items[QuestionItem]):
         documents: every document of an example, or those with evidence alone.
         context_limit: tokens of a context that are used at most, for the memory of the machine;
             None means what the method takes.
+        max_paragraphs: documents of an example that are used at most; None means all.
+        seed: of which are used.
         cut: contexts that were shortened, their tokens and the tokens left out.
     """
 
@@ -55,6 +57,8 @@ class Questions(Items[QuestionItem]):
     answer_limit: int
     documents: Given = "all"
     context_limit: int | None = None
+    max_paragraphs: int | None = None
+    seed: int = 0
     cut: Counter[str] = field(default_factory=Counter)
 
     def item(self, example: Example, labelling: Labelling) -> QuestionItem | None:
@@ -76,6 +80,8 @@ class Questions(Items[QuestionItem]):
             if not documents:
                 self.dropped["no gold document"] += 1
                 return None
+        elif self.max_paragraphs is not None:
+            documents = some_documents(example, self.max_paragraphs, labelling, self.seed)
         context = backbone.token_ids(context_prompt([document.text for document in documents]))
         prefix = question_ids(backbone, example.question)
         kept = self.reader.seen(len(context), len(prefix), len(answer))

@@ -19,6 +19,7 @@ from sedem.baselines.catalog import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.data.catalog import open_examples
+from sedem.data.labels import gold_documents, some_documents
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
 from sedem.generation import Decoding
@@ -178,6 +179,27 @@ def test_gold_documents_alone(fixtures: Path, tiny_folder: Callable[..., str]) -
     assert len(every) == len(gold)
     assert gold.cut["tokens"] < every.cut["tokens"]
     assert [item.answer for item in gold.items] == [item.answer for item in every.items]
+
+
+def test_some_documents_are_the_evidence_and_a_seeded_sample(fixtures: Path) -> None:
+    examples = open_examples(fixtures / "hotpotqa-native.json").examples
+    for example in examples:
+        some = some_documents(example, 4)
+        assert len(some) == 4 and set(gold_documents(example)) <= set(some)
+        order = [example.documents.index(document) for document in some]
+        assert order == sorted(order)
+        assert some == some_documents(example, 4)
+        assert set(some_documents(example, 1)) <= set(gold_documents(example))
+        assert some_documents(example, 100) == example.documents
+    assert any(some_documents(e, 4) != some_documents(e, 4, seed=1) for e in examples)
+
+
+def test_a_training_reads_so_many_paragraphs_at_most(
+    fixtures: Path, tiny_folder: Callable[..., str]
+) -> None:
+    reader = make("icae", tiny_folder())
+    one, gold = squad(reader, fixtures, max_paragraphs=1), squad(reader, fixtures, documents="gold")
+    assert [i.context.tolist() for i in one.items] == [i.context.tolist() for i in gold.items]
 
 
 # Checkpoints

@@ -1,0 +1,69 @@
+"""The small search over a trained baseline's learning rate: short runs, on training data alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.scales import RUNS, Scale, tiny_backbone
+from sedem.provenance import provenance
+
+
+def key(rate: float) -> str:
+    """A rate's name in a result."""
+    return f"{rate:.0e}"
+
+
+def stage_of(method: str, scale: Scale, backbone: str) -> str:
+    """Where a method begins: on text, or on questions where it has no text."""
+    text = scale.baseline_recipe(method, "text", backbone)
+    return "text" if text.is_file() else "questions"
+
+
+def search(method: str, scale: Scale, backbone: str, data: Path) -> dict[str, Any]:
+    """Train a method's first stage for a few steps at each rate of the scale.
+
+    Every part learns at the same rate. What is compared is the method's own loss on held-out
+    training data, so that only the rates of one method compare.
+
+    Args:
+        method: a trained baseline.
+        scale: whose recipes, rates and steps.
+        backbone: of the scale.
+        data: folder that the recipes' data paths are relative to.
+    """
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
+
+    if scale.name == "smoke":
+        tiny_backbone()
+    stage = stage_of(method, scale, backbone)
+    path = scale.baseline_recipe(method, stage, backbone)
+    losses = {}
+    for rate in scale.rates:
+        own = [*scale.baselines[stage], *scale.search[stage], f"data_root={data}"]
+        parts = load_baseline_recipe(method, path, own).optimization.learning_rates
+        rates = ", ".join(f"{part}: {rate:.1e}" for part in parts)
+        output = RUNS / scale.name / "search" / f"{method}-{key(rate)}"
+        own += [f"optimization.learning_rates={{{rates}}}", f"run.output={output}"]
+        if not (output / "training.json").is_file():
+            train_baseline(load_baseline_recipe(method, path, own))
+        summary = json.loads((output / "training.json").read_text(encoding="utf-8"))
+        losses[key(rate)] = {
+            "loss": summary["evaluation"]["eval_loss"],
+            "seconds": summary["seconds"],
+        }
+    return {
+        "stage": stage,
+        "steps": summary["steps"],
+        "examples_seen": summary["examples_seen"],
+        "seed": summary["recipe"]["optimization"]["seed"],
+        "rates": losses,
+        **provenance(),
+    }
+
+
+def best(result: dict[str, Any]) -> float:
+    """The rate with the lowest loss."""
+    rates = result["rates"]
+    return float(min(rates, key=lambda name: rates[name]["loss"]))
