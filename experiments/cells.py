@@ -102,19 +102,7 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     questions = scale.sets[cell.questions]
     assert cell.variant is not None
-    trained_for = cell.trained_for or cell.questions
-    if cell.method in TRAINED:
-        folder = baseline_checkpoint(
-            cell.method,
-            scale,
-            cell.variant.backbone or scale.backbones[0],
-            trained_for,
-            data,
-            setting=cell.setting,
-            gold=cell.control == "gold",
-        )
-    else:
-        folder = checkpoint(cell.variant, scale, trained_for, data)
+    folder = _trained(cell, scale, data)
     k = questions.k if cell.k is None and cell.method in SELECTING else cell.k
     result = run_evaluation(
         cell.method,
@@ -136,6 +124,23 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
     result["settings"]["checkpoint"] = SHIPPED.name if folder == SHIPPED else own
     return {**result, "training": budget(folder)}
+
+
+def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
+    """The checkpoint of a cell's method, trained first if it is not there."""
+    assert cell.variant is not None
+    trained_for = cell.trained_for or cell.questions
+    if cell.method not in TRAINED:
+        return checkpoint(cell.variant, scale, trained_for, data)
+    return baseline_checkpoint(
+        cell.method,
+        scale,
+        cell.variant.backbone or scale.backbones[0],
+        trained_for,
+        data,
+        setting=cell.setting,
+        gold=cell.control == "gold",
+    )
 
 
 def _memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -164,11 +169,10 @@ def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 def _rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     """Normalized effective rank of the memory slots of a set's contexts."""
-    from experiments.losses import slot_ranks
+    from experiments.losses import icae_ranks, slot_ranks
 
-    assert cell.variant is not None
-    folder = checkpoint(cell.variant, scale, cell.questions, data)
-    return slot_ranks(folder, _examples(cell, scale, data), scale.dtype)
+    ranks = icae_ranks if cell.method == "icae" else slot_ranks
+    return ranks(_trained(cell, scale, data), _examples(cell, scale, data), scale.dtype)
 
 
 def _examples(cell: Cell, scale: Scale, data: Path) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import paper
+from experiments import paper, peers
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
@@ -16,16 +16,10 @@ def numbers(scale: Scale) -> list[Number]:
         for method in ("ICAE", "SeDeM"):
             row = paper.row("tab:normalized_erank", key, method=method)
             printed = row["normalized_effective_rank_pct"]
-            cell = Cell("rank", variant=main(scale.backbones[0]), questions=key, limit=100)
-            result.append(
-                Number(
-                    scale.sets[key].title,
-                    f"{method}, %",
-                    printed,
-                    cell if method == "SeDeM" else None,
-                    "effective_rank",
-                )
-            )
+            variant, name = main(scale.backbones[0]), peers.PEERS[method]
+            cell = Cell("rank", name, variant, key, limit=100)
+            title = scale.sets[key].title
+            result.append(Number(title, f"{method}, %", printed, cell, "effective_rank"))
     return result
 
 

@@ -90,10 +90,40 @@ def slot_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
     import torch
 
     from sedem import Document, SeDeM
-    from sedem.evaluation.rank import normalized_effective_rank
+    from sedem.evaluation.rank import block_slots, normalized_effective_rank
     from sedem.provenance import provenance
 
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     texts = dict.fromkeys(d.text for example in examples for d in example.documents)
     documents = [Document(str(number), text) for number, text in enumerate(texts)]
-    return {"effective_rank": normalized_effective_rank(model, documents)} | provenance()
+    ranks = normalized_effective_rank(block_slots(model, documents))
+    return {"effective_rank": ranks} | provenance()
+
+
+def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dict[str, Any]:
+    """Normalized effective rank of ICAE's slots, segment by segment, each context read once.
+
+    Args:
+        checkpoint: of ICAE.
+        examples: whose contexts are read.
+        dtype: of the backbone.
+
+    Returns:
+        `effective_rank`: mean, interval and number of segments.
+    """
+    import torch
+
+    from sedem.baselines.icae import ICAE
+    from sedem.evaluation.rank import normalized_effective_rank
+    from sedem.prompts import context_prompt
+    from sedem.provenance import provenance
+
+    reader = ICAE.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    contexts = dict.fromkeys(context_prompt([d.text for d in e.documents]) for e in examples)
+    with torch.no_grad():
+        ranks = normalized_effective_rank(
+            slots_MD.float()
+            for context in contexts
+            for slots_MD in reader.remember(reader.backbone.token_ids(context)).content.states
+        )
+    return {"effective_rank": ranks} | provenance()

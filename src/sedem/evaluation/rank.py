@@ -5,7 +5,7 @@ Letters: M slots, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,23 +27,22 @@ def effective_rank(memory_MD: Tensor) -> float:
     return float(torch.exp(-(shares * shares.log()).sum())) if len(shares) else 0.0
 
 
-def normalized_effective_rank(model: SeDeM, documents: Sequence[Document]) -> dict[str, Any]:
-    """Effective rank of a block's slots over their number, in percent, averaged over blocks.
-
-    Slots that only pad a block are left out, so they neither add rank nor count as slots.
+def normalized_effective_rank(memories: Iterable[Tensor]) -> dict[str, Any]:
+    """Effective rank of slots over their number, in percent, averaged over blocks or segments.
 
     Args:
-        model: reads.
-        documents: whose blocks.
+        memories: slots of each `[M, D]`.
 
     Returns:
-        Mean, its interval over blocks, and the number of blocks.
+        Mean, its interval over them, and how many there are.
     """
+    return summarize([100.0 * effective_rank(slots_MD) / len(slots_MD) for slots_MD in memories])
+
+
+def block_slots(model: SeDeM, documents: Sequence[Document]) -> Iterator[Tensor]:
+    """Slots of every block of some documents; those that only pad a block are left out."""
     bank = model.read(documents)
-    shares = []
     for indices, memory_NJD in bank.scan():
         real_NJ = bank.slot_tokens(indices) > 0
         for memory_JD, real_J in zip(memory_NJD, real_NJ, strict=True):
-            slots_MD = memory_JD[real_J]
-            shares.append(100.0 * effective_rank(slots_MD) / len(slots_MD))
-    return summarize(shares)
+            yield memory_JD[real_J]

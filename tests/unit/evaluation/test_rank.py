@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM
-from sedem.evaluation.rank import effective_rank, normalized_effective_rank
+from sedem.evaluation.rank import block_slots, effective_rank, normalized_effective_rank
 
 
 def naive_rank(rows: torch.Tensor) -> float:
@@ -50,7 +50,7 @@ def test_blocks_are_averaged_and_padding_neither_adds_rank_nor_counts(
         kept = torch.stack([r for r, n in zip(rows, block.slot_tokens, strict=True) if n])
         shares.append(100 * naive_rank(kept.float()) / len(kept))
     assert any(0 in block.slot_tokens for block in bank.blocks), "no block is padded"
-    found = normalized_effective_rank(model, documents)
+    found = normalized_effective_rank(block_slots(model, documents))
     assert found["mean"] == pytest.approx(sum(shares) / len(shares), abs=0.006)
     assert found["n"] == len(bank)
     assert 0 < found["mean"] <= 100
