@@ -242,8 +242,6 @@ SMOKE = Scale(
     dtype="float32",
 )
 
-SHORT = ("optimization.steps=20", "optimization.warmup=2", "run.save_every=20")
-
 NANO = Scale(
     name="nano",
     backbones=("nano",),
@@ -271,9 +269,14 @@ NANO = Scale(
     costly_limit=100,
     slowest_limit=30,
     search={
-        "text": (*SHORT, "text.evaluation_windows=64"),
+        "text": (
+            "optimization.steps=20",
+            "optimization.warmup=2",
+            "text.evaluation_windows=64",
+        ),
         "questions": (
-            *SHORT,
+            "optimization.steps=10",
+            "optimization.warmup=1",
             "data.training=[{path: squad/train-44-articles.json, records: ':3'}, "
             "{path: hotpotqa/hf-schema-300-a.jsonl}]",
             "data.evaluation=[{path: musique/native-100.json, records: ':60'}]",

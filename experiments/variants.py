@@ -76,8 +76,9 @@ def equal_budget(scale: Scale) -> Variant:
 
 
 def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    names = ("steps", "batch_size", "warmup")
-    return tuple(f"optimization.{name}={recipe['optimization'][name]}" for name in names)
+    optimization = {"accumulation": 1, **recipe["optimization"]}
+    names = ("steps", "batch_size", "accumulation", "warmup")
+    return tuple(f"optimization.{name}={optimization[name]}" for name in names)
 
 
 def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
