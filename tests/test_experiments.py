@@ -16,8 +16,11 @@ from experiments.__main__ import study as named_study
 from experiments.cells import Cell
 from experiments.figures import draw
 from experiments.scales import NANO, PAPER, ROOT, SMOKE
+from experiments.search import best
 from experiments.study import NOT_RUN, Number, Study, fill
-from experiments.variants import Variant
+from experiments.variants import Variant, main
+from sedem.baselines.catalog import TRAINED
+from sedem.training.baseline import load_baseline_recipe
 
 FIXTURES = ROOT / "tests" / "fixtures"
 
@@ -139,6 +142,19 @@ def test_a_number_of_the_paper_is_one_number() -> None:
 def test_layers_are_taken_at_the_same_depth() -> None:
     assert [PAPER.layer(layer) for layer in (4, 10, 16, 22)] == [4, 10, 16, 22]
     assert [NANO.layer(layer) for layer in (4, 10, 16, 22)] == [2, 4, 7, 9]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_recipes_take_the_rate_that_was_found(method: str) -> None:
+    result = Cell("search", method, main("nano")).read(NANO)
+    if result is None:
+        pytest.skip(f"no rate of {method} has been searched for")
+    found = best(result)
+    for path in sorted((ROOT / "recipes" / "nano").glob(f"{method}-*.yaml")):
+        recipe = load_baseline_recipe(method, path)
+        after_text = recipe.data is not None and recipe.start_from is not None
+        rates = set(recipe.optimization.learning_rates.values())
+        assert rates == {found / 2 if after_text else found}, path.name
 
 
 def test_the_page_of_times_shows_the_committed_bench(
