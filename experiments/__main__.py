@@ -31,6 +31,7 @@ STUDIES = (
     "parameter_overhead",
     "flops",
     "efficiency",
+    "method_costs",
     "learning_rates",
 )
 PAGE = ROOT / "docs" / "results-nano.md"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments.scales import RUNS, Scale
+from sedem.evaluation.methods import METHODS as EVERY
 
 CONTEXTS = {
     "smoke": (64,),
@@ -20,6 +22,9 @@ METHODS = {
     "nano": ("sedem", "full-context", "bm25", "hf", "hf-compiled", "hf-prefix"),
 }
 """All methods where nothing else is said."""
+
+BESIDE = {"nano": (1024,)}
+"""Context lengths where every method of `sedem eval --list` is clocked, trained ones too."""
 
 ANSWER_TOKENS = {"smoke": 3, "nano": 17, "paper": 33}
 
@@ -45,8 +50,9 @@ def measure_bench(
     """Run the bench; one that was killed goes on from the contexts that it finished.
 
     Args:
-        kind: "bench" (every method), "batches" (SeDeM's throughput) or "memories" (SeDeM with each
-            type of stored slots).
+        kind: "bench" (the scale's methods), "batches" (SeDeM's throughput), "memories" (SeDeM with
+            each type of stored slots) or "peers" (every method, and how many times sooner than full
+            context its first token is).
         scale: whose lengths and methods.
         checkpoint: that is opened; None for a shape.
         backbone: the shape, empty for a checkpoint.
@@ -56,9 +62,10 @@ def measure_bench(
     from sedem.bench.plan import Plan
 
     smoke = scale.name == "smoke"
+    methods = {"bench": METHODS.get(scale.name, ()), "peers": tuple(EVERY)}
     plan = Plan(
-        methods=METHODS.get(scale.name, ()) if kind == "bench" else ("sedem",),
-        contexts=(CONTEXTS if kind == "bench" else ALONE)[scale.name],
+        methods=methods.get(kind, ("sedem",)),
+        contexts={"bench": CONTEXTS, "peers": BESIDE}.get(kind, ALONE)[scale.name],
         blocks=BLOCKS.get(scale.name, ()) if kind == "bench" else (),
         batches=BATCHES[scale.name] if kind == "batches" else (),
         memory=STORED if kind == "memories" else Plan.memory,
@@ -70,4 +77,20 @@ def measure_bench(
     result = run_bench(plan, RUNS / scale.name / "bench" / name)
     # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
     result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
+    if kind == "peers":
+        result["times_sooner"] = times_sooner(result["results"])
     return result
+
+
+def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Full context's time to the first token over a method's, by method and clock."""
+    reference = _times(results["full-context"])
+    return {
+        method: {clock: reference[clock] / time for clock, time in _times(found).items()}
+        for method, found in results.items()
+    }
+
+
+def _times(found: Mapping[str, Any]) -> dict[str, float]:
+    (figures,) = found.values()
+    return {clock: figures[f"{clock}_ttft_ms"]["median"] for clock in ("online", "prebuilt")}

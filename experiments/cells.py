@@ -30,8 +30,8 @@ class Cell:
     Attributes:
         measure: "answers" (the harness), "memory" (losses after stage 1), "loss" (of answers),
             "rank" (of memory slots), "cost" (parameters and FLOPs), "search" (a baseline's learning
-            rates), "bench" (times and memory), "batches" (questions a second) or "memories" (times
-            by type of stored slots).
+            rates), "bench" (times and memory), "batches" (questions a second), "memories" (times
+            by type of stored slots) or "peers" (times of every method beside full context).
         method: a name of `sedem eval --list`, for answers.
         variant: the model; methods of raw text take its backbone.
         questions: key of a set of the scale.
@@ -213,6 +213,15 @@ def _search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return search(cell.method, scale, cell.variant.backbone or scale.backbones[0], data)
 
 
+def _peers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Times of every method; trained ones are opened where their recipes leave them."""
+    assert cell.variant is not None
+    for method in TRAINED:
+        backbone = cell.variant.backbone or scale.backbones[0]
+        baseline_checkpoint(method, scale, backbone, "hotpotqa", data)
+    return _bench(cell, scale, data)
+
+
 def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.bench import measure_bench
 
@@ -230,4 +239,5 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "bench": _bench,
     "batches": _bench,
     "memories": _bench,
+    "peers": _peers,
 }

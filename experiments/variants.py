@@ -162,18 +162,27 @@ def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:
 
 
 def budget(folder: Path) -> dict[str, Any]:
-    """What training the run in a folder's parent took, to stand beside its result."""
+    """What training the run in a folder's parent took, and those it started from.
+
+    It stands beside a result. `all_tokens_seen` are those of every run; None where one did not
+    count them.
+    """
     path = folder.parent / "training.json"
     if not path.is_file():
         return {}
     summary = json.loads(path.read_text(encoding="utf-8"))
+    start = summary["recipe"].get("start_from")
+    before = budget(Path(start)) if start else {}
+    tokens, earlier = summary.get("tokens_seen"), before.get("all_tokens_seen", 0)
     return {
         "steps": summary["steps"],
         "examples_seen": summary["examples_seen"],
-        "tokens_seen": summary.get("tokens_seen"),
+        "tokens_seen": tokens,
+        "all_tokens_seen": None if tokens is None or earlier is None else tokens + earlier,
         "seconds": summary["seconds"],
         "trained_parameters": sum(summary["trained_parameters"].values()),
         "log": summary["log"],
+        "before": before,
     }
 
 
