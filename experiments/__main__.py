@@ -57,11 +57,13 @@ def run(
 @app.command()
 def page() -> None:
     """Write the tables and pictures of docs/results-nano.md and docs/performance.md."""
+    from experiments import curves
     from experiments.figures import draw
 
     PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), NANO), encoding="utf-8")
     for name in PICTURES:
         draw(study(name), NANO, PAGE.parent / f"nano-{name}.svg")
+    curves.draw(NANO, PAGE.parent / "nano-curves.svg")
     performance.page()
 
 

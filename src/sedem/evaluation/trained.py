@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
@@ -19,6 +20,8 @@ from sedem.evaluation.methods import Method, Setting
 from sedem.generation import Decoding
 
 GIVEN = ("selected", "gold")
+KEPT = 32
+"""Contexts whose memory is kept for the next question about them."""
 
 
 class BoundTrained:
@@ -48,7 +51,7 @@ class BoundTrained:
 
 
 class Trained:
-    """A trained baseline over examples, each with its own documents.
+    """A trained baseline over examples; a context that several of them share is read once.
 
     Args:
         reader: reads and answers.
@@ -77,6 +80,7 @@ class Trained:
         self.backbone: Backbone | None = reader.backbone
         self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
         self.reader: Reader = BoundTrained(reader, self.decoding)
+        self._read = lru_cache(KEPT)(reader.read)
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents.
@@ -87,7 +91,7 @@ class Trained:
         memories = []
         for example in examples:
             documents = only_gold(example) if self.gold else example.documents
-            memories.append(self.trained.read(documents))
+            memories.append(self._read(tuple(documents)))
         questions = [example.question for example in examples]
         return self.trained.answer_all(memories, questions, self.decoding)
 

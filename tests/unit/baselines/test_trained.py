@@ -16,12 +16,14 @@ from unit.baselines.conftest import SMALL, make
 from sedem import Document, SeDeM
 from sedem.backbone import Backbone
 from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.baselines.memory import ContextMemory
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.data.catalog import open_examples
 from sedem.data.labels import gold_documents, some_documents
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
+from sedem.evaluation.trained import Trained
 from sedem.generation import Decoding
 from sedem.training.baseline import QuestionTraining
 from sedem.training.questions import Questions, collate_questions
@@ -200,6 +202,28 @@ def test_a_training_reads_so_many_paragraphs_at_most(
     reader = make("icae", tiny_folder())
     one, gold = squad(reader, fixtures, max_paragraphs=1), squad(reader, fixtures, documents="gold")
     assert [i.context.tolist() for i in one.items] == [i.context.tolist() for i in gold.items]
+
+
+def test_a_context_of_several_examples_is_read_once(
+    any_reader: TrainedReader, fixtures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = open_examples(fixtures / "squad.json", distractors=0).examples
+    same = [e for e in examples if e.documents == examples[0].documents]
+    assert len(same) > 1, "the fixture's first paragraph has one question alone"
+    read: list[tuple[Document, ...]] = []
+    reading = any_reader.read
+
+    def counted(documents: tuple[Document, ...]) -> ContextMemory:
+        read.append(documents)
+        return reading(documents)
+
+    monkeypatch.setattr(any_reader, "read", counted)
+    setting = Setting("some", max_new_tokens=3)
+    method = Trained(any_reader, setting)
+    once = [answer.text for example in same for answer in method.answer([example])]
+    assert len(read) == 1
+    anew = [a.text for example in same for a in Trained(any_reader, setting).answer([example])]
+    assert once == anew and len(read) == 1 + len(same)
 
 
 # Checkpoints
