@@ -13,8 +13,9 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/sedem demo
 
+# Tensors of tests are small: they gain from processes, not from threads.
 test: setup
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
 
 check: setup
 	$(BIN)/ruff format --check .
