@@ -62,7 +62,8 @@ def _beside(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str
     ]
     if scale.name != "paper":
         equal = equal_budget(scale)
-        rows += [(f"SeDeM, K={k}", variant, {"k": k}) for k in (1, 2, 4)]
+        named = (("one block", 1), ("two blocks", 2), ("four blocks", 4))
+        rows += [(f"SeDeM with {blocks}", variant, {"k": k}) for blocks, k in named]
         rows += [
             ("SeDeM, trained as little as the methods above", equal, few),
             ("the same, no memory", equal, {"control": "none", **few}),

@@ -7,6 +7,7 @@ from experiments.cells import SELECTING, Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
 from experiments.variants import equal_budget, main
+from sedem.baselines.catalog import TRAINED
 from sedem.evaluation.methods import METHODS
 
 SET = "hotpotqa"
@@ -43,9 +44,19 @@ def _row(label: str, cell: Cell | None) -> list[Number]:
     return [
         Number(label, column, None, cell, metric, per, digits)
         for column, metric, per, digits in ANSWERS
-        # What does not select gives its documents in their order.
-        if metric != RECALL or cell is None or cell.method in SELECTING
+        if _has(metric, cell)
     ]
+
+
+def _has(metric: str, cell: Cell | None) -> bool:
+    """What does not select keeps its documents in order; what is not trained has no budget."""
+    if cell is None:
+        return True
+    if metric == RECALL:
+        return cell.method in SELECTING
+    shipped = cell.method == "sedem" and cell.variant is not None and cell.variant.main
+    untrained = cell.method not in TRAINED and cell.method != "sedem"
+    return not (metric.startswith("training") and (shipped or untrained))
 
 
 STUDY = Study(
