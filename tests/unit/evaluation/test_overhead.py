@@ -17,7 +17,7 @@ PRINTED = {
 
 IMPLEMENTED = [
     pytest.param(method, backbone, id=f"{method}-{backbone}")
-    for method in PRINTED.keys() & TRAINED.keys()
+    for method in sorted(PRINTED.keys() & TRAINED.keys())
     for backbone in PRINTED[method]
 ]
 
