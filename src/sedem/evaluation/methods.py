@@ -104,7 +104,8 @@ def default_checkpoint(method: str) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"'{method}' has no checkpoint in '{folder}'; train one with 'sedem train {method} "
-            f"--config recipes/nano/{method}-questions.yaml', or give another with -m"
+            f"--config recipes/nano/{method}-questions.yaml' (and '{method}-text.yaml' before it, "
+            "where there is one), or give another with -m"
         )
     return str(folder)
 
