@@ -28,8 +28,8 @@ def numbers(scale: Scale) -> list[Number]:
     variant = main(scale.backbones[0])
     times = Cell("peers", variant=variant) if scale.name == "nano" else None
     for method in METHODS:
-        k = scale.sets[SET].k if method == "sedem" else None
-        cell = peers.own(scale, variant, SET, method, k=k)
+        budget = {"k": scale.sets[SET].k} if method == "sedem" else {}
+        cell = peers.own(scale, variant, SET, method, **budget)
         result += _row(method, cell)
         for clock in ("online", "prebuilt") if times else ():
             column = f"{clock} TTFT, times sooner than full context"

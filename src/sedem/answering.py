@@ -6,7 +6,6 @@ tokens, P prefix tokens, E encoder width, D decoder width.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -25,6 +24,7 @@ from sedem.prompts import question_ids
 from sedem.scoring import score_requests
 from sedem.selector import Budget, arrange, resolve_budget, select
 from sedem.slots import state_mask
+from sedem.turns import now, turn
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -166,11 +166,12 @@ def respond(
     clock = Clock(model.device)
     for request in requests:
         request.bank.check_made_by(model.fingerprint())
-    hidden_BQE, mask_BQ = encode_questions(model, [request.question for request in requests])
-    clock.lap("encode_ms")
-    scores = score_requests(model, requests, hidden_BQE, mask_BQ)
-    selections = [choose(model, *pair) for pair in zip(requests, scores, strict=True)]
-    clock.lap("score_ms")
+    with turn(model.device):
+        hidden_BQE, mask_BQ = encode_questions(model, [request.question for request in requests])
+        clock.lap("encode_ms")
+        scores = score_requests(model, requests, hidden_BQE, mask_BQ)
+        selections = [choose(model, *pair) for pair in zip(requests, scores, strict=True)]
+        clock.lap("score_ms")
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
     prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
     for request, selection, ids_P in zip(requests, selections, prefixes, strict=True):
@@ -267,19 +268,13 @@ class Clock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.timings: dict[str, float] = {}
-        self._start = self._last = self._now()
+        self._start = self._last = now(self.device)
 
     def lap(self, name: str) -> None:
         """Record the time since the last lap."""
-        now = self._now()
-        self.timings[name] = (now - self._last) * 1e3
-        self._last = now
+        before, self._last = self._last, now(self.device)
+        self.timings[name] = (self._last - before) * 1e3
 
     def mark(self, name: str) -> None:
         """Record the time since the start."""
-        self.timings[name] = (self._now() - self._start) * 1e3
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        self.timings[name] = (now(self.device) - self._start) * 1e3

@@ -21,6 +21,7 @@ from sedem.generation import Step
 from sedem.lane import Bucket, Lane, LeanDecoder, Start
 from sedem.lean import LeanLayer
 from sedem.lean_encoder import LeanEncoder, Questions
+from sedem.turns import turn
 
 if TYPE_CHECKING:
     from sedem.backbone import Backbone
@@ -115,14 +116,14 @@ class Static:
         self._questions: dict[tuple[int, int], Questions] = {}
         self._free: list[Lane] = []
         self._used: list[Lane] = []
-        self.lock = RLock()
+        self._lock = RLock()
         self._graph = graphs
         self._pool = torch.cuda.graph_pool_handle() if graphs else None
 
     @torch.no_grad()
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Frozen states at the extraction layers `[X, B, T, E]`, the start token's dropped."""
-        with self.lock:
+        with self.turn():
             self._check_place()
             return self.encoder.states(ids_BT)
 
@@ -130,7 +131,7 @@ class Static:
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
         """The same in the buffers of a bucket."""
         size = round_up(ids_BT.shape[0], 1), round_up(ids_BT.shape[1], 8)
-        with self.lock:
+        with self.turn():
             self._check_place()
             questions = self._questions.pop(size, None) or Questions(
                 self.encoder, *size, graph=self._graph, pool=self._pool
@@ -150,13 +151,13 @@ class Static:
             starts: one for each row.
             limit: tokens of an answer.
         """
-        with self.lock:
+        with self.turn():
             self._check_place()
             run = Run(self, starts, limit)
         try:
             yield run.logits(), run.step
         finally:
-            with self.lock:
+            with self.turn():
                 self.give_back(run.lane)
 
     def memory(self) -> dict[str, int]:
@@ -166,6 +167,12 @@ class Static:
         caches = [b for lane in (*self._free, *self._used) for b in lane.buffers]
         caches += [b for questions in self._questions.values() for b in questions.buffers]
         return {"weights": storage_bytes(weights), "caches": storage_bytes(caches)}
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Keep these buffers, and the GPU that they are on, to this thread."""
+        with turn(self.model.device), self._lock:
+            yield
 
     def take(self, bucket: Bucket) -> Lane:
         """A lane of this size that nobody uses."""
@@ -220,8 +227,12 @@ class Run:
         self.rows = len(starts)
         self.places = list(range(len(starts)))
         self.lane = engine.take(bucket)
-        with torch.no_grad():
-            self.lane.prefill(starts)
+        try:
+            with torch.no_grad():
+                self.lane.prefill(starts)
+        except BaseException:
+            engine.give_back(self.lane)
+            raise
         self._order: Tensor | None = None
 
     def logits(self) -> Tensor:
@@ -246,7 +257,7 @@ class Run:
         Raises:
             ConfigError: the answers are longer than was said.
         """
-        with self.engine.lock:
+        with self.engine.turn():
             self._move(live)
             if self._order is None:
                 missing = self.lane.bucket.rows - len(ids_B)

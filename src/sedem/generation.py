@@ -215,7 +215,7 @@ def _fetch(ids_B: Tensor) -> Callable[[], list[int]]:
     if ids_B.device.type != "cuda":
         return ids_B.tolist
     on_host, arrived = ids_B.to("cpu", non_blocking=True), torch.cuda.Event()
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(ids_B.device))
 
     def read() -> list[int]:
         arrived.synchronize()

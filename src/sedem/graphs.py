@@ -19,9 +19,11 @@ class Replay:
     buffers and what it gives is read from fixed buffers. Both are checked before every run, without
     a graph too, so that a mistake shows on any machine.
 
+    The function is given to each run and not kept, so that its owner, who keeps this, is freed with
+    its buffers and graph as soon as nobody uses it.
+
     Args:
-        function: reads and writes fixed buffers; must not wait for the device when captured.
-        buffers: all that it shares with its caller.
+        buffers: all that the function shares with its caller.
         carried: those of them that a run both reads and changes; rehearsing leaves them unchanged.
         graph: whether to capture it.
         pool: memory that graphs share.
@@ -29,14 +31,12 @@ class Replay:
 
     def __init__(
         self,
-        function: Callable[[], None],
         buffers: Sequence[Tensor],
         carried: Sequence[Tensor] = (),
         *,
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
-        self.function = function
         self.buffers = list(buffers)
         self.carried = list(carried)
         self.graph = graph
@@ -44,33 +44,38 @@ class Replay:
         self._addresses = self._layout()
         self._captured: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self) -> None:
-        """Run it once."""
+    def __call__(self, function: Callable[[], None]) -> None:
+        """Run a function once.
+
+        Args:
+            function: reads and writes the buffers; the same every time, for only the first is
+                captured. It must not wait for the device then.
+        """
         assert self._layout() == self._addresses, "a buffer was moved after it was fixed"
         if not self.graph:
-            self.function()
+            function()
             return
         if self._captured is None:
-            self._captured = self._capture()
+            self._captured = self._capture(function)
         self._captured.replay()
 
-    def rehearse(self) -> None:
+    def rehearse(self, function: Callable[[], None]) -> None:
         """Run it once for what first runs set up, and take back what it changed for the next."""
         before = [buffer.clone() for buffer in self.carried]
-        self.function()
+        function()
         for buffer, value in zip(self.carried, before, strict=True):
             buffer.copy_(value)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # Libraries set up their workspaces in the first run, which must not be captured.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            self.rehearse()
+            self.rehearse(function)
         torch.cuda.current_stream().wait_stream(side)
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured, pool=self.pool, capture_error_mode="thread_local"):
-            self.function()
+            function()
         return captured
 
     def _layout(self) -> list[tuple[int, torch.Size, tuple[int, ...]]]:

@@ -130,8 +130,8 @@ class Lane:
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.embedding.dtype, device=device)
         self.lower, self.upper = self._caches(bucket.prefix + bucket.steps, states)
         carried = [self.next_position, *self.lower.carried, *self.upper.carried]
-        self._prefill = Replay(self._run_prefill, self.buffers, graph=graph, pool=pool)
-        self._step = Replay(self._run_step, self.buffers, carried, graph=graph, pool=pool)
+        self._prefill = Replay(self.buffers, graph=graph, pool=pool)
+        self._step = Replay(self.buffers, carried, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -148,7 +148,7 @@ class Lane:
         _fill(self.real, [start.real for start in rows])
         _fill(self.prefix, prefixes, side="left")
         _fill(self.prefix_valid, [torch.ones_like(ids) for ids in prefixes], side="left")
-        self._prefill()
+        self._prefill(self._run_prefill)
         self.steps_left = self.bucket.steps
 
     def step(self, ids_B: Tensor) -> None:
@@ -164,7 +164,7 @@ class Lane:
             )
         self.steps_left -= 1
         self.ids.copy_(ids_B)
-        self._step()
+        self._step(self._run_step)
 
     def take_over(self, other: Lane, rows: Tensor) -> None:
         """Go on where some rows of another lane stand.

@@ -75,7 +75,7 @@ class Questions:
         self.encoder = encoder
         self.ids = torch.zeros(rows, tokens, dtype=torch.long, device=embedding.device)
         self.states = embedding.new_zeros(kinds, rows, tokens, embedding.shape[1])
-        self._run = Replay(self._encode, self.buffers, graph=graph, pool=pool)
+        self._run = Replay(self.buffers, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -87,7 +87,7 @@ class Questions:
         rows, tokens = ids_BT.shape
         self.ids.zero_()
         self.ids[:rows, :tokens] = ids_BT
-        self._run()
+        self._run(self._encode)
         return self.states[:, :rows, :tokens].clone()
 
     def _encode(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from weakref import ref
 
 import pytest
 import torch
@@ -77,13 +79,13 @@ def test_a_buffer_that_was_moved_is_noticed_without_a_gpu() -> None:
     def double() -> None:
         torch.mul(given, 2, out=result)
 
-    replay = Replay(double, [given, result])
+    replay = Replay([given, result])
     given.fill_(4)
-    replay()
+    replay(double)
     assert result.tolist() == [8, 8, 8]
     given.set_(torch.ones(3))  # type: ignore[call-overload]
     with pytest.raises(AssertionError, match="moved"):
-        replay()
+        replay(double)
 
 
 def test_a_rehearsal_leaves_what_is_carried_as_it_was() -> None:
@@ -93,10 +95,10 @@ def test_a_rehearsal_leaves_what_is_carried_as_it_was() -> None:
         count.add_(1)
         seen.copy_(count)
 
-    replay = Replay(step, [count, seen], [count])
-    replay.rehearse()
+    replay = Replay([count, seen], [count])
+    replay.rehearse(step)
     assert (count.item(), seen.item()) == (0, 1)
-    replay()
+    replay(step)
     assert count.item() == 1
 
 
@@ -109,7 +111,7 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
             (lane,) = engine_of(fast)._used
             if rehearsed:
                 lane.ids.copy_(tokens)
-                lane._step.rehearse()
+                lane._step.rehearse(lane._run_step)
             seen.append([step(tokens, [0, 1]).clone() for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
@@ -271,6 +273,32 @@ def test_lanes_that_nobody_uses_are_let_go(
         fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
     (lane,) = engine_of(fast)._free
     assert lane.bucket.slots == 32
+
+
+def test_what_is_let_go_is_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
+    fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
+    engine = engine_of(fast)
+    lane, questions = ref(engine._free[0]), ref(next(iter(engine._questions.values())))
+    gc.disable()  # only what nothing refers to may go
+    try:
+        engine._free.clear()
+        engine._questions.clear()
+        assert (lane(), questions()) == (None, None)
+    finally:
+        gc.enable()
+
+
+def test_a_prefill_that_fails_leaves_its_lane(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(lane: Lane) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "_run_prefill", fail)
+        with pytest.raises(RuntimeError, match="memory"):
+            fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
+    assert not engine_of(fast)._used
 
 
 def test_a_separate_encoder_keeps_the_layers_it_needs(
