@@ -38,7 +38,7 @@ class Cell:
         trained_for: set that the model was trained for; empty means the set that is asked.
         k: selection budget; None means the set's own.
         control: which blocks SeDeM uses; with "gold" a trained baseline is given documents with
-            evidence alone, in training too.
+            evidence alone, in training too where the scale says so.
         setting: which of a trained baseline's recipes for questions, where it has several.
         shift: boundaries between segments moved by so many tokens.
         limit: questions; None means the set's own limit.
@@ -139,7 +139,7 @@ def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
         trained_for,
         data,
         setting=cell.setting,
-        gold=cell.control == "gold",
+        gold=cell.control == "gold" and scale.gold_trained,
     )
 
 

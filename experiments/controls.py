@@ -9,7 +9,7 @@ from experiments import ablation, paper, peers
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
-from experiments.variants import BASE, Variant, main
+from experiments.variants import BASE, Variant, equal_budget, main
 
 SHIFT = 64
 
@@ -21,6 +21,7 @@ def numbers(scale: Scale) -> list[Number]:
     result = [
         *_given(scale, large, "hotpotqa", CONTROLS),
         *_given(scale, large, "hotpotqa", [BM25]),
+        *_alike(scale, small),
         *_given(scale, small, "2wiki", RETRIEVED),
     ]
     for key in ("hotpotqa", "2wiki"):
@@ -87,6 +88,34 @@ def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[N
                 value = paper.number(table, metric, dataset=paper.DATASETS[key], **where)
             result.append(Number(label, f"{scale.sets[key].title} {name}", value, cell, metric))
     return result
+
+
+def _alike(scale: Scale, backbone: str) -> list[Number]:
+    """Gold documents for the methods that the paper does not ask them, and for a SeDeM as small."""
+    if scale.name == "paper":
+        return []
+    given = peers.PEERS.items()
+    others = [(name, method) for name, method in given if method in ("hmt", "500x", "beacon")]
+    others.append(("ComprExIT", "comprexit"))
+    rows = [
+        (name, peers.own(scale, main(backbone), "hotpotqa", method, control="gold"))
+        for name, method in others
+    ]
+    equal = peers.own(
+        scale,
+        equal_budget(scale),
+        "hotpotqa",
+        control="gold-documents",
+        k="all",
+        limit=scale.costly_limit,
+    )
+    rows.append(("SeDeM, trained as little", equal))
+    column = scale.sets["hotpotqa"].title
+    return [
+        Number(f"identical gold input: {name}", f"{column} {title}", None, cell, metric)
+        for name, cell in rows
+        for metric, title in (("f1", "F1"), ("em", "EM"))
+    ]
 
 
 def _distant(scale: Scale) -> list[Number]:

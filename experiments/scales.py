@@ -83,6 +83,8 @@ class Scale:
         baselines: overrides of the recipes of trained baselines, by "text" and "questions".
         rates: learning rates that a trained baseline is searched at.
         search: overrides of its recipe for that, by "text" and "questions".
+        gold_trained: whether a trained baseline that is given gold documents alone was trained on
+            them alone too, as the paper's; where not, its training was near that already.
         dtype: of the backbones in an evaluation.
     """
 
@@ -110,6 +112,7 @@ class Scale:
     search: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"text": (), "questions": ()}
     )
+    gold_trained: bool = True
     dtype: str = "bfloat16"
 
     def layer(self, studied: int) -> int:
@@ -246,6 +249,7 @@ NANO = Scale(
     name="nano",
     backbones=("nano",),
     depth=12,
+    gold_trained=False,
     sets={
         "hotpotqa": Questions("HotpotQA", "hotpotqa/hf-schema-300-b.jsonl", "hotpotqa"),
         "2wiki": Questions("2Wiki", "2wikimultihopqa/native-500.json", "2wikimultihopqa", "400:"),
