@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sedem.contracts import Document
+from sedem.contracts import Document, check_unicode
 from sedem.errors import DataError
 
 
@@ -44,6 +44,10 @@ class Example:
             raise DataError(f"example '{self.id}' has an empty question")
         if not self.answers or not all(answer.strip() for answer in self.answers):
             raise DataError(f"example '{self.id}' has no answer, or an empty one")
+        check_unicode(self.id, "the id of an example")
+        check_unicode(self.question, f"the question of example '{self.id}'")
+        for answer in self.answers:
+            check_unicode(answer, f"an answer of example '{self.id}'")
         names = [document.name for document in self.documents]
         if len(set(names)) < len(names):
             raise DataError(f"example '{self.id}' has two documents of one name")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sedem.contracts import check_unicode
 from sedem.errors import DataError
 
 SHOWN = 60
@@ -22,7 +23,7 @@ def text(record: Any, field: str, place: str, *, blank: bool = False) -> str:
         blank: whether white space alone will do.
 
     Raises:
-        DataError: it is missing or something else.
+        DataError: it is missing, something else or no Unicode text.
     """
     value = record.get(field) if isinstance(record, dict) else None
     if not isinstance(value, str) or not (blank or value.strip()):
@@ -30,6 +31,7 @@ def text(record: Any, field: str, place: str, *, blank: bool = False) -> str:
         raise DataError(
             f"{place}, field '{field}': {needed} is needed, got {_given(record, field)}"
         )
+    check_unicode(value, f"{place}, field '{field}'")
     return value
 
 
@@ -72,18 +74,22 @@ def shown(value: Any) -> str:
 
 @contextmanager
 def within(place: str, field: str | None = None) -> Iterator[None]:
-    """Turn what a record of another shape does to a reader into an error that names the place.
+    """Let every error that a record causes name its place, whatever in a reader it came from.
 
     Args:
         place: of the record.
         field: the one that is being read.
 
     Raises:
-        DataError: something in the block was missing or of another type.
+        DataError: something in the block was missing, of another type or not fit for an example.
     """
     where = place if field is None else f"{place}, field '{field}'"
     try:
         yield
+    except DataError as error:
+        if str(error).startswith(place):
+            raise
+        raise DataError(f"{where}: {error}") from None
     except KeyError as error:
         if error.args == (field,):
             raise DataError(f"{where}: it is missing") from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sedem.contracts import Document
+from sedem.contracts import Document, check_unicode
 from sedem.data.examples import Example, ExampleSet, distinct_answers, distinct_names, whole
 from sedem.data.fields import entries, text, within
 from sedem.data.records import Record, Records
@@ -114,6 +114,7 @@ def parse(place: str, record: Record) -> Question:
         DataError: with the record and the field.
     """
     identity = str(record.get("_id") or record["id"])
+    check_unicode(identity, f"{place}, field 'id'")
     place = f"{place} (id '{identity}')"
     with within(place, "context"):
         given = _paragraphs(record["context"])
@@ -147,11 +148,11 @@ def _read(
                 Document(name, _joined(paragraph, separator))
                 for name, paragraph in zip(names, question.paragraphs, strict=True)
             )
-        evidence = tuple(whole(index, documents) for index in question.gold)
-        answers = distinct_answers(question.answers)
-        result.examples.append(
-            Example(question.identity, documents, question.text, answers, evidence)
-        )
+            evidence = tuple(whole(index, documents) for index in question.gold)
+            answers = distinct_answers(question.answers)
+            result.examples.append(
+                Example(question.identity, documents, question.text, answers, evidence)
+            )
     return result
 
 
@@ -204,6 +205,8 @@ def _paragraphs(context: Any) -> list[Paragraph]:
         sentences = [body] if isinstance(body, str) else body
         if not isinstance(title, str) or not all(isinstance(s, str) for s in sentences):
             raise ValueError("titles and sentences must be strings")
+        for words in (title, *sentences):
+            check_unicode(words, f"paragraph '{title}'")
     return [Paragraph(t, b if isinstance(b, str) else list(b)) for t, b in pairs]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.fields import entries, number, shown, text
+from sedem.data.fields import entries, number, shown, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
 
@@ -37,7 +37,8 @@ def read(records: Records) -> ExampleSet:
     result = ExampleSet("own", [])
     places: dict[str, str] = {}
     for place, entry in records:
-        example = _example(entry, place)
+        with within(place):
+            example = _example(entry, place)
         if example.id in places:
             raise DataError(
                 f"{place}: the id '{example.id}' is that of {places[example.id]} too; "
@@ -94,10 +95,7 @@ def _example(entry: Record, place: str) -> Example:
     if not all(isinstance(answer, str) for answer in answers):
         raise DataError(f"{place}, field 'answers': a list of strings is needed")
     question = text(entry, "question", place)
-    try:
-        return Example(_id(entry, place), documents, question, tuple(answers), tuple(evidence))
-    except DataError as error:
-        raise DataError(f"{place}: {error}") from None
+    return Example(_id(entry, place), documents, question, tuple(answers), tuple(evidence))
 
 
 def _id(entry: Record, place: str) -> str:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from sedem.contracts import Document
+from sedem.contracts import Document, check_unicode
 from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, distinct_names
 from sedem.data.fields import entries, number, text, within
 from sedem.data.records import Record, Records
@@ -33,7 +33,8 @@ def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet
     pool = []
     for title, (place, article) in zip(titles, articles, strict=True):
         contexts = [text(p, "context", place) for p in article["paragraphs"]]
-        pool.append([Document(f"{title} §{n}", c) for n, c in enumerate(contexts, start=1)])
+        with within(place):
+            pool.append([Document(f"{title} §{n}", c) for n, c in enumerate(contexts, start=1)])
     result = ExampleSet("squad", [])
     for a, (place, article) in enumerate(articles):
         for p, paragraph in enumerate(article["paragraphs"]):
@@ -112,6 +113,7 @@ def _questions(
     for qa in entries(paragraph, "qas", place):
         with within(place):
             identity = str(qa["id"])
+        check_unicode(identity, f"{place}, field 'id'")
         where = f"{place}, question '{identity}'"
         question = text(qa, "question", where, blank=True)
         found = _answers(qa, text(paragraph, "context", where), where, result)

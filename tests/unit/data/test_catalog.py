@@ -144,6 +144,75 @@ def test_a_malformed_record_is_named_with_its_field(
         open_examples(write("odd.json", content), schema)
 
 
+HALF = "\ud83e"
+HOTPOT = {
+    "_id": "a",
+    "question": "What?",
+    "answer": "This",
+    "supporting_facts": [["T", 0]],
+    "context": [["T", ["s"]]],
+}
+QA = {"id": "a", "question": "What?", "answers": [{"text": "one", "answer_start": 0}]}
+PAPER = {
+    "title": "A",
+    "abstract": "A",
+    "full_text": [],
+    "qas": [
+        {
+            "question": "What?",
+            "answers": [
+                {
+                    "answer": {
+                        "unanswerable": False,
+                        "extractive_spans": [],
+                        "free_form_answer": "This",
+                        "yes_no": None,
+                        "evidence": ["A"],
+                    }
+                }
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        ("hotpotqa", [{**HOTPOT, "question": HALF}], r"\(id 'a'\), field 'question' is not"),
+        ("hotpotqa", [{**HOTPOT, "answer": HALF}], r"\(id 'a'\), field 'answer' is not Unicode"),
+        ("hotpotqa", [{**HOTPOT, "_id": HALF}], "entry 1, field 'id' is not Unicode text"),
+        (
+            "ruler-qa2",
+            [{**HOTPOT, "context": [["T", ["s", HALF]]]}],
+            r"\(id 'a'\), field 'context': paragraph 'T' is not Unicode text",
+        ),
+        (
+            "squad",
+            {"data": [{"title": HALF, "paragraphs": [{"context": "one", "qas": [QA]}]}]},
+            "article 1: the name of a document is not Unicode text",
+        ),
+        (
+            "squad",
+            {"data": [{"paragraphs": [{"context": "one", "qas": [{**QA, "id": HALF}]}]}]},
+            "article 1, field 'id' is not Unicode text",
+        ),
+        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\), field 'full_text': the name"),
+        (
+            "qasper",
+            {"p1": {**PAPER, "qas": [{**PAPER["qas"][0], "question": HALF}]}},
+            r"\(id 'p1'\), question 0: the question of example 'p1-0' is not Unicode text",
+        ),
+        ("cloze", [{"title": "A", "text": HALF}], "entry 1, field 'text' is not Unicode text"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named_with_its_place(
+    write: Write, schema: str, content: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
+        open_examples(write("odd.json", content), schema)
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [(None, [0, 1, 2, 3]), ("1:", [1, 2, 3]), (":2", [0, 1]), ("1:3", [1, 2]), ("-1:", [3])],

@@ -81,6 +81,13 @@ SPAN = ENTRY["evidence"][0]
             r"field 'documents\[1\]', field 'text': a non-empty string is needed, got ' '",
         ),
         ({"documents": [DOCUMENT, DOCUMENT]}, "'lease-1' has two documents of one name"),
+        (
+            {"documents": [{"name": "a", "text": "\ud83e pie"}]},
+            r"field 'documents\[0\]', field 'text' is not Unicode text \('\\ud83e' at character 0",
+        ),
+        ({"question": "\ud83e?"}, "field 'question' is not Unicode text"),
+        ({"answers": ["900", "\ud83e"]}, "an answer of example 'lease-1' is not Unicode text"),
+        ({"id": "\ud83e"}, "the id of an example is not Unicode text"),
         ({"id": ["a"]}, r"field 'id': a string is needed, got \['a'\]"),
         ({"id": True}, "field 'id': a string is needed, got True"),
         ({"question": ""}, "field 'question': a non-empty string is needed, got ''"),
