@@ -28,7 +28,7 @@ def test_a_set_is_told_in_numbers_and_bars() -> None:
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["examples", "3"] in lines and ["left", "out", "1"] in lines
-    assert ["1", "unanswerable"] in lines
+    assert ["1", "unanswerable", "(such", "as", "1909.00694-2)"] in lines
     assert "tokens per context: mean" in result.stdout and "█" in result.stdout
     assert "blocks of 128 tokens per context" in result.stdout
 
@@ -38,6 +38,9 @@ def test_json_holds_the_same_for_programs(tmp_path: Path) -> None:
     told = found(FIXTURES / "squad.json", "--records", ":1", "--limit", "2", "--plot", picture)
     assert (told["name"], told["examples"], told["measured"]) == ("squad", 12, 2)
     assert picture.stat().st_size > 1000
+    told = found(FIXTURES / "qasper.json")
+    assert told["dropped"] == {"unanswerable": 1}
+    assert told["dropped_ids"] == {"unanswerable": ["1909.00694-2"]}
 
 
 def test_options_reach_the_set() -> None:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sedem.contracts import Document, check_unicode
-from sedem.data.examples import Example, ExampleSet, distinct_answers, distinct_names, whole
+from sedem.data.examples import (
+    NO_CONTEXT,
+    Example,
+    ExampleSet,
+    distinct_answers,
+    distinct_names,
+    whole,
+)
 from sedem.data.fields import entries, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
@@ -99,9 +106,9 @@ def usable(
         with within(place):
             question = parse(place, record)
         if not question.paragraphs:
-            result.dropped["no context"] += 1
+            result.drop(NO_CONTEXT, question.identity)
         elif not question.gold:
-            result.dropped["no gold paragraph in the context"] += 1
+            result.drop("no gold paragraph in the context", question.identity)
         elif result.wants(question.identity, question.text, question.answers):
             result.noted.update(question.notes)
             yield place, question

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from sedem.contracts import Document
-from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers
+from sedem.data.examples import NO_CONTEXT, Evidence, Example, ExampleSet, distinct_answers
 from sedem.data.fields import entries, shown, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import ConfigError
@@ -46,9 +46,15 @@ def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
         identity = text(paper, "id", place)
         place = f"{place} (id '{identity}')"
         with within(place, "full_text"):
-            document = Document(paper.get("title") or identity, _text(paper))
+            body = _text(paper)
         with within(place, "qas"):
             questions = list(_questions(paper["qas"]))
+        if not body:
+            for number in range(len(questions)):
+                result.drop(NO_CONTEXT, f"{identity}-{number}")
+            continue
+        with within(place):
+            document = Document(paper.get("title") or identity, body)
         for number, (question, answers) in enumerate(questions):
             with within(f"{place}, question {number}"):
                 _take(result, f"{identity}-{number}", document, question, answers, drop)
@@ -89,7 +95,7 @@ def _take(
     elif not spans:
         reason = "no evidence in the text"
     if reason and (drop == "no-text-evidence" or drop == reason):
-        result.dropped[reason] += 1
+        result.drop(reason, identity)
         return
     if drop == "none":
         texts = [words or UNANSWERABLE for words in texts]

@@ -79,7 +79,7 @@ def read(
     for index, question in enumerate(pool.questions[:count]):
         chosen = maker.fitting(index, wanted)
         if chosen is None:
-            result.dropped[f"its own paragraphs exceed {length} tokens"] += 1
+            result.drop(f"its own paragraphs exceed {length} tokens", question.identity)
         else:
             result.examples.append(_example(question, chosen, pool))
     return result

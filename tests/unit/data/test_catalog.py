@@ -197,7 +197,7 @@ PAPER = {
             {"data": [{"paragraphs": [{"context": "one", "qas": [{**QA, "id": HALF}]}]}]},
             "article 1, field 'id' is not Unicode text",
         ),
-        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\), field 'full_text': the name"),
+        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\): the name of a"),
         (
             "qasper",
             {"p1": {**PAPER, "qas": [{**PAPER["qas"][0], "question": HALF}]}},

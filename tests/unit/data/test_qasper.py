@@ -113,6 +113,17 @@ def test_questions_without_evidence_in_the_text_are_dropped_and_counted(
     assert result.noted == {"evidence not found again": 1}
 
 
+def test_a_paper_without_text_is_dropped_with_its_questions(
+    fixtures: Path, write: Write, release: dict[str, Any]
+) -> None:
+    empty = {**release[IDENTITY], "abstract": " ", "full_text": []}
+    for drop in ("no-text-evidence", "none"):
+        result = load(write("papers.json", {"empty": empty, **release}), drop=drop)
+        assert result.examples == load(fixtures / "qasper.json", drop=drop).examples
+        assert result.dropped["no context"] == 4
+        assert result.dropped_ids["no context"] == ["empty-0", "empty-1", "empty-2"]
+
+
 @pytest.mark.parametrize(
     ("drop", "kept", "dropped", "noted"),
     [
