@@ -218,11 +218,13 @@ def _paragraphs(context: Any) -> list[Paragraph]:
 
 
 def _facts(facts: Any) -> list[tuple[str, int]]:
+    """The four shapes of supporting facts: JSON string, pairs, objects, or columns."""
     if isinstance(facts, str):
         facts = json.loads(facts)
     if isinstance(facts, dict):
         facts = list(zip(facts["title"], facts["sent_id"], strict=True))
-    found = [(title, sentence) for title, sentence in facts]
+    pairs = [(f["title"], f["sent_id"]) if isinstance(f, dict) else f for f in facts]
+    found = [(title, sentence) for title, sentence in pairs]
     if not all(isinstance(title, str) and isinstance(at, int) for title, at in found):
         raise ValueError("pairs of a title and the number of a sentence are needed")
     return found

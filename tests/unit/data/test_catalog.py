@@ -106,6 +106,11 @@ def test_options_reach_the_loader(fixtures: Path) -> None:
         ),
         (
             "2wikimultihopqa",
+            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": [{"title": "T"}]}],
+            r"\(id 'a'\), field 'supporting_facts': the field 'sent_id' is missing",
+        ),
+        (
+            "2wikimultihopqa",
             [{"_id": "a", "context": "[broken", "supporting_facts": []}],
             r"\(id 'a'\), field 'context': .*Expecting value",
         ),

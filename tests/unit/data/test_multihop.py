@@ -54,6 +54,7 @@ CONTEXTS: dict[str, Any] = {
 }
 FACTS: dict[str, Any] = {
     "pairs": RECORD["supporting_facts"],
+    "objects": [{"title": t, "sent_id": s} for t, s in RECORD["supporting_facts"]],
     "columns": {"title": ["Brewery", "Founder"], "sent_id": [0, 1]},
     "JSON string": json.dumps(RECORD["supporting_facts"]),
 }
