@@ -81,10 +81,14 @@ def _take(
     answers: list[Record],
     drop: Drop,
 ) -> None:
-    texts = [_answer(answer) for answer in answers]
+    given = [(answer, words) for answer in answers if (words := _answer(answer)) is not None]
+    if not given:
+        result.drop("no answer", identity)
+        return
+    texts = [words for _, words in given]
     quotes = {
         quote.strip()
-        for answer in answers
+        for answer, _ in given
         for quote in answer.get("evidence") or []
         if quote.strip() and not quote.startswith(FLOAT)
     }
@@ -103,6 +107,8 @@ def _take(
         return
     if reason:
         result.noted[f"{reason}, kept"] += 1
+    if len(given) < len(answers):
+        result.noted["annotation without an answer left out"] += 1
     if spans and len(spans) < len(quotes):
         result.noted["evidence not found again"] += 1
     result.examples.append(Example(identity, (document,), question, distinct_answers(texts), spans))
@@ -132,14 +138,16 @@ def _questions(questions: Any) -> Iterator[tuple[str, list[Record]]]:
         raise ValueError(f"a list or columns are needed, got {shown(questions)}")
 
 
-def _answer(answer: Record) -> str:
-    """An annotator's answer; empty when there is none."""
+def _answer(answer: Record) -> str | None:
+    """An annotator's answer; empty where the paper has none, None where the annotation is empty."""
     if answer["unanswerable"]:
         return ""
     if answer["extractive_spans"]:
         return ", ".join(answer["extractive_spans"])
     if answer["free_form_answer"]:
         return str(answer["free_form_answer"])
+    if answer["yes_no"] is None:
+        return None
     return "Yes" if answer["yes_no"] else "No"
 
 
