@@ -6,7 +6,8 @@
      "answers": ["900 euros"],
      "evidence": [{"document": "lease.txt", "start": 0, "end": 22}]}
 
-`id` and `evidence` may be left out; without evidence, blocks that hold an answer string count.
+`id` and `evidence` may be left out or null; without evidence, blocks that hold an answer string
+count.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def _example(entry: Record, place: str) -> Example:
     )
     names = {document.name: index for index, document in enumerate(documents)}
     evidence = []
-    for i, span in enumerate(entries(entry, "evidence", place) if "evidence" in entry else []):
+    given = [] if entry.get("evidence") is None else entries(entry, "evidence", place)
+    for i, span in enumerate(given):
         where = f"{place}, field 'evidence[{i}]'"
         name = text(span, "document", where)
         if name not in names:
@@ -100,7 +102,9 @@ def _example(entry: Record, place: str) -> Example:
 
 def _id(entry: Record, place: str) -> str:
     """The id that is given, or the number of the line."""
-    given = entry.get("id", place.rpartition(", ")[2])
+    given = entry.get("id")
+    if given is None:
+        return place.rpartition(", ")[2]
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise DataError(f"{place}, field 'id': a string is needed, got {shown(given)}")
     return str(given)

@@ -50,7 +50,18 @@ def test_id_and_evidence_may_be_left_out(write: Write) -> None:
     result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
     assert result.name == "bare"
     assert [example.evidence for example in result.examples] == [(), ()]
-    assert "line 1" in result.examples[0].id
+    assert result.examples[0].id == "line 1"
+
+
+def test_parquet_rows_without_id_and_evidence_are_lines_without(
+    write: Write, tmp_path: Path
+) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
+    Dataset.from_list([ENTRY, bare]).to_parquet(tmp_path / "own.parquet")
+    found = load(tmp_path / "own.parquet").examples
+    assert [(e.id, len(e.evidence)) for e in found] == [("lease-1", 1), ("row 2", 0)]
+    null = load(write("null.jsonl", [{**ENTRY, "id": None, "evidence": None}])).examples
+    assert [(e.id, e.evidence) for e in null] == [("line 1", ())]
 
 
 def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
@@ -96,7 +107,7 @@ SPAN = ENTRY["evidence"][0]
         ({"answers": "900"}, "field 'answers': a list with at least one entry"),
         ({"answers": [900]}, "field 'answers': a list of strings"),
         ({"answers": ["900", ""]}, "'lease-1' has no answer, or an empty one"),
-        ({"evidence": None}, "field 'evidence': a list"),
+        ({"evidence": "lease.txt"}, "field 'evidence': a list"),
         (
             {"evidence": [SPAN, {**SPAN, "document": "lost.txt"}]},
             r"field 'evidence\[1\]': no document is named 'lost\.txt'",
