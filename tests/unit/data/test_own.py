@@ -144,6 +144,26 @@ def test_documents_by_name_are_refused_with_what_is_needed(write: Write) -> None
         load(write("object.jsonl", [entry]))
 
 
+def test_shards_without_ids_go_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key != "id"}
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).write_text(f"{json.dumps(bare)}\n{json.dumps(bare)}\n")
+    (folder / "c.json").write_text(json.dumps(bare, indent=1))
+    Dataset.from_list([ENTRY, bare]).to_parquet(folder / "d.parquet")
+    names = ["a.jsonl, line 1", "a.jsonl, line 2", "b.jsonl, line 1", "b.jsonl, line 2", "c.json"]
+    every = [*names, "lease-1", "d.parquet, row 2"]
+    assert [e.id for e in open_examples(folder).examples] == every
+    assert [e.id for e in open_examples(folder, records="1:3").examples] == every[1:3]
+    monkeypatch.chdir(folder)
+    assert [e.id for e in open_examples(".").examples] == every
+    assert [e.id for e in open_examples("b.jsonl").examples] == ["line 1", "line 2"]
+    assert [e.id for e in load("b.jsonl", by_file=True).examples] == names[2:4]
+
+
 def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
