@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
@@ -46,7 +46,7 @@ SETS: dict[str, Schema] = {
 }
 
 LOOKED_AT = 200_000
-"""Characters that are enough to tell the schemas apart."""
+"""Characters that are mostly enough to tell the schemas apart."""
 
 
 def open_examples(
@@ -129,7 +129,7 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
 
 
 def sniff(source: str | Path) -> str:
-    """The schema of a source: that of a public name, or told from the fields near the beginning.
+    """The schema of a source: that of a public name, or told from the fields of its beginning.
 
     Raises:
         DataError: none is recognised.
@@ -137,7 +137,18 @@ def sniff(source: str | Path) -> str:
     path = Path(source)
     if not path.exists():
         return _public(source)
-    fields = _fields(shards(path)[0])
+    for start in _beginnings(shards(path)[0]):
+        schema = _schema({name for name in _TELLING if json.dumps(name) in start})
+        if schema is not None:
+            return schema
+    raise DataError(
+        f"'{path}' is in no schema that can be told from its fields (name it: {', '.join(SETS)}); "
+        "own questions are JSON lines of {documents, question, answers, evidence}"
+    )
+
+
+def _schema(fields: set[str]) -> str | None:
+    """The schema that has these fields; None where none is recognised."""
     if "full_text" in fields and "qas" in fields:
         return "qasper"
     if "document_id" in fields and fields & {"qas", "answer_start"}:
@@ -150,10 +161,7 @@ def sniff(source: str | Path) -> str:
         return "2wikimultihopqa" if fields & {"evidences", "entity_ids"} else "hotpotqa"
     if "documents" in fields and "answers" in fields:
         return "own"
-    raise DataError(
-        f"'{path}' is in no schema that can be told from its fields (name it: {', '.join(SETS)}); "
-        "own questions are JSON lines of {documents, question, answers, evidence}"
-    )
+    return None
 
 
 def counts_tokens(schema: str) -> bool:
@@ -192,18 +200,16 @@ _TELLING = (
 )
 
 
-def _fields(path: Path) -> set[str]:
-    if kind(path) == ".parquet":
-        first = next(read_records(path), ("", {}))[1]
-        start = json.dumps(first, default=str)
-    else:
+def _beginnings(path: Path) -> Iterator[str]:
+    """What a file begins with: some characters, then all of its first record if that is longer."""
+    if kind(path) != ".parquet":
         with open_text(path) as file:
             start = file.read(LOOKED_AT)
-    found = {name for name in _TELLING if json.dumps(name) in start}
-    if not found and len(start) == LOOKED_AT:
-        # A table of columns begins with a long one.
-        found = set(_TELLING) & next(read_records(path), ("", {}))[1].keys()
-    return found
+        yield start
+        if len(start) < LOOKED_AT:
+            return
+    # Behind a long document, or the first column of a table, stand the names of other fields.
+    yield json.dumps(next(read_records(path), ("", {}))[1], default=str)
 
 
 def _public(source: str | Path) -> str:

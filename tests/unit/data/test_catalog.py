@@ -46,6 +46,21 @@ def test_own_questions_are_found_out_even_compressed(tmp_path: Path, write: Writ
     assert open_examples(packed).examples == open_examples(path).examples
 
 
+def test_a_long_text_hides_no_field(fixtures: Path, write: Write) -> None:
+    long = "word " * 60_000
+    own = {**OWN, "documents": [{"name": "a", "text": long}]}
+    assert sniff(write("own.jsonl", [own])) == sniff(write("own.json", [own, OWN])) == "own"
+    row = {
+        "title": "T",
+        "context": long,
+        "question": "?",
+        "answers": {"text": [], "answer_start": []},
+    }
+    assert sniff(write("squad.jsonl", [row])) == "squad"
+    with pytest.raises(DataError, match=r"long\.jsonl' is in no schema"):
+        sniff(write("long.jsonl", [{"text": long}]))
+
+
 def test_a_file_of_no_known_schema_is_refused(fixtures: Path, write: Write) -> None:
     with pytest.raises(DataError, match=r"articles\.jsonl' is in no schema .*own, squad, covidqa"):
         sniff(fixtures / "articles.jsonl")
