@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from sedem.data import cloze, facts, multihop, own, qasper, ruler, squad
 from sedem.data.examples import ExampleSet
+from sedem.data.fields import shown
 from sedem.data.files import kind, open_text
 from sedem.data.hub import HOMES, checked_split, commit, read_home
 from sedem.data.records import Records, read_records, shards
@@ -92,6 +94,7 @@ def open_examples(
         signature(read).bind(given, **options)
     except TypeError as error:
         raise ConfigError(f"'{source}' as {name}: {error}") from None
+    _check_types(read, options)
     examples = read(_some(SETS[name].units(given), chosen, streaming), **options)
     if name == "own":
         examples.name = path.stem
@@ -210,6 +213,26 @@ def _beginnings(path: Path) -> Iterator[str]:
             return
     # Behind a long document, or the first column of a table, stand the names of other fields.
     yield json.dumps(next(read_records(path), ("", {}))[1], default=str)
+
+
+_OPTIONS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("text", (str,)),
+    NoneType: ("null", (NoneType,)),
+}
+"""What a type in a reader's signature is called, and what passes for it."""
+
+
+def _check_types(read: Callable[..., ExampleSet], options: dict[str, Any]) -> None:
+    """Refuse options of another type than a reader's signature says; named words are its own."""
+    wanted = get_type_hints(read)
+    for name, value in options.items():
+        kinds = [_OPTIONS[k] for k in get_args(wanted[name]) or (wanted[name],) if k in _OPTIONS]
+        if kinds and not any(type(value) in types for _, types in kinds):
+            needed = " or ".join(words for words, _ in kinds)
+            raise ConfigError(f"{name} is {shown(value)}; it must be {needed}")
 
 
 def _public(source: str | Path) -> str:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sedem.contracts import check_unicode
-from sedem.errors import DataError
+from sedem.errors import ConfigError, DataError
 
 SHOWN = 60
 """Characters of a wrong value that an error shows."""
@@ -59,6 +59,17 @@ def entries(record: Any, field: str, place: str) -> list[Any]:
     if not isinstance(value, list):
         raise DataError(f"{place}, field '{field}': a list is needed, got {_given(record, field)}")
     return value
+
+
+def at_least(least: int, **options: int) -> None:
+    """Check numbers that a set is made with.
+
+    Raises:
+        ConfigError: one is less.
+    """
+    for name, value in options.items():
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
 
 
 def _given(record: Any, field: str) -> str:

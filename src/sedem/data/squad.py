@@ -20,7 +20,7 @@ from sedem.data.examples import (
     distinct_answers,
     distinct_names,
 )
-from sedem.data.fields import entries, number, text, within
+from sedem.data.fields import at_least, entries, number, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
 
@@ -32,7 +32,11 @@ def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet
         records: its articles.
         distractors: paragraphs beside the gold one; (distractors + 1) // 2 of its own article.
         seed: decides distractors and order, question by question.
+
+    Raises:
+        ConfigError: there cannot be so many distractors.
     """
+    at_least(0, distractors=distractors)
     result = ExampleSet("squad", [])
     every = [(place, article, _with_text(article, place, result)) for place, article in records]
     articles = [(place, article, held) for place, article, held in every if held]

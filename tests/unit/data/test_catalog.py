@@ -85,6 +85,36 @@ def test_an_unknown_option_is_refused(fixtures: Path) -> None:
         open_examples(fixtures / "squad.json", distracters=3)
 
 
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("squad", {"distractors": "abc"}, "distractors is 'abc'; it must be a whole number"),
+        ("squad", {"distractors": 2.5}, "distractors is 2.5; it must be a whole number"),
+        ("squad", {"distractors": True}, "distractors is True; it must be a whole number"),
+        ("squad", {"distractors": -3}, "distractors is -3; it must be at least 0"),
+        ("squad", {"seed": None}, "seed is None; it must be a whole number"),
+        ("ruler-qa2", {"length": "4k"}, "length is '4k'; it must be a whole number"),
+        ("ruler-qa2", {"count": "abc"}, "count is 'abc'; it must be a whole number"),
+        ("ruler-qa2", {"count": 0}, "count is 0; it must be at least 1"),
+        ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; it must be at least 0"),
+        ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; it must be text or null"),
+        ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; it must be true or false"),
+        ("cloze", {"count": "5x"}, "count is '5x'; it must be a whole number"),
+        ("cloze", {"count": -1}, "count is -1; it must be at least 1"),
+        ("exact-facts", {"count": "x"}, "count is 'x'; it must be a whole number"),
+        ("exact-facts", {"count": 0}, "count is 0; it must be at least 1"),
+        ("exact-facts", {"split": 5}, "split is '5'; it can be 'train' or 'evaluation'"),
+        ("qasper", {"drop": ["none"]}, r"drop is '\['none'\]'; it can be no-text-evidence"),
+        ("own", {"by_file": 1}, "by_file is 1; it must be true or false"),
+    ],
+)
+def test_an_option_of_another_type_or_size_is_refused(
+    fixtures: Path, schema: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_examples(fixtures / "squad.json", schema, **options)
+
+
 def test_options_reach_the_loader(fixtures: Path) -> None:
     few = open_examples(fixtures / "squad.json", records="1:", distractors=2, seed=3)
     assert len(few.examples) == 24
