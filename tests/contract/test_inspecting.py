@@ -79,6 +79,10 @@ def test_plain_text_is_measured_as_texts() -> None:
             [FIXTURES / "squad.json", "--option", "seed"],
             "'seed' is not of the form KEY=VALUE",
         ),
+        (
+            [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],
+            "option 'split' is none of a set's; schema, records and split have their own",
+        ),
         ([FIXTURES / "squad.json", "--split", "train"], "is a file: leave it out"),
         ([FIXTURES / "articles.jsonl", "--records", ":2"], "--records is for questions; "),
     ],
