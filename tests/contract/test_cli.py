@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig, building, store
 from sedem.cli import app
+from sedem.evaluation.methods import CONTROLS
 from sedem.evaluation.readers import Sedem
 from sedem.pretrained import open_backbone
 
@@ -688,6 +689,11 @@ SQUAD = {
 def test_methods_are_listed() -> None:
     listed = [line.split()[0] for line in succeeds("eval", "--list").splitlines()]
     assert {"sedem", "full-context", "bm25", "longllmlingua"} <= set(listed)
+
+
+def test_every_control_is_in_the_help() -> None:
+    text = " ".join(succeeds("eval", "sedem", "--help").split())
+    assert f"{', '.join(CONTROLS[:-1])} or {CONTROLS[-1]}" in text
 
 
 def check_metric(metric: dict[str, Any], count: int) -> None:
