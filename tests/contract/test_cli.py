@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import datasets
+import huggingface_hub
 import pytest
 import torch
 import typer.main
 from conftest import LEASE, POSITIONS, RECIPE
+from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
@@ -736,6 +739,43 @@ def test_a_method_is_measured_on_squad(here: Path, checkpoint: Path) -> None:
         "--max-new-tokens", 4, "--json",
     )  # fmt: skip
     assert sampled["counts"]["examples"] == 2
+
+
+def test_a_public_set_is_measured_from_the_copy_here(
+    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, asked = "0123456789" * 4, []
+
+    class Copy(list[dict[str, Any]]):
+        cache_files: ClassVar = [{"filename": f"/cache/0.0.0/{commit}/squad.arrow"}]
+
+    def load_dataset(*names: str, **options: Any) -> Copy:
+        asked.append((*names, options.get("revision")))
+        return Copy(
+            {
+                "id": qa["id"],
+                "title": article["title"],
+                "context": paragraph["context"],
+                "question": qa["question"],
+                "answers": qa["answers"],
+            }
+            for article in SQUAD["data"]
+            for paragraph in article["paragraphs"]
+            for qa in paragraph["qas"]
+        )
+
+    def dataset_info(self: Any, repository: str, **options: Any) -> Any:
+        raise OfflineModeIsEnabled("offline mode is enabled")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    metrics = prints_json(
+        "eval", "sedem", "--data", "squad", "-m", checkpoint, "--max-new-tokens", 4, "--json"
+    )
+    assert metrics["counts"]["examples"] == 4
+    assert metrics["settings"]["data"] == "rajpurkar/squad"
+    assert metrics["settings"]["revision"] == commit
+    assert asked == [("rajpurkar/squad", None), ("rajpurkar/squad", commit)]
 
 
 def test_gold_blocks_are_found_and_wrong_ones_are_not(here: Path, checkpoint: Path) -> None:

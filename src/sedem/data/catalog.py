@@ -16,7 +16,7 @@ from sedem.data import cloze, facts, multihop, own, qasper, ruler, squad
 from sedem.data.examples import ExampleSet
 from sedem.data.fields import shown
 from sedem.data.files import kind, open_text
-from sedem.data.hub import HOMES, checked_split, commit, read_home
+from sedem.data.hub import HOMES, checked_split, commit, held_commit, read_home
 from sedem.data.records import Records, read_records, shards
 from sedem.errors import ConfigError, DataError
 
@@ -57,6 +57,7 @@ def open_examples(
     *,
     records: str | None = None,
     split: str | None = None,
+    revision: str | None = None,
     streaming: bool = False,
     **options: Any,
 ) -> ExampleSet:
@@ -68,12 +69,14 @@ def open_examples(
         records: "start:stop" of the records (articles of SQuAD, papers of COVID-QA and QASPER,
             else questions); None means all.
         split: of a public set, "train" or "validation"; None means "validation".
+        revision: of a public set, the commit to read; None means the newest.
         streaming: read no further than `records` says and keep no copy of a public set.
         options: of the set's reader.
 
     Raises:
         DataError: the source cannot be read or its schema is not known.
-        ConfigError: the schema, the records, the split or an option is not known.
+        ConfigError: the schema, the records, the split or an option is not known, or a file is to
+            have a revision.
     """
     path, chosen = Path(source), parse_records(records)
     name = schema or sniff(source)
@@ -81,8 +84,10 @@ def open_examples(
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
     read = SETS[name].read
     if not path.exists():
-        given = read_home(_public(source), split, streaming=streaming)
+        given = read_home(_public(source), split, revision=revision, streaming=streaming)
     else:
+        if revision is not None:
+            raise ConfigError(f"revision is '{revision}', but '{source}' is a file: leave it out")
         given = read_records(path)
         if split is not None:
             if "split" not in signature(read).parameters:
@@ -101,7 +106,7 @@ def open_examples(
     return examples
 
 
-def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
+def identify(source: str | Path, split: str | None = None) -> dict[str, str | None]:
     """What decides the content of a source.
 
     Args:
@@ -109,10 +114,12 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
         split: of a public set; None means "validation".
 
     Returns:
-        Name and digest of a file or of a folder's files; or repository, split and commit.
+        Name and digest of a file or of a folder's files; or repository, split and commit, which
+        `open_examples` takes as `revision`: the newest, or that of the copy here where the hub is
+        out of reach, or None and why.
 
     Raises:
-        DataError: the source is neither, or the hub cannot be reached.
+        DataError: the source is neither, or the hub cannot be reached and there is no copy here.
     """
     path = Path(source)
     if path.exists():
@@ -124,11 +131,15 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
         sha256 = whole if isinstance(whole, str) else whole.hexdigest()
         return {"data": path.name, "data_sha256": sha256}
     name = _public(source)
-    return {
-        "data": HOMES[name].repository,
-        "split": checked_split(name, split),
-        "revision": commit(HOMES[name]),
-    }
+    home, meant = HOMES[name], checked_split(name, split)
+    found: dict[str, str | None] = {"data": home.repository, "split": meant}
+    try:
+        found["revision"] = commit(home)
+    except DataError:
+        found["revision"] = held_commit(home, meant)
+    if found["revision"] is None:
+        found["revision_unknown"] = "the hub is out of reach and the copy here names no commit"
+    return found
 
 
 def sniff(source: str | Path) -> str:
