@@ -79,7 +79,8 @@ def print_inspection(found: Inspection) -> None:
     for title, reasons in (("left out", found.dropped), ("repaired or odd", found.noted)):
         typer.echo(f"{title:<22} {sum(reasons.values()):>13,}")
         for reason, value in reasons.items():
-            typer.echo(f"  {value:>8,}  {reason}")
+            named = ", ".join(found.dropped_ids.get(reason, ()))
+            typer.echo(f"  {value:>8,}  {reason}" + (f" (such as {named})" if named else ""))
     for name, values in found.measures.items():
         told = summary(values)
         typer.echo(

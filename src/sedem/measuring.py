@@ -68,7 +68,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
     k: BudgetOption = None,
     control: Annotated[
-        str, typer.Option(help="Blocks to use: selected, gold, wrong or none.")
+        str, typer.Option(help="Blocks to use: selected, gold, gold-documents, wrong or none.")
     ] = "selected",
     model: Model = None,
     max_new_tokens: Annotated[

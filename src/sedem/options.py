@@ -11,6 +11,8 @@ import typer
 from sedem.errors import ConfigError
 
 DEFAULT_MODEL = "sedem-nano"
+OPENING = ("records", "revision", "schema", "source", "split", "streaming")
+"""What says which set is opened, and so is no option of its reader."""
 
 Model = Annotated[
     str | None,
@@ -53,13 +55,17 @@ def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
     """KEY=VALUE entries as options of a set; values are JSON (a number, true), or else text.
 
     Raises:
-        ConfigError: an entry has no key or no value.
+        ConfigError: an entry has no key or no value, or its key is no option of a set.
     """
     options: dict[str, Any] = {}
     for entry in entries or ():
         key, equals, text = entry.partition("=")
         if not key or not equals:
             raise ConfigError(f"option '{entry}' is not of the form KEY=VALUE")
+        if key in OPENING:
+            raise ConfigError(
+                f"option '{key}' is none of a set's; schema, records and split have their own flags"
+            )
         try:
             options[key] = json.loads(text)
         except ValueError:

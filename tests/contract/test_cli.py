@@ -10,17 +10,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import datasets
+import huggingface_hub
 import pytest
 import torch
 import typer.main
 from conftest import LEASE, POSITIONS, RECIPE
+from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig, building, store
 from sedem.cli import app
+from sedem.evaluation.methods import CONTROLS
 from sedem.evaluation.readers import Sedem
 from sedem.pretrained import open_backbone
 
@@ -690,6 +694,11 @@ def test_methods_are_listed() -> None:
     assert {"sedem", "full-context", "bm25", "longllmlingua"} <= set(listed)
 
 
+def test_every_control_is_in_the_help() -> None:
+    text = " ".join(succeeds("eval", "sedem", "--help").split())
+    assert f"{', '.join(CONTROLS[:-1])} or {CONTROLS[-1]}" in text
+
+
 def check_metric(metric: dict[str, Any], count: int) -> None:
     assert set(metric) == {"mean", "interval", "n"}
     low, high = metric["interval"]
@@ -730,6 +739,43 @@ def test_a_method_is_measured_on_squad(here: Path, checkpoint: Path) -> None:
         "--max-new-tokens", 4, "--json",
     )  # fmt: skip
     assert sampled["counts"]["examples"] == 2
+
+
+def test_a_public_set_is_measured_from_the_copy_here(
+    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, asked = "0123456789" * 4, []
+
+    class Copy(list[dict[str, Any]]):
+        cache_files: ClassVar = [{"filename": f"/cache/0.0.0/{commit}/squad.arrow"}]
+
+    def load_dataset(*names: str, **options: Any) -> Copy:
+        asked.append((*names, options.get("revision")))
+        return Copy(
+            {
+                "id": qa["id"],
+                "title": article["title"],
+                "context": paragraph["context"],
+                "question": qa["question"],
+                "answers": qa["answers"],
+            }
+            for article in SQUAD["data"]
+            for paragraph in article["paragraphs"]
+            for qa in paragraph["qas"]
+        )
+
+    def dataset_info(self: Any, repository: str, **options: Any) -> Any:
+        raise OfflineModeIsEnabled("offline mode is enabled")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    metrics = prints_json(
+        "eval", "sedem", "--data", "squad", "-m", checkpoint, "--max-new-tokens", 4, "--json"
+    )
+    assert metrics["counts"]["examples"] == 4
+    assert metrics["settings"]["data"] == "rajpurkar/squad"
+    assert metrics["settings"]["revision"] == commit
+    assert asked == [("rajpurkar/squad", None), ("rajpurkar/squad", commit)]
 
 
 def test_gold_blocks_are_found_and_wrong_ones_are_not(here: Path, checkpoint: Path) -> None:
@@ -875,6 +921,16 @@ def test_results_of_files_that_have_changed_since_are_not_mixed(
         (["sedem", "-k", "0"], "k is 0; it must be a whole number of at least 1"),
         (["bm25", "-k", "0"], "k is 0; it must be a whole number of at least 1"),
         (["bm25", "-k", "-1"], "k is -1; it must be a whole number of at least 1"),
+        (["bm25", "--control", "gold"], "control is 'gold', but bm25 has no control; leave it out"),
+        (["bm25", "--shift", "4"], "shift is 4, but bm25 has no shift; leave it out"),
+        (["bm25", "--memory", "int8"], "memory is 'int8', but bm25 has no memory; leave it out"),
+        (["full-context", "-k", "2"], "k is 2, but full-context has no k; leave it out"),
+        (
+            ["full-context", "--control", "none"],
+            "control is 'none', but full-context has no control",
+        ),
+        (["longllmlingua", "-k", "all"], "k is 'all', but longllmlingua has no k; leave it out"),
+        (["longllmlingua", "--shift", "4"], "shift is 4, but longllmlingua has no shift"),
         (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
         (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
     ],

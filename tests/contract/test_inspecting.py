@@ -28,7 +28,7 @@ def test_a_set_is_told_in_numbers_and_bars() -> None:
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["examples", "3"] in lines and ["left", "out", "1"] in lines
-    assert ["1", "unanswerable"] in lines
+    assert ["1", "unanswerable", "(such", "as", "1909.00694-2)"] in lines
     assert "tokens per context: mean" in result.stdout and "█" in result.stdout
     assert "blocks of 128 tokens per context" in result.stdout
 
@@ -38,6 +38,9 @@ def test_json_holds_the_same_for_programs(tmp_path: Path) -> None:
     told = found(FIXTURES / "squad.json", "--records", ":1", "--limit", "2", "--plot", picture)
     assert (told["name"], told["examples"], told["measured"]) == ("squad", 12, 2)
     assert picture.stat().st_size > 1000
+    told = found(FIXTURES / "qasper.json")
+    assert told["dropped"] == {"unanswerable": 1}
+    assert told["dropped_ids"] == {"unanswerable": ["1909.00694-2"]}
 
 
 def test_options_reach_the_set() -> None:
@@ -75,6 +78,10 @@ def test_plain_text_is_measured_as_texts() -> None:
         (
             [FIXTURES / "squad.json", "--option", "seed"],
             "'seed' is not of the form KEY=VALUE",
+        ),
+        (
+            [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],
+            "option 'split' is none of a set's; schema, records and split have their own",
         ),
         ([FIXTURES / "squad.json", "--split", "train"], "is a file: leave it out"),
         ([FIXTURES / "articles.jsonl", "--records", ":2"], "--records is for questions; "),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.baselines.catalog import TRAINED
 from sedem.bench.ceilings import Ceilings, measure_ceilings
 from sedem.bench.contexts import context, source
 from sedem.bench.floors import Work, floors
@@ -25,7 +25,7 @@ from sedem.bench.random_weights import write_random_checkpoint
 from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
+from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method, picks
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
 from sedem.evaluation.run import Progress, claim, write_json
 from sedem.packed import BFLOAT16
@@ -122,10 +122,9 @@ def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
     if name in TRAINED:
         if plan.backbone is not None:
             raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
-        picks = reader_class(name).picks
-        k = setting.k if picks else None
-        setting = replace(setting, checkpoint=default_checkpoint(name), k=k)
-    method = open_method(name, setting)
+        setting = replace(setting, checkpoint=default_checkpoint(name))
+    # The budget is the bench's, for those of its methods that have one.
+    method = open_method(name, setting if picks(name) else replace(setting, k=None))
     reader = method.reader
     if not isinstance(reader, BoundSedem):
         return [Subject(name, reader, method.backbone)]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from sedem.data import cloze, facts, multihop, own, qasper, ruler, squad
 from sedem.data.examples import ExampleSet
+from sedem.data.fields import shown
 from sedem.data.files import kind, open_text
-from sedem.data.hub import HOMES, checked_split, commit, read_home
+from sedem.data.hub import HOMES, checked_split, commit, held_commit, read_home
 from sedem.data.records import Records, read_records, shards
 from sedem.errors import ConfigError, DataError
 
@@ -46,7 +48,7 @@ SETS: dict[str, Schema] = {
 }
 
 LOOKED_AT = 200_000
-"""Characters that are enough to tell the schemas apart."""
+"""Characters that are mostly enough to tell the schemas apart."""
 
 
 def open_examples(
@@ -55,6 +57,7 @@ def open_examples(
     *,
     records: str | None = None,
     split: str | None = None,
+    revision: str | None = None,
     streaming: bool = False,
     **options: Any,
 ) -> ExampleSet:
@@ -66,12 +69,14 @@ def open_examples(
         records: "start:stop" of the records (articles of SQuAD, papers of COVID-QA and QASPER,
             else questions); None means all.
         split: of a public set, "train" or "validation"; None means "validation".
+        revision: of a public set, the commit to read; None means the newest.
         streaming: read no further than `records` says and keep no copy of a public set.
         options: of the set's reader.
 
     Raises:
         DataError: the source cannot be read or its schema is not known.
-        ConfigError: the schema, the records, the split or an option is not known.
+        ConfigError: the schema, the records, the split or an option is not known, or a file is to
+            have a revision.
     """
     path, chosen = Path(source), parse_records(records)
     name = schema or sniff(source)
@@ -79,24 +84,29 @@ def open_examples(
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
     read = SETS[name].read
     if not path.exists():
-        given = read_home(_public(source), split, streaming=streaming)
+        given = read_home(_public(source), split, revision=revision, streaming=streaming)
     else:
+        if revision is not None:
+            raise ConfigError(f"revision is '{revision}', but '{source}' is a file: leave it out")
         given = read_records(path)
         if split is not None:
             if "split" not in signature(read).parameters:
                 raise ConfigError(f"split is '{split}', but '{source}' is a file: leave it out")
             options["split"] = split
+    if name == "own":
+        options.setdefault("by_file", path.is_dir())
     try:
         signature(read).bind(given, **options)
     except TypeError as error:
         raise ConfigError(f"'{source}' as {name}: {error}") from None
+    _check_types(read, options)
     examples = read(_some(SETS[name].units(given), chosen, streaming), **options)
     if name == "own":
         examples.name = path.stem
     return examples
 
 
-def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
+def identify(source: str | Path, split: str | None = None) -> dict[str, str | None]:
     """What decides the content of a source.
 
     Args:
@@ -104,10 +114,12 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
         split: of a public set; None means "validation".
 
     Returns:
-        Name and digest of a file or of a folder's files; or repository, split and commit.
+        Name and digest of a file or of a folder's files; or repository, split and commit, which
+        `open_examples` takes as `revision`: the newest, or that of the copy here where the hub is
+        out of reach, or None and why.
 
     Raises:
-        DataError: the source is neither, or the hub cannot be reached.
+        DataError: the source is neither, or the hub cannot be reached and there is no copy here.
     """
     path = Path(source)
     if path.exists():
@@ -119,15 +131,19 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str]:
         sha256 = whole if isinstance(whole, str) else whole.hexdigest()
         return {"data": path.name, "data_sha256": sha256}
     name = _public(source)
-    return {
-        "data": HOMES[name].repository,
-        "split": checked_split(name, split),
-        "revision": commit(HOMES[name]),
-    }
+    home, meant = HOMES[name], checked_split(name, split)
+    found: dict[str, str | None] = {"data": home.repository, "split": meant}
+    try:
+        found["revision"] = commit(home)
+    except DataError:
+        found["revision"] = held_commit(home, meant)
+    if found["revision"] is None:
+        found["revision_unknown"] = "the hub is out of reach and the copy here names no commit"
+    return found
 
 
 def sniff(source: str | Path) -> str:
-    """The schema of a source: that of a public name, or told from the fields near the beginning.
+    """The schema of a source: that of a public name, or told from the fields of its beginning.
 
     Raises:
         DataError: none is recognised.
@@ -135,7 +151,18 @@ def sniff(source: str | Path) -> str:
     path = Path(source)
     if not path.exists():
         return _public(source)
-    fields = _fields(shards(path)[0])
+    for start in _beginnings(shards(path)[0]):
+        schema = _schema({name for name in _TELLING if json.dumps(name) in start})
+        if schema is not None:
+            return schema
+    raise DataError(
+        f"'{path}' is in no schema that can be told from its fields (name it: {', '.join(SETS)}); "
+        "own questions are JSON lines of {documents, question, answers, evidence}"
+    )
+
+
+def _schema(fields: set[str]) -> str | None:
+    """The schema that has these fields; None where none is recognised."""
     if "full_text" in fields and "qas" in fields:
         return "qasper"
     if "document_id" in fields and fields & {"qas", "answer_start"}:
@@ -148,10 +175,7 @@ def sniff(source: str | Path) -> str:
         return "2wikimultihopqa" if fields & {"evidences", "entity_ids"} else "hotpotqa"
     if "documents" in fields and "answers" in fields:
         return "own"
-    raise DataError(
-        f"'{path}' is in no schema that can be told from its fields (name it: {', '.join(SETS)}); "
-        "own questions are JSON lines of {documents, question, answers, evidence}"
-    )
+    return None
 
 
 def counts_tokens(schema: str) -> bool:
@@ -190,18 +214,36 @@ _TELLING = (
 )
 
 
-def _fields(path: Path) -> set[str]:
-    if kind(path) == ".parquet":
-        first = next(read_records(path), ("", {}))[1]
-        start = json.dumps(first, default=str)
-    else:
+def _beginnings(path: Path) -> Iterator[str]:
+    """What a file begins with: some characters, then all of its first record if that is longer."""
+    if kind(path) != ".parquet":
         with open_text(path) as file:
             start = file.read(LOOKED_AT)
-    found = {name for name in _TELLING if json.dumps(name) in start}
-    if not found and len(start) == LOOKED_AT:
-        # A table of columns begins with a long one.
-        found = set(_TELLING) & next(read_records(path), ("", {}))[1].keys()
-    return found
+        yield start
+        if len(start) < LOOKED_AT:
+            return
+    # Behind a long document, or the first column of a table, stand the names of other fields.
+    yield json.dumps(next(read_records(path), ("", {}))[1], default=str)
+
+
+_OPTIONS: dict[Any, tuple[str, tuple[type, ...]]] = {
+    bool: ("true or false", (bool,)),
+    int: ("a whole number", (int,)),
+    float: ("a number", (int, float)),
+    str: ("text", (str,)),
+    NoneType: ("null", (NoneType,)),
+}
+"""What a type in a reader's signature is called, and what passes for it."""
+
+
+def _check_types(read: Callable[..., ExampleSet], options: dict[str, Any]) -> None:
+    """Refuse options of another type than a reader's signature says; named words are its own."""
+    wanted = get_type_hints(read)
+    for name, value in options.items():
+        kinds = [_OPTIONS[k] for k in get_args(wanted[name]) or (wanted[name],) if k in _OPTIONS]
+        if kinds and not any(type(value) in types for _, types in kinds):
+            needed = " or ".join(words for words, _ in kinds)
+            raise ConfigError(f"{name} is {shown(value)}; it must be {needed}")
 
 
 def _public(source: str | Path) -> str:

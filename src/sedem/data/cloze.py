@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from sedem.contracts import Document
 from sedem.data.articles import Article, articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.fields import at_least
 from sedem.data.records import Records
 from sedem.errors import DataError
 
@@ -82,7 +83,11 @@ def read(records: Records, *, count: int = 10_000, seed: int = 0) -> ExampleSet:
         records: the articles, with `title` and `text`.
         count: how many questions at most.
         seed: decides which.
+
+    Raises:
+        ConfigError: there cannot be so few questions.
     """
+    at_least(1, count=count)
     return generate(articles(records), count=count, seed=seed)
 
 

@@ -6,8 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sedem.contracts import Document
+from sedem.contracts import Document, check_unicode
 from sedem.errors import DataError
+
+NO_CONTEXT = "no context"
+"""Why a question with nothing to read is left out, in every set."""
+
+NAMED = 3
+"""Examples of each reason that a set names among those it left out."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ class Example:
             raise DataError(f"example '{self.id}' has an empty question")
         if not self.answers or not all(answer.strip() for answer in self.answers):
             raise DataError(f"example '{self.id}' has no answer, or an empty one")
+        check_unicode(self.id, "the id of an example")
+        check_unicode(self.question, f"the question of example '{self.id}'")
+        for answer in self.answers:
+            check_unicode(answer, f"an answer of example '{self.id}'")
         names = [document.name for document in self.documents]
         if len(set(names)) < len(names):
             raise DataError(f"example '{self.id}' has two documents of one name")
@@ -66,13 +76,27 @@ class ExampleSet:
         examples: in file order.
         dropped: reasons with how many examples each cost.
         noted: repairs with how many examples each touched; nothing was lost by them.
+        dropped_ids: the first few of each reason.
     """
 
     name: str
     examples: list[Example]
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
+    dropped_ids: dict[str, list[str]] = field(default_factory=dict)
     _ids: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def drop(self, reason: str, identity: str) -> None:
+        """Count an example as left out, and keep the names of the first few.
+
+        Args:
+            reason: why.
+            identity: its name.
+        """
+        self.dropped[reason] += 1
+        named = self.dropped_ids.setdefault(reason, [])
+        if len(named) < NAMED:
+            named.append(identity)
 
     def wants(self, identity: str, question: str, answers: Sequence[str]) -> bool:
         """Whether a question of a public set can be used; if not, why is counted.
@@ -83,11 +107,11 @@ class ExampleSet:
             answers: acceptable answers.
         """
         if identity in self._ids:
-            self.dropped["id given before"] += 1
+            self.drop("id given before", identity)
         elif not question.strip():
-            self.dropped["no question"] += 1
+            self.drop("no question", identity)
         elif not distinct_answers(answers):
-            self.dropped["no answer"] += 1
+            self.drop("no answer", identity)
         else:
             self._ids.add(identity)
             return True

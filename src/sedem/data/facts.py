@@ -19,6 +19,7 @@ from typing import Any, Literal
 from sedem.contracts import Document
 from sedem.data.articles import articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.data.fields import at_least
 from sedem.data.records import Records
 from sedem.errors import ConfigError, DataError
 
@@ -80,7 +81,11 @@ def read(
         split: "train" or "evaluation".
         count: how many examples.
         seed: decides everything.
+
+    Raises:
+        ConfigError: there is no such split, or there cannot be so few examples.
     """
+    at_least(1, count=count)
     if split not in ("train", "evaluation"):
         raise ConfigError(f"split is '{split}'; it can be 'train' or 'evaluation'")
     fillers = [

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sedem.errors import DataError
+from sedem.contracts import check_unicode
+from sedem.errors import ConfigError, DataError
 
 SHOWN = 60
 """Characters of a wrong value that an error shows."""
@@ -22,7 +23,7 @@ def text(record: Any, field: str, place: str, *, blank: bool = False) -> str:
         blank: whether white space alone will do.
 
     Raises:
-        DataError: it is missing or something else.
+        DataError: it is missing, something else or no Unicode text.
     """
     value = record.get(field) if isinstance(record, dict) else None
     if not isinstance(value, str) or not (blank or value.strip()):
@@ -30,6 +31,7 @@ def text(record: Any, field: str, place: str, *, blank: bool = False) -> str:
         raise DataError(
             f"{place}, field '{field}': {needed} is needed, got {_given(record, field)}"
         )
+    check_unicode(value, f"{place}, field '{field}'")
     return value
 
 
@@ -59,6 +61,17 @@ def entries(record: Any, field: str, place: str) -> list[Any]:
     return value
 
 
+def at_least(least: int, **options: int) -> None:
+    """Check numbers that a set is made with.
+
+    Raises:
+        ConfigError: one is less.
+    """
+    for name, value in options.items():
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+
+
 def _given(record: Any, field: str) -> str:
     missing = isinstance(record, dict) and field not in record
     return "nothing" if missing else shown(record[field] if isinstance(record, dict) else record)
@@ -72,18 +85,22 @@ def shown(value: Any) -> str:
 
 @contextmanager
 def within(place: str, field: str | None = None) -> Iterator[None]:
-    """Turn what a record of another shape does to a reader into an error that names the place.
+    """Let every error that a record causes name its place, whatever in a reader it came from.
 
     Args:
         place: of the record.
         field: the one that is being read.
 
     Raises:
-        DataError: something in the block was missing or of another type.
+        DataError: something in the block was missing, of another type or not fit for an example.
     """
     where = place if field is None else f"{place}, field '{field}'"
     try:
         yield
+    except DataError as error:
+        if str(error).startswith(place):
+            raise
+        raise DataError(f"{where}: {error}") from None
     except KeyError as error:
         if error.args == (field,):
             raise DataError(f"{where}: it is missing") from None

@@ -6,9 +6,11 @@ from their files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sedem.data.records import Records
@@ -52,12 +54,19 @@ HOMES: dict[str, Home] = {
 """Every public name."""
 
 
-def read_home(name: str, split: str | None = None, *, streaming: bool = False) -> Records:
+def read_home(
+    name: str,
+    split: str | None = None,
+    *,
+    revision: str | None = None,
+    streaming: bool = False,
+) -> Records:
     """Records of a public set.
 
     Args:
         name: one of `HOMES`.
         split: "train" or "validation"; None means "validation".
+        revision: the commit to read; None means the newest, or without the hub the newest copy.
         streaming: read over the network without keeping a copy.
 
     Raises:
@@ -66,7 +75,7 @@ def read_home(name: str, split: str | None = None, *, streaming: bool = False) -
     """
     home, split = HOMES[name], checked_split(name, split)
     with _reaching(home.repository):
-        rows = _load(home, split, streaming)
+        rows = _load(home, split, streaming, revision)
     yield from numbered(rows, home.repository)
 
 
@@ -123,19 +132,36 @@ def commit(home: Home) -> str:
     return str(told.sha)
 
 
-def _load(home: Home, split: str, streaming: bool) -> Any:
+def held_commit(home: Home, split: str) -> str | None:
+    """The commit of the copy that is read without the hub; None where the copy does not tell.
+
+    Raises:
+        DataError: there is no copy here.
+    """
+    with _reaching(home.repository):
+        files = _load(home, split, streaming=False).cache_files
+    # The library keeps a copy in a folder that is named by its commit.
+    folders = {Path(file["filename"]).parent.name for file in files}
+    return next((folder for folder in folders if _COMMIT.fullmatch(folder)), None)
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def _load(home: Home, split: str, streaming: bool, revision: str | None = None) -> Any:
     load_dataset = _datasets().load_dataset
     if home.files:
-        file = f"hf://datasets/{home.repository}/{home.files[split]}"
+        at = f"@{revision}" if revision else ""
+        file = f"hf://datasets/{home.repository}{at}/{home.files[split]}"
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
     names = [home.repository] if home.config is None else [home.repository, home.config]
     options: dict[str, Any] = {"split": split, "streaming": streaming}
-    if home.revision:
-        options["revision"] = home.revision
+    if revision or home.revision:
+        options["revision"] = revision or home.revision
     try:
         return load_dataset(*names, **options)
     except RuntimeError as error:
-        if home.fallback is None or "scripts are no longer supported" not in str(error):
+        if revision or home.fallback is None or "scripts are no longer supported" not in str(error):
             raise
     return load_dataset(*names, revision=home.fallback, **options)
 

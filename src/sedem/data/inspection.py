@@ -33,6 +33,7 @@ class Inspection:
         counts: how many there are of what.
         dropped: what was left out, by reason.
         noted: what was repaired or is odd, by kind.
+        dropped_ids: the first few that were left out, by reason.
         measures: one number for each context, example or text, by what was measured.
         tokenizer: whose tokens were counted.
     """
@@ -43,6 +44,7 @@ class Inspection:
     tokenizer: str
     dropped: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
+    dropped_ids: dict[str, list[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; of each measure the mean, the median and the bounds."""
@@ -50,6 +52,7 @@ class Inspection:
             "name": self.name,
             **self.counts,
             "dropped": dict(self.dropped),
+            "dropped_ids": self.dropped_ids,
             "noted": dict(self.noted),
             "tokenizer": self.tokenizer,
             "measures": {name: summary(values) for name, values in self.measures.items()},
@@ -119,7 +122,13 @@ def inspect_examples(
         "different documents": len(texts),
     }
     return Inspection(
-        examples.name, counts, measures, tokenizer.name, examples.dropped, examples.noted
+        examples.name,
+        counts,
+        measures,
+        tokenizer.name,
+        examples.dropped,
+        examples.noted,
+        examples.dropped_ids,
     )
 
 

@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sedem.contracts import Document
-from sedem.data.examples import Example, ExampleSet, distinct_answers, distinct_names, whole
+from sedem.contracts import Document, check_unicode
+from sedem.data.examples import (
+    NO_CONTEXT,
+    Example,
+    ExampleSet,
+    distinct_answers,
+    distinct_names,
+    whole,
+)
 from sedem.data.fields import entries, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
@@ -99,9 +106,9 @@ def usable(
         with within(place):
             question = parse(place, record)
         if not question.paragraphs:
-            result.dropped["no context"] += 1
+            result.drop(NO_CONTEXT, question.identity)
         elif not question.gold:
-            result.dropped["no gold paragraph in the context"] += 1
+            result.drop("no gold paragraph in the context", question.identity)
         elif result.wants(question.identity, question.text, question.answers):
             result.noted.update(question.notes)
             yield place, question
@@ -114,6 +121,7 @@ def parse(place: str, record: Record) -> Question:
         DataError: with the record and the field.
     """
     identity = str(record.get("_id") or record["id"])
+    check_unicode(identity, f"{place}, field 'id'")
     place = f"{place} (id '{identity}')"
     with within(place, "context"):
         given = _paragraphs(record["context"])
@@ -147,11 +155,11 @@ def _read(
                 Document(name, _joined(paragraph, separator))
                 for name, paragraph in zip(names, question.paragraphs, strict=True)
             )
-        evidence = tuple(whole(index, documents) for index in question.gold)
-        answers = distinct_answers(question.answers)
-        result.examples.append(
-            Example(question.identity, documents, question.text, answers, evidence)
-        )
+            evidence = tuple(whole(index, documents) for index in question.gold)
+            answers = distinct_answers(question.answers)
+            result.examples.append(
+                Example(question.identity, documents, question.text, answers, evidence)
+            )
     return result
 
 
@@ -204,15 +212,19 @@ def _paragraphs(context: Any) -> list[Paragraph]:
         sentences = [body] if isinstance(body, str) else body
         if not isinstance(title, str) or not all(isinstance(s, str) for s in sentences):
             raise ValueError("titles and sentences must be strings")
+        for words in (title, *sentences):
+            check_unicode(words, f"paragraph '{title}'")
     return [Paragraph(t, b if isinstance(b, str) else list(b)) for t, b in pairs]
 
 
 def _facts(facts: Any) -> list[tuple[str, int]]:
+    """The four shapes of supporting facts: JSON string, pairs, objects, or columns."""
     if isinstance(facts, str):
         facts = json.loads(facts)
     if isinstance(facts, dict):
         facts = list(zip(facts["title"], facts["sent_id"], strict=True))
-    found = [(title, sentence) for title, sentence in facts]
+    pairs = [(f["title"], f["sent_id"]) if isinstance(f, dict) else f for f in facts]
+    found = [(title, sentence) for title, sentence in pairs]
     if not all(isinstance(title, str) and isinstance(at, int) for title, at in found):
         raise ValueError("pairs of a title and the number of a sentence are needed")
     return found

@@ -6,7 +6,8 @@
      "answers": ["900 euros"],
      "evidence": [{"document": "lease.txt", "start": 0, "end": 22}]}
 
-`id` and `evidence` may be left out; without evidence, blocks that hold an answer string count.
+`id` and `evidence` may be left out or null; without evidence, blocks that hold an answer string
+count.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from typing import Any
 
 from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.fields import entries, number, shown, text
+from sedem.data.fields import entries, number, shown, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
 
 _FIELDS = {"id", "documents", "question", "answers", "evidence"}
 
 
-def read(records: Records) -> ExampleSet:
+def read(records: Records, *, by_file: bool = False) -> ExampleSet:
     """Own questions, strictly.
 
     Args:
         records: the lines.
+        by_file: ids that are left out name the file too; those of a folder's shards must.
 
     Raises:
         DataError: with the line and the field; or two lines of one id.
@@ -37,7 +39,8 @@ def read(records: Records) -> ExampleSet:
     result = ExampleSet("own", [])
     places: dict[str, str] = {}
     for place, entry in records:
-        example = _example(entry, place)
+        with within(place):
+            example = _example(entry, place, by_file)
         if example.id in places:
             raise DataError(
                 f"{place}: the id '{example.id}' is that of {places[example.id]} too; "
@@ -69,7 +72,7 @@ def to_entry(example: Example) -> dict[str, Any]:
     }
 
 
-def _example(entry: Record, place: str) -> Example:
+def _example(entry: Record, place: str, by_file: bool) -> Example:
     unknown = sorted(entry.keys() - _FIELDS)
     if unknown:
         raise DataError(f"{place}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS)}")
@@ -82,7 +85,8 @@ def _example(entry: Record, place: str) -> Example:
     )
     names = {document.name: index for index, document in enumerate(documents)}
     evidence = []
-    for i, span in enumerate(entries(entry, "evidence", place) if "evidence" in entry else []):
+    given = [] if entry.get("evidence") is None else entries(entry, "evidence", place)
+    for i, span in enumerate(given):
         where = f"{place}, field 'evidence[{i}]'"
         name = text(span, "document", where)
         if name not in names:
@@ -94,15 +98,15 @@ def _example(entry: Record, place: str) -> Example:
     if not all(isinstance(answer, str) for answer in answers):
         raise DataError(f"{place}, field 'answers': a list of strings is needed")
     question = text(entry, "question", place)
-    try:
-        return Example(_id(entry, place), documents, question, tuple(answers), tuple(evidence))
-    except DataError as error:
-        raise DataError(f"{place}: {error}") from None
+    identity = _id(entry, place, by_file)
+    return Example(identity, documents, question, tuple(answers), tuple(evidence))
 
 
-def _id(entry: Record, place: str) -> str:
-    """The id that is given, or the number of the line."""
-    given = entry.get("id", place.rpartition(", ")[2])
+def _id(entry: Record, place: str, by_file: bool) -> str:
+    """The id that is given, or the number of the line, or that and the name of its file."""
+    given = entry.get("id")
+    if given is None:
+        return Path(place).name.replace("'", "") if by_file else place.rpartition(", ")[2]
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise DataError(f"{place}, field 'id': a string is needed, got {shown(given)}")
     return str(given)

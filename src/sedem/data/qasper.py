@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from sedem.contracts import Document
-from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers
+from sedem.data.examples import NO_CONTEXT, Evidence, Example, ExampleSet, distinct_answers
 from sedem.data.fields import entries, shown, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import ConfigError
@@ -46,9 +46,15 @@ def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
         identity = text(paper, "id", place)
         place = f"{place} (id '{identity}')"
         with within(place, "full_text"):
-            document = Document(paper.get("title") or identity, _text(paper))
+            body = _text(paper)
         with within(place, "qas"):
             questions = list(_questions(paper["qas"]))
+        if not body:
+            for number in range(len(questions)):
+                result.drop(NO_CONTEXT, f"{identity}-{number}")
+            continue
+        with within(place):
+            document = Document(paper.get("title") or identity, body)
         for number, (question, answers) in enumerate(questions):
             with within(f"{place}, question {number}"):
                 _take(result, f"{identity}-{number}", document, question, answers, drop)
@@ -75,10 +81,14 @@ def _take(
     answers: list[Record],
     drop: Drop,
 ) -> None:
-    texts = [_answer(answer) for answer in answers]
+    given = [(answer, words) for answer in answers if (words := _answer(answer)) is not None]
+    if not given:
+        result.drop("no answer", identity)
+        return
+    texts = [words for _, words in given]
     quotes = {
         quote.strip()
-        for answer in answers
+        for answer, _ in given
         for quote in answer.get("evidence") or []
         if quote.strip() and not quote.startswith(FLOAT)
     }
@@ -89,7 +99,7 @@ def _take(
     elif not spans:
         reason = "no evidence in the text"
     if reason and (drop == "no-text-evidence" or drop == reason):
-        result.dropped[reason] += 1
+        result.drop(reason, identity)
         return
     if drop == "none":
         texts = [words or UNANSWERABLE for words in texts]
@@ -97,6 +107,8 @@ def _take(
         return
     if reason:
         result.noted[f"{reason}, kept"] += 1
+    if len(given) < len(answers):
+        result.noted["annotation without an answer left out"] += 1
     if spans and len(spans) < len(quotes):
         result.noted["evidence not found again"] += 1
     result.examples.append(Example(identity, (document,), question, distinct_answers(texts), spans))
@@ -126,14 +138,16 @@ def _questions(questions: Any) -> Iterator[tuple[str, list[Record]]]:
         raise ValueError(f"a list or columns are needed, got {shown(questions)}")
 
 
-def _answer(answer: Record) -> str:
-    """An annotator's answer; empty when there is none."""
+def _answer(answer: Record) -> str | None:
+    """An annotator's answer; empty where the paper has none, None where the annotation is empty."""
     if answer["unanswerable"]:
         return ""
     if answer["extractive_spans"]:
         return ", ".join(answer["extractive_spans"])
     if answer["free_form_answer"]:
         return str(answer["free_form_answer"])
+    if answer["yes_no"] is None:
+        return None
     return "Yes" if answer["yes_no"] else "No"
 
 

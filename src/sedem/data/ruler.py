@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
-from sedem.data.fields import within
+from sedem.data.fields import at_least, within
 from sedem.data.multihop import Question, parse, usable
 from sedem.data.records import Records
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
-from sedem.errors import ConfigError, DataError
+from sedem.errors import DataError
 
 STEP = 10
 """Documents that a context has at least, and gives up at a time."""
@@ -61,9 +61,8 @@ def read(
         ConfigError: a number is impossible.
         DataError: the set has too few paragraphs for the length; the largest one is named.
     """
-    for name, value in (("length", length), ("count", count)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be above 0")
+    at_least(1, length=length, count=count)
+    at_least(0, answer_tokens=answer_tokens)
     result = ExampleSet("ruler-qa2", [])
     pool = _Pool([q for _, q in usable(records, parse, result)])
     if not pool.questions:
@@ -79,7 +78,7 @@ def read(
     for index, question in enumerate(pool.questions[:count]):
         chosen = maker.fitting(index, wanted)
         if chosen is None:
-            result.dropped[f"its own paragraphs exceed {length} tokens"] += 1
+            result.drop(f"its own paragraphs exceed {length} tokens", question.identity)
         else:
             result.examples.append(_example(question, chosen, pool))
     return result

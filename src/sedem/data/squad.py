@@ -11,9 +11,16 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from sedem.contracts import Document
-from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, distinct_names
-from sedem.data.fields import entries, number, text, within
+from sedem.contracts import Document, check_unicode
+from sedem.data.examples import (
+    NO_CONTEXT,
+    Evidence,
+    Example,
+    ExampleSet,
+    distinct_answers,
+    distinct_names,
+)
+from sedem.data.fields import at_least, entries, number, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
 
@@ -25,18 +32,23 @@ def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet
         records: its articles.
         distractors: paragraphs beside the gold one; (distractors + 1) // 2 of its own article.
         seed: decides distractors and order, question by question.
+
+    Raises:
+        ConfigError: there cannot be so many distractors.
     """
-    articles = [(p, a) for p, a in records if entries(a, "paragraphs", p)]
+    at_least(0, distractors=distractors)
+    result = ExampleSet("squad", [])
+    every = [(place, article, _with_text(article, place, result)) for place, article in records]
+    articles = [(place, article, held) for place, article, held in every if held]
     titles = distinct_names(
-        [str(a.get("title") or f"article {n}") for n, (_, a) in enumerate(articles)]
+        [str(a.get("title") or f"article {n}") for n, (_, a, _) in enumerate(articles)]
     )
     pool = []
-    for title, (place, article) in zip(titles, articles, strict=True):
-        contexts = [text(p, "context", place) for p in article["paragraphs"]]
-        pool.append([Document(f"{title} §{n}", c) for n, c in enumerate(contexts, start=1)])
-    result = ExampleSet("squad", [])
-    for a, (place, article) in enumerate(articles):
-        for p, paragraph in enumerate(article["paragraphs"]):
+    for title, (place, _, held) in zip(titles, articles, strict=True):
+        with within(place):
+            pool.append([Document(f"{title} §{n}", p["context"]) for n, p in held.items()])
+    for a, (place, _, held) in enumerate(articles):
+        for p, paragraph in enumerate(held.values()):
             for identity, question, answers, start in _questions(paragraph, place, result):
                 documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{identity}")
                 evidence = Evidence(gold, start, start + len(answers[0]))
@@ -48,10 +60,9 @@ def read_papers(records: Records) -> ExampleSet:
     """COVID-QA: one whole paper a context, its answers' spans the evidence."""
     result = ExampleSet("covidqa", [])
     for place, article in records:
-        for paragraph in entries(article, "paragraphs", place):
-            context = text(paragraph, "context", place)
+        for paragraph in _with_text(article, place, result).values():
             with within(place):
-                document = Document(f"paper {paragraph['document_id']}", context)
+                document = Document(f"paper {paragraph['document_id']}", paragraph["context"])
             for identity, question, answers, start in _questions(paragraph, place, result):
                 evidence = Evidence(0, start, start + len(answers[0]))
                 result.examples.append(
@@ -105,33 +116,51 @@ def _take_row(paragraphs: list[Record], row: Record, place: str) -> None:
     paragraphs[-1]["qas"].append({**row, "answers": answers})
 
 
+def _with_text(article: Record, place: str, result: ExampleSet) -> dict[int, Record]:
+    """Paragraphs of an article by their numbers; the questions of empty ones are counted."""
+    held = {}
+    for count, paragraph in enumerate(entries(article, "paragraphs", place), start=1):
+        if text(paragraph, "context", place, blank=True).strip():
+            held[count] = paragraph
+            continue
+        for qa in entries(paragraph, "qas", place):
+            result.drop(NO_CONTEXT, _identity(qa, place))
+    return held
+
+
 def _questions(
     paragraph: Record, place: str, result: ExampleSet
 ) -> Iterator[tuple[str, str, tuple[str, ...], int]]:
     """Usable questions of a paragraph: id, question, answers, where the first of them stands."""
     for qa in entries(paragraph, "qas", place):
-        with within(place):
-            identity = str(qa["id"])
+        identity = _identity(qa, place)
         where = f"{place}, question '{identity}'"
         question = text(qa, "question", where, blank=True)
-        found = _answers(qa, text(paragraph, "context", where), where, result)
+        found = _answers(qa, identity, paragraph["context"], where, result)
         if found is not None and result.wants(identity, question, found[0]):
             yield identity, question, *found
 
 
+def _identity(qa: Record, place: str) -> str:
+    with within(place):
+        identity = str(qa["id"])
+    check_unicode(identity, f"{place}, field 'id'")
+    return identity
+
+
 def _answers(
-    qa: Record, context: str, place: str, result: ExampleSet
+    qa: Record, identity: str, context: str, place: str, result: ExampleSet
 ) -> tuple[tuple[str, ...], int] | None:
     """Distinct answers and where the first one stands; None, counted, if it stands nowhere."""
     answers = entries(qa, "answers", place)
     if qa.get("is_impossible") or not answers:
-        result.dropped["unanswerable"] += 1
+        result.drop("unanswerable", identity)
         return None
     texts = [text(answer, "text", f"{place}, field 'answers'", blank=True) for answer in answers]
     given = number(answers[0], "answer_start", f"{place}, field 'answers'")
     start = _locate(texts[0].strip(), given, context, result.noted)
     if start is None:
-        result.dropped["answer not in its context"] += 1
+        result.drop("answer not in its context", identity)
         return None
     return distinct_answers(texts), start
 

@@ -118,14 +118,22 @@ def _open(
     seed: int,
     options: Mapping[str, Any],
     checkpoint: str,
-) -> tuple[str, ExampleSet, dict[str, str]]:
+) -> tuple[str, ExampleSet, dict[str, str | None]]:
     """The schema of a set, its examples, and what says which content it had."""
     found = schema or sniff(data)
     given: dict[str, Any] = {"seed": seed} if found in SEEDED else {}
     if counts_tokens(found):
         given["tokenizer"] = _tokenizer(checkpoint)
-    examples = open_examples(data, found, records=records, split=split, **{**given, **options})
-    return found, examples, identify(data, split)
+    identity = identify(data, split)
+    examples = open_examples(
+        data,
+        found,
+        records=records,
+        split=split,
+        revision=identity.get("revision"),
+        **{**given, **options},
+    )
+    return found, examples, identity
 
 
 def _tokenizer(checkpoint: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.catalog import TRAINED, reader_class
 from sedem.contracts import Answer, Reader
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
@@ -56,6 +56,23 @@ class Setting:
     memory: str = "bfloat16"
 
 
+def refuse(method: str, setting: Setting, *names: str) -> None:
+    """Refuse settings that a method has not: a result would record them as used.
+
+    Args:
+        method: its name.
+        setting: what was asked for.
+        names: fields that the method has not.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    for name in names:
+        value = getattr(setting, name)
+        if value != getattr(Setting, name):
+            raise ConfigError(f"{name} is {value!r}, but {method} has no {name}; leave it out")
+
+
 class Method(Protocol):
     """What the harness asks: answers to a batch of examples.
 
@@ -85,6 +102,14 @@ METHODS: dict[str, tuple[str, str]] = {
 
 Trained baselines are opened by the class that `sedem.baselines.catalog` names.
 """
+
+PICKING = ("sedem", "bm25")
+"""Methods without training of their own that have a selection budget."""
+
+
+def picks(method: str) -> bool:
+    """Whether a method has a selection budget."""
+    return reader_class(method).picks if method in TRAINED else method in PICKING
 
 
 def trained_checkpoint(method: str) -> Path:

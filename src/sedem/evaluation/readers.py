@@ -21,7 +21,7 @@ from sedem.contracts import Answer, Document, Reader
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import CONTROLS, Method, Setting
+from sedem.evaluation.methods import CONTROLS, Method, Setting, refuse
 from sedem.evaluation.run import Progress, evaluate
 from sedem.generation import Decoding
 from sedem.model import SeDeM
@@ -29,6 +29,9 @@ from sedem.packed import BFLOAT16, check_dtype
 from sedem.prompts import question_ids
 from sedem.selector import ALL, Budget, resolve_budget, select
 from sedem.shard import BlockRow
+
+OF_SEDEM = ("control", "shift", "memory")
+"""Settings that mean nothing to methods of raw text."""
 
 
 class OneByOne:
@@ -227,12 +230,22 @@ def open_sedem(setting: Setting) -> Method:
 
 
 def open_full_context(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the whole raw context."""
+    """The checkpoint's frozen decoder on the whole raw context.
+
+    Raises:
+        ConfigError: a budget or another setting of SeDeM's is given.
+    """
+    refuse("full-context", setting, "k", *OF_SEDEM)
     return OneByOne(FullContext(frozen_decoder(setting), decoding_of(setting)))
 
 
 def open_bm25(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the k documents that BM25 finds."""
+    """The checkpoint's frozen decoder on the k documents that BM25 finds.
+
+    Raises:
+        ConfigError: the budget is none, or a setting of SeDeM's is given.
+    """
+    refuse("bm25", setting, *OF_SEDEM)
     _check_budget(setting.k)
     k = 2 if setting.k is None else setting.k
     return OneByOne(BM25(frozen_decoder(setting), decoding_of(setting), k))
@@ -242,13 +255,9 @@ def open_longllmlingua(setting: Setting) -> Method:
     """The checkpoint's frozen decoder on what it leaves of the context for each question.
 
     Raises:
-        ConfigError: a budget or a control is given, which it has not.
+        ConfigError: a budget or another setting of SeDeM's is given.
     """
-    if setting.k is not None or setting.control != "selected":
-        raise ConfigError(
-            f"k is {setting.k} and control '{setting.control}', but longllmlingua keeps what its "
-            "rate leaves of every document; leave both out"
-        )
+    refuse("longllmlingua", setting, "k", *OF_SEDEM)
     return OneByOne(LongLLMLingua(frozen_decoder(setting), decoding_of(setting)))
 
 

@@ -16,7 +16,7 @@ from sedem.contracts import Answer, Document, Reader
 from sedem.data.examples import Example
 from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import Method, Setting
+from sedem.evaluation.methods import Method, Setting, refuse
 from sedem.generation import Decoding
 
 GIVEN = ("selected", "gold")
@@ -67,11 +67,7 @@ class Trained:
                 f"control is '{setting.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
-        if (setting.k is not None and not reader.picks) or setting.shift:
-            raise ConfigError(
-                f"k is {setting.k} and shift {setting.shift}, but {reader.name} selects no blocks; "
-                "leave both out"
-            )
+        refuse(reader.name, setting, "shift", "memory", *(() if reader.picks else ("k",)))
         if setting.k is not None:
             reader.config = replace(reader.config, k=setting.k)
         self.trained = reader

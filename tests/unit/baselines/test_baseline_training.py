@@ -109,8 +109,10 @@ def test_from_text_to_questions_to_answers(
     assert gold["conditioning"]["mean"] < metrics["conditioning"]["mean"]
     digests = {m["settings"]["weights_sha256"] for m in (metrics, gold)}
     assert len(digests) == 1
-    with pytest.raises(ConfigError, match="k is 2 and shift 0, but icae selects no blocks"):
-        run_evaluation("icae", fixtures / "squad.json", k=2, **settings)
+    for given in ({"k": 2}, {"shift": 2}, {"memory": "int8"}):
+        (name,) = given
+        with pytest.raises(ConfigError, match=f"but icae has no {name}; leave it out"):
+            run_evaluation("icae", fixtures / "squad.json", **given, **settings)
     with pytest.raises(ConfigError, match="control is 'wrong'"):
         run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
     other = question_recipe("icae", start_from=str(first))

@@ -48,6 +48,15 @@ def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
     return [entry for entry in named if entry is not None]
 
 
+def test_a_budget_is_for_the_methods_that_have_one(plan: Plan) -> None:
+    methods = ("sedem", "full-context", "bm25", "longllmlingua")
+    subjects, left_out = open_subjects(replace(plan, methods=methods, k=1), plan.checkpoint)
+    assert [subject.name for subject in subjects] == list(methods) and not left_out
+    documents = [Document(name, f"The {name} is 900 euros.") for name in ("rent", "fee")]
+    used = {s.name: s.reader.answer(s.reader.read(documents), "The rent?").k for s in subjects}
+    assert used["sedem"] == used["bm25"] == 1 and used["full-context"] == 2
+
+
 def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
     plan = replace(plan, batches=(1, 2), blocks=(40,))

@@ -28,7 +28,8 @@ def write(tmp_path: Path) -> Write:
         elif not isinstance(content, str):
             content = json.dumps(content, ensure_ascii=False)
         path = tmp_path / name
-        path.write_text(content, encoding="utf-8")
+        # Half a surrogate pair goes in as JSON's escape: UTF-8 has no other way to hold one.
+        path.write_text(content, encoding="utf-8", errors="backslashreplace")
         return path
 
     return to_file

@@ -46,6 +46,21 @@ def test_own_questions_are_found_out_even_compressed(tmp_path: Path, write: Writ
     assert open_examples(packed).examples == open_examples(path).examples
 
 
+def test_a_long_text_hides_no_field(fixtures: Path, write: Write) -> None:
+    long = "word " * 60_000
+    own = {**OWN, "documents": [{"name": "a", "text": long}]}
+    assert sniff(write("own.jsonl", [own])) == sniff(write("own.json", [own, OWN])) == "own"
+    row = {
+        "title": "T",
+        "context": long,
+        "question": "?",
+        "answers": {"text": [], "answer_start": []},
+    }
+    assert sniff(write("squad.jsonl", [row])) == "squad"
+    with pytest.raises(DataError, match=r"long\.jsonl' is in no schema"):
+        sniff(write("long.jsonl", [{"text": long}]))
+
+
 def test_a_file_of_no_known_schema_is_refused(fixtures: Path, write: Write) -> None:
     with pytest.raises(DataError, match=r"articles\.jsonl' is in no schema .*own, squad, covidqa"):
         sniff(fixtures / "articles.jsonl")
@@ -68,6 +83,36 @@ def test_an_unknown_schema_is_refused_with_the_known_ones(fixtures: Path) -> Non
 def test_an_unknown_option_is_refused(fixtures: Path) -> None:
     with pytest.raises(ConfigError, match=r"squad\.json' as squad: .*'distracters'"):
         open_examples(fixtures / "squad.json", distracters=3)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("squad", {"distractors": "abc"}, "distractors is 'abc'; it must be a whole number"),
+        ("squad", {"distractors": 2.5}, "distractors is 2.5; it must be a whole number"),
+        ("squad", {"distractors": True}, "distractors is True; it must be a whole number"),
+        ("squad", {"distractors": -3}, "distractors is -3; it must be at least 0"),
+        ("squad", {"seed": None}, "seed is None; it must be a whole number"),
+        ("ruler-qa2", {"length": "4k"}, "length is '4k'; it must be a whole number"),
+        ("ruler-qa2", {"count": "abc"}, "count is 'abc'; it must be a whole number"),
+        ("ruler-qa2", {"count": 0}, "count is 0; it must be at least 1"),
+        ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; it must be at least 0"),
+        ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; it must be text or null"),
+        ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; it must be true or false"),
+        ("cloze", {"count": "5x"}, "count is '5x'; it must be a whole number"),
+        ("cloze", {"count": -1}, "count is -1; it must be at least 1"),
+        ("exact-facts", {"count": "x"}, "count is 'x'; it must be a whole number"),
+        ("exact-facts", {"count": 0}, "count is 0; it must be at least 1"),
+        ("exact-facts", {"split": 5}, "split is '5'; it can be 'train' or 'evaluation'"),
+        ("qasper", {"drop": ["none"]}, r"drop is '\['none'\]'; it can be no-text-evidence"),
+        ("own", {"by_file": 1}, "by_file is 1; it must be true or false"),
+    ],
+)
+def test_an_option_of_another_type_or_size_is_refused(
+    fixtures: Path, schema: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_examples(fixtures / "squad.json", schema, **options)
 
 
 def test_options_reach_the_loader(fixtures: Path) -> None:
@@ -106,6 +151,11 @@ def test_options_reach_the_loader(fixtures: Path) -> None:
         ),
         (
             "2wikimultihopqa",
+            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": [{"title": "T"}]}],
+            r"\(id 'a'\), field 'supporting_facts': the field 'sent_id' is missing",
+        ),
+        (
+            "2wikimultihopqa",
             [{"_id": "a", "context": "[broken", "supporting_facts": []}],
             r"\(id 'a'\), field 'context': .*Expecting value",
         ),
@@ -138,6 +188,75 @@ def test_options_reach_the_loader(fixtures: Path) -> None:
     ],
 )
 def test_a_malformed_record_is_named_with_its_field(
+    write: Write, schema: str, content: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
+        open_examples(write("odd.json", content), schema)
+
+
+HALF = "\ud83e"
+HOTPOT = {
+    "_id": "a",
+    "question": "What?",
+    "answer": "This",
+    "supporting_facts": [["T", 0]],
+    "context": [["T", ["s"]]],
+}
+QA = {"id": "a", "question": "What?", "answers": [{"text": "one", "answer_start": 0}]}
+PAPER = {
+    "title": "A",
+    "abstract": "A",
+    "full_text": [],
+    "qas": [
+        {
+            "question": "What?",
+            "answers": [
+                {
+                    "answer": {
+                        "unanswerable": False,
+                        "extractive_spans": [],
+                        "free_form_answer": "This",
+                        "yes_no": None,
+                        "evidence": ["A"],
+                    }
+                }
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        ("hotpotqa", [{**HOTPOT, "question": HALF}], r"\(id 'a'\), field 'question' is not"),
+        ("hotpotqa", [{**HOTPOT, "answer": HALF}], r"\(id 'a'\), field 'answer' is not Unicode"),
+        ("hotpotqa", [{**HOTPOT, "_id": HALF}], "entry 1, field 'id' is not Unicode text"),
+        (
+            "ruler-qa2",
+            [{**HOTPOT, "context": [["T", ["s", HALF]]]}],
+            r"\(id 'a'\), field 'context': paragraph 'T' is not Unicode text",
+        ),
+        (
+            "squad",
+            {"data": [{"title": HALF, "paragraphs": [{"context": "one", "qas": [QA]}]}]},
+            "article 1: the name of a document is not Unicode text",
+        ),
+        (
+            "squad",
+            {"data": [{"paragraphs": [{"context": "one", "qas": [{**QA, "id": HALF}]}]}]},
+            "article 1, field 'id' is not Unicode text",
+        ),
+        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\): the name of a"),
+        (
+            "qasper",
+            {"p1": {**PAPER, "qas": [{**PAPER["qas"][0], "question": HALF}]}},
+            r"\(id 'p1'\), question 0: the question of example 'p1-0' is not Unicode text",
+        ),
+        ("cloze", [{"title": "A", "text": HALF}], "entry 1, field 'text' is not Unicode text"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named_with_its_place(
     write: Write, schema: str, content: Any, message: str
 ) -> None:
     with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):

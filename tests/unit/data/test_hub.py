@@ -12,12 +12,14 @@ import datasets
 import huggingface_hub
 import pytest
 from datasets import Dataset
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from sedem.data.catalog import identify, open_examples, sniff
 from sedem.data.hub import HOMES
 from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = "Dataset scripts are no longer supported, but found hotpot_qa.py"
 
 
@@ -292,6 +294,67 @@ def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["revision"] == "commit of refs/convert/parquet"
     with pytest.raises(ConfigError, match="it can be train or validation"):
         identify("qasper", "dev")
+
+
+@pytest.mark.parametrize("name", ROADS)
+def test_the_commit_that_is_named_is_read(fixtures: Path, hub: SimpleNamespace, name: str) -> None:
+    hub.rows = hub_rows(fixtures, name)
+    assert open_examples(name, split="train", revision=COMMIT).examples
+    names, options = ASKED[name]
+    if name == "2wikimultihopqa":
+        file = f"hf://datasets/xanhho/2WikiMultihopQA@{COMMIT}/train.parquet"
+        options = {"data_files": {"train": file}}
+    else:
+        options = {**options, "revision": COMMIT}
+    assert hub.asked == [(names, {**options, "split": "train", "streaming": False})]
+
+
+def test_a_commit_with_a_script_has_no_other_copy(hub: SimpleNamespace, fixtures: Path) -> None:
+    def load_dataset(*names: str, **options: Any) -> Any:
+        raise RuntimeError(SCRIPT)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError, match="no longer supp"):
+        patch.setattr(datasets, "load_dataset", load_dataset)
+        open_examples("hotpotqa", revision=COMMIT)
+    with pytest.raises(ConfigError, match=r"revision is '0123.*', but '.*' is a file: leave it"):
+        open_examples(fixtures / "squad.json", revision=COMMIT)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub tells no commit."""
+
+    def dataset_info(self: Any, repository: str, **options: Any) -> Any:
+        raise OfflineModeIsEnabled("offline mode is enabled")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+
+
+@pytest.mark.parametrize("folder", [COMMIT, f"{COMMIT}{COMMIT[:24]}", "default"])
+def test_without_the_hub_a_name_is_identified_by_the_copy_here(
+    offline: None, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    copy = SimpleNamespace(cache_files=[{"filename": f"/cache/0.0.0/{folder}/squad.arrow"}])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: copy)
+    found = identify("squad", "train")
+    if folder == COMMIT:
+        assert found == {"data": "rajpurkar/squad", "split": "train", "revision": COMMIT}
+    else:
+        assert found["revision"] is None
+        assert found["revision_unknown"] == (
+            "the hub is out of reach and the copy here names no commit"
+        )
+
+
+def test_without_the_hub_and_a_copy_a_name_is_refused(
+    offline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(*names: str, **options: Any) -> Any:
+        raise ConnectionError("Couldn't reach 'rajpurkar/squad' on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(DataError, match=r"cannot be had from the hub \(Couldn't reach.*go online"):
+        identify("squad")
 
 
 def test_a_script_is_identified_by_the_copy_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ CONTEXTS: dict[str, Any] = {
 }
 FACTS: dict[str, Any] = {
     "pairs": RECORD["supporting_facts"],
+    "objects": [{"title": t, "sent_id": s} for t, s in RECORD["supporting_facts"]],
     "columns": {"title": ["Brewery", "Founder"], "sent_id": [0, 1]},
     "JSON string": json.dumps(RECORD["supporting_facts"]),
 }
@@ -191,7 +192,7 @@ def test_what_cannot_be_used_is_dropped_and_counted(
 ) -> None:
     result = load_2wiki(write("dropped.json", [{**RECORD, **changes}, RECORD]))
     assert [example.id for example in result.examples] == ["q1"]
-    assert result.dropped == {reason: 1}
+    assert (result.dropped, result.dropped_ids) == ({reason: 1}, {reason: ["q1"]})
 
 
 def test_records_are_questions(fixtures: Path, write: Write) -> None:
@@ -272,3 +273,4 @@ def test_questions_without_words_or_answer_are_dropped(write: Write) -> None:
     result = load_2wiki(write("blank.json", records))
     assert len(result.examples) == 1
     assert result.dropped == {"no answer": 1, "no question": 1}
+    assert result.dropped_ids == {"no answer": ["q1"], "no question": ["q1"]}

@@ -50,7 +50,18 @@ def test_id_and_evidence_may_be_left_out(write: Write) -> None:
     result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
     assert result.name == "bare"
     assert [example.evidence for example in result.examples] == [(), ()]
-    assert "line 1" in result.examples[0].id
+    assert result.examples[0].id == "line 1"
+
+
+def test_parquet_rows_without_id_and_evidence_are_lines_without(
+    write: Write, tmp_path: Path
+) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
+    Dataset.from_list([ENTRY, bare]).to_parquet(tmp_path / "own.parquet")
+    found = load(tmp_path / "own.parquet").examples
+    assert [(e.id, len(e.evidence)) for e in found] == [("lease-1", 1), ("row 2", 0)]
+    null = load(write("null.jsonl", [{**ENTRY, "id": None, "evidence": None}])).examples
+    assert [(e.id, e.evidence) for e in null] == [("line 1", ())]
 
 
 def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
@@ -81,6 +92,13 @@ SPAN = ENTRY["evidence"][0]
             r"field 'documents\[1\]', field 'text': a non-empty string is needed, got ' '",
         ),
         ({"documents": [DOCUMENT, DOCUMENT]}, "'lease-1' has two documents of one name"),
+        (
+            {"documents": [{"name": "a", "text": "\ud83e pie"}]},
+            r"field 'documents\[0\]', field 'text' is not Unicode text \('\\ud83e' at character 0",
+        ),
+        ({"question": "\ud83e?"}, "field 'question' is not Unicode text"),
+        ({"answers": ["900", "\ud83e"]}, "an answer of example 'lease-1' is not Unicode text"),
+        ({"id": "\ud83e"}, "the id of an example is not Unicode text"),
         ({"id": ["a"]}, r"field 'id': a string is needed, got \['a'\]"),
         ({"id": True}, "field 'id': a string is needed, got True"),
         ({"question": ""}, "field 'question': a non-empty string is needed, got ''"),
@@ -89,7 +107,7 @@ SPAN = ENTRY["evidence"][0]
         ({"answers": "900"}, "field 'answers': a list with at least one entry"),
         ({"answers": [900]}, "field 'answers': a list of strings"),
         ({"answers": ["900", ""]}, "'lease-1' has no answer, or an empty one"),
-        ({"evidence": None}, "field 'evidence': a list"),
+        ({"evidence": "lease.txt"}, "field 'evidence': a list"),
         (
             {"evidence": [SPAN, {**SPAN, "document": "lost.txt"}]},
             r"field 'evidence\[1\]': no document is named 'lost\.txt'",
@@ -124,6 +142,26 @@ def test_documents_by_name_are_refused_with_what_is_needed(write: Write) -> None
     entry = {**ENTRY, "documents": {"lease.txt": "The rent is 900 euros."}}
     with pytest.raises(DataError, match=r"field 'documents': a list of objects \{name, text\} is"):
         load(write("object.jsonl", [entry]))
+
+
+def test_shards_without_ids_go_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key != "id"}
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).write_text(f"{json.dumps(bare)}\n{json.dumps(bare)}\n")
+    (folder / "c.json").write_text(json.dumps(bare, indent=1))
+    Dataset.from_list([ENTRY, bare]).to_parquet(folder / "d.parquet")
+    names = ["a.jsonl, line 1", "a.jsonl, line 2", "b.jsonl, line 1", "b.jsonl, line 2", "c.json"]
+    every = [*names, "lease-1", "d.parquet, row 2"]
+    assert [e.id for e in open_examples(folder).examples] == every
+    assert [e.id for e in open_examples(folder, records="1:3").examples] == every[1:3]
+    monkeypatch.chdir(folder)
+    assert [e.id for e in open_examples(".").examples] == every
+    assert [e.id for e in open_examples("b.jsonl").examples] == ["line 1", "line 2"]
+    assert [e.id for e in load("b.jsonl", by_file=True).examples] == names[2:4]
 
 
 def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:

@@ -113,6 +113,36 @@ def test_questions_without_evidence_in_the_text_are_dropped_and_counted(
     assert result.noted == {"evidence not found again": 1}
 
 
+def test_an_annotation_without_an_answer_is_no_no(write: Write, release: dict[str, Any]) -> None:
+    first, second, _, _ = (qa["answers"] for qa in release[IDENTITY]["qas"])
+    empty = {
+        "unanswerable": False,
+        "extractive_spans": [],
+        "free_form_answer": "",
+        "yes_no": None,
+        "evidence": ["Shorter paragraph"],
+    }
+    first.append({"answer": empty})
+    second[:] = [{"answer": empty}, {"answer": empty}]
+    for drop in ("no-text-evidence", "none"):
+        result = load(write("papers.json", release), drop=drop)
+        assert result.examples[0].answers == ("a vocabulary", "using seed lexicon")
+        assert evidence_texts(result.examples[0]) == [SEED]
+        assert result.dropped_ids["no answer"] == [f"{IDENTITY}-1"]
+        assert result.noted["annotation without an answer left out"] == 1
+
+
+def test_a_paper_without_text_is_dropped_with_its_questions(
+    fixtures: Path, write: Write, release: dict[str, Any]
+) -> None:
+    empty = {**release[IDENTITY], "abstract": " ", "full_text": []}
+    for drop in ("no-text-evidence", "none"):
+        result = load(write("papers.json", {"empty": empty, **release}), drop=drop)
+        assert result.examples == load(fixtures / "qasper.json", drop=drop).examples
+        assert result.dropped["no context"] == 4
+        assert result.dropped_ids["no context"] == ["empty-0", "empty-1", "empty-2"]
+
+
 @pytest.mark.parametrize(
     ("drop", "kept", "dropped", "noted"),
     [

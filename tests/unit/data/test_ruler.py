@@ -123,6 +123,9 @@ def test_questions_whose_own_paragraphs_are_too_long_are_counted(path: Path) -> 
     found = load(path, length=416)
     assert found.dropped == {"its own paragraphs exceed 416 tokens": 40 - len(found.examples)}
     assert 0 < len(found.examples) < 40
+    kept = {example.id for example in found.examples}
+    lost = [f"q{number}" for number in range(40) if f"q{number}" not in kept]
+    assert list(found.dropped_ids.values()) == [lost[:3]]
 
 
 def test_hotpotqas_fixtures_make_a_set(fixtures: Path) -> None:
@@ -132,7 +135,7 @@ def test_hotpotqas_fixtures_make_a_set(fixtures: Path) -> None:
 
 
 def test_impossible_settings_are_refused(path: Path, write: Write) -> None:
-    with pytest.raises(ConfigError, match="length is 0; it must be above 0"):
+    with pytest.raises(ConfigError, match="length is 0; it must be at least 1"):
         load(path, length=0)
     with pytest.raises(DataError, match="no question to build RULER's qa_2 of"):
         load(write("none.jsonl", ""))

@@ -134,6 +134,32 @@ def test_an_article_without_paragraphs_gives_none(write: Write) -> None:
     ] * 2
 
 
+def test_an_empty_paragraph_is_left_out_with_its_questions(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b"]), article("Bo", ["three c"])]}
+    blank = article("Ada", ["two b"])["paragraphs"][0] | {"context": " \n"}
+    blank["qas"] = [{**blank["qas"][0], "id": f"lost-{number}"} for number in range(4)]
+    whole = load(write("whole.json", content))
+    content["data"][0]["paragraphs"].append(blank)
+    content["data"].append({"title": "Cy", "paragraphs": [blank]})
+    result = load(write("blank.json", content))
+    assert result.examples == whole.examples
+    assert result.dropped == {"no context": 8}
+    assert result.dropped_ids == {"no context": ["lost-0", "lost-1", "lost-2"]}
+    for entry in content["data"]:
+        for number, paragraph in enumerate(entry["paragraphs"]):
+            paragraph["document_id"] = number
+    papers = load_papers(write("papers.json", content))
+    assert [e.answers for e in papers.examples] == [("one",), ("two",), ("three",)]
+    assert papers.dropped == {"no context": 8}
+
+
+def test_an_empty_paragraph_takes_no_number_from_the_others(write: Write) -> None:
+    content = {"data": [article("Ada", ["one a", "two b", "three c"])]}
+    content["data"][0]["paragraphs"][1]["context"] = ""
+    example = load(write("gap.json", content)).examples[0]
+    assert {document.name for document in example.documents} == {"Ada §1", "Ada §3"}
+
+
 def test_questions_without_an_answer_are_dropped_and_counted(write: Write) -> None:
     content = {"data": [article("Ada", ["one a", "two b", "three c", "four d"])]}
     first, second, third, _ = (p["qas"][0] for p in content["data"][0]["paragraphs"])
@@ -143,6 +169,10 @@ def test_questions_without_an_answer_are_dropped_and_counted(write: Write) -> No
     result = load(write("dropped.json", content))
     assert [example.id for example in result.examples] == ["Ada-3"]
     assert result.dropped == {"unanswerable": 2, "answer not in its context": 1}
+    assert result.dropped_ids == {
+        "unanswerable": ["Ada-0", "Ada-1"],
+        "answer not in its context": ["Ada-2"],
+    }
 
 
 def test_an_offset_that_is_off_is_repaired_to_the_nearest_place(write: Write) -> None:
