@@ -30,7 +30,7 @@ class Setting:
     Attributes:
         checkpoint: folder or hub id of the model; its backbone is what raw-text methods read with.
             A trained baseline has checkpoints of its own.
-        k: selection budget; None means the model's own, and 2 documents for BM25.
+        k: selection budget; None means the model's own, and 2 paragraphs for BM25.
         control: which blocks SeDeM uses: the selector's own, those with evidence first, the
             selector's own of the documents with evidence alone, those without evidence, or none at
             all. Trained baselines read all documents, or with "gold" those with evidence alone,
@@ -77,7 +77,7 @@ class Method(Protocol):
 METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
-    "bm25": ("open_bm25", "BM25 picks K documents, the frozen backbone reads them as text"),
+    "bm25": ("open_bm25", "BM25 picks K paragraphs, the frozen backbone reads them as text"),
     "longllmlingua": ("open_longllmlingua", "the text thinned to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }

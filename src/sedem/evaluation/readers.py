@@ -232,7 +232,7 @@ def open_full_context(setting: Setting) -> Method:
 
 
 def open_bm25(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the k documents that BM25 finds."""
+    """The checkpoint's frozen decoder on the k paragraphs that BM25 finds."""
     _check_budget(setting.k)
     k = 2 if setting.k is None else setting.k
     return OneByOne(BM25(frozen_decoder(setting), decoding_of(setting), k))
