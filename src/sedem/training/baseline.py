@@ -163,7 +163,10 @@ class TextTraining(Training):
         return collate_windows(windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Tokens of contexts and continuations."""
+        """Tokens of contexts and continuations that the method is given: its budget.
+
+        They count whether or not its loss reads them all, so that budgets compare across methods.
+        """
         return batch["context"].numel() + batch["continuation"].numel()
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
@@ -179,7 +182,7 @@ class QuestionTraining(Training):
         return collate_questions(items)
 
     def tokens(self, batch: Mapping[str, Any]) -> int:
-        """Tokens of contexts, prompts and answers."""
+        """Tokens of contexts, prompts and answers that the method is given."""
         return sum(map(len, batch["contexts"])) + int(batch["valid"].sum())
 
     def forward(

@@ -139,7 +139,8 @@ class TextSource:
         evaluation_windows: windows of them that are evaluated.
         exclude_titles: lines or rows that are left out, by their field `title`.
         windows: at most this many training windows; None means all.
-        tokens: stop reading after so many; None means all.
+        tokens: stop reading after so many; None means all. Windows lie within one text and do not
+            overlap, so they hold less than is read: a budget is a number of windows.
     """
 
     path: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from sedem.answering import Request
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
 from sedem.evaluation.methods import Setting
 from sedem.evaluation.readers import Sedem
 from sedem.evaluation.run import evaluate
 from sedem.prompts import context_prompt
+from sedem.segment import paragraphs
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
 
 
@@ -113,6 +117,18 @@ def test_bm25_ranks_every_paragraph_and_reads_those_it_picks(model: SeDeM) -> No
     assert (answer.text, answer.conditioning) == (read.text, read.conditioning)
     assert answer.stored_bytes == len(one.text)
     assert answer.context_tokens == len(model.decoder.token_ids(one.text.strip()))
+
+
+@pytest.mark.parametrize(
+    "file", ["hotpotqa-hub.jsonl", "2wikimultihopqa.json", "musique.jsonl", "squad.json"]
+)
+def test_a_document_of_a_set_of_paragraphs_is_one_paragraph(file: str) -> None:
+    # So for these sets picking paragraphs is picking documents.
+    texts = {d.text for e in open_examples(FIXTURES / file).examples for d in e.documents}
+    assert texts
+    for text in texts:
+        ((start, paragraph),) = paragraphs(text)
+        assert text[start:].strip() == paragraph
 
 
 def test_bm25_cuts_a_paragraph_of_more_than_half_the_positions_and_says_so(model: SeDeM) -> None:
