@@ -59,7 +59,8 @@ class QuestionData:
 
     Attributes:
         training: the mixture.
-        evaluation: examples whose losses are followed; never those of a reported evaluation.
+        evaluation: examples whose losses are followed; never those of a reported evaluation. With
+            `run.eval_every` the final checkpoint is the one with their lowest loss.
         answer_limit: examples with longer answers are left out, counted.
         documents: "all" gives every document of an example in its order, "gold" those with
             evidence alone.
@@ -244,7 +245,15 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         )
         stage: Training = TextTraining(reader)
         return fit(
-            stage, reader, recipe.optimization, recipe.run, output, windows, held_out, recipe
+            stage,
+            reader,
+            recipe.optimization,
+            recipe.run,
+            output,
+            windows,
+            held_out,
+            recipe,
+            best=True,
         )
     questions, training = _open_questions(reader, recipe)
     followed = range(len(training), len(questions))
@@ -258,6 +267,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         Subset(questions, followed) if followed else None,
         recipe,
         {"left_out": dict(questions.dropped), **questions.cut},
+        best=True,
     )
 
 
