@@ -92,6 +92,13 @@ def trained_checkpoint(method: str) -> Path:
     return Path("runs") / "nano" / f"{method}-questions" / "final"
 
 
+def described(method: str) -> str:
+    """What a method is, and whether it must be trained before it can answer."""
+    what = METHODS[method][1]
+    missing = method in TRAINED and not trained_checkpoint(method).is_dir()
+    return f"{what} (not trained here yet)" if missing else what
+
+
 def default_checkpoint(method: str) -> str:
     """The checkpoint of a method when nobody names one.
 
@@ -104,8 +111,9 @@ def default_checkpoint(method: str) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"'{method}' has no checkpoint in '{folder}'; train one with 'sedem train {method} "
-            f"--config recipes/nano/{method}-questions.yaml' (and '{method}-text.yaml' before it, "
-            "where there is one), or give another with -m"
+            f"--config recipes/nano/{method}-questions.yaml --set data_root=DIR', DIR holding the "
+            f"public sets (and '{method}-text.yaml' before it, where there is one), or give "
+            "another with -m"
         )
     return str(folder)
 

@@ -305,7 +305,8 @@ def test_a_checkpoint_of_another_method_is_refused(
         open_method("icae", Setting(str(tmp_path / "none")))
     monkeypatch.chdir(tmp_path)
     assert default_checkpoint("bm25") == "sedem-nano"
-    with pytest.raises(ConfigError, match="train one with 'sedem train icae"):
+    words = "icae-questions.yaml --set data_root=DIR', DIR holding the public sets"
+    with pytest.raises(ConfigError, match=f"train one with 'sedem train icae .*{words}"):
         default_checkpoint("icae")
 
 
