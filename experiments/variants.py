@@ -161,15 +161,13 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
         sedem: the recipe of SeDeM's stage 2 for the set.
     """
     own, theirs = (yaml.safe_load(path.read_text("utf-8")) for path in (baseline, sedem))
-    sources, result = theirs["data"]["training"], []
+    training, result = theirs["data"]["training"], []
     if "evaluation" in own["data"]:
-        counts = [FOLLOWED.get(source["path"], 500) for source in sources]
-        parts = {"evaluation": ":{}", "training": "{}:"}
-        for name, records in parts.items():
-            cut = [{**s, "records": records.format(n)} for s, n in zip(sources, counts, strict=True)]
-            result.append(f"data.{name}={_flow(cut)}")
-    else:
-        result.append(f"data.training={_flow(sources)}")
+        first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]
+        followed = [{**source, "records": f":{count}"} for source, count in first]
+        training = [{**source, "records": f"{count}:"} for source, count in first]
+        result.append(f"data.evaluation={_flow(followed)}")
+    result.append(f"data.training={_flow(training)}")
     if own["method"] != "500x":
         result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
     if "max_paragraphs" in own["data"]:

@@ -52,7 +52,8 @@ class HMTConfig(ReaderConfig):
         sensory: last tokens of a segment that stand in front of the next one too.
         segment_length: positions of a segment, memory at both ends and sensory tokens included.
         recall_width: width of the attention that recalls.
-        recall_context: newest memory vectors that can be recalled; those of 100 segments officially.
+        recall_context: newest memory vectors that can be recalled; officially those of 100
+            segments.
         recall_from: share of the training on text after which memory is recalled.
     """
 
