@@ -141,7 +141,7 @@ def _answers(
 def _block_recall(questions: Questions, data: Path, model: str) -> dict[str, Any]:
     """BM25 over the very blocks that the selector chooses among."""
     from sedem import SeDeM
-    from sedem.baselines.bm25 import TextIndex, bm25_scores, index_texts
+    from sedem.baselines.bm25 import bm25_scores, index_texts
     from sedem.contracts import Document
     from sedem.data import labels
     from sedem.data.catalog import open_examples
@@ -173,8 +173,7 @@ def _block_recall(questions: Questions, data: Path, model: str) -> dict[str, Any
             for start, end in blocks(document)
         ]
         texts = [example.documents[row.document].text[row.start : row.end] for row in rows]
-        index = TextIndex([Document(str(i), t) for i, t in enumerate(texts)], index_texts(texts))
-        scores = bm25_scores(index, example.question)
+        scores = bm25_scores(index_texts(texts), len(texts), example.question)
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         evidence = labels.from_evidence(rows, example.evidence)
         for k, values in recalls.items():

@@ -137,7 +137,7 @@ def baseline_checkpoint(
                 output = output.with_name(f"{output.name}-gold")
             if scale.name == "paper":
                 output = output.with_name(f"{output.name}-{questions}")
-                own.append(f"data.training={_sources(scale, backbone, questions)}")
+                own += supervision(path, scale.recipe("stage2", backbone, questions))
         final = output / "final"
         if not (output / "training.json").is_file():
             overrides = [*own, f"data_root={data}", f"run.output={output}"]
@@ -146,10 +146,35 @@ def baseline_checkpoint(
     return final
 
 
-def _sources(scale: Scale, backbone: str, questions: str) -> str:
-    """What SeDeM learns from for a set, as an override."""
-    recipe = yaml.safe_load(scale.recipe("stage2", backbone, questions).read_text("utf-8"))
-    return _flow(recipe["data"]["training"])
+FOLLOWED = {"qasper": 50}
+"""Records whose losses choose the checkpoint and are not trained on: papers of QASPER, else 500."""
+
+
+def supervision(baseline: Path, sedem: Path) -> list[str]:
+    """Overrides that give a baseline what SeDeM learns from for a set.
+
+    A limit of answers that the paper sets for the method itself stays; where losses are followed,
+    the first records are kept for that.
+
+    Args:
+        baseline: the recipe of a trained baseline on questions.
+        sedem: the recipe of SeDeM's stage 2 for the set.
+    """
+    own, theirs = (yaml.safe_load(path.read_text("utf-8")) for path in (baseline, sedem))
+    training, result = theirs["data"]["training"], []
+    if "evaluation" in own["data"]:
+        first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]
+        followed = [{**source, "records": f":{count}"} for source, count in first]
+        training = [{**source, "records": f"{count}:"} for source, count in first]
+        result.append(f"data.evaluation={_flow(followed)}")
+    result.append(f"data.training={_flow(training)}")
+    if own["method"] != "500x":
+        result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
+    if "max_paragraphs" in own["data"]:
+        result.append(f"data.max_paragraphs={theirs['data']['max_blocks']}")
+    if "k" in own["model"]:
+        result.append(f"model.k={theirs['model']['k']}")
+    return result
 
 
 def _flow(value: Any) -> str:

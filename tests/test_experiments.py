@@ -18,9 +18,11 @@ from experiments.figures import draw
 from experiments.scales import NANO, PAPER, ROOT, SMOKE
 from experiments.search import best
 from experiments.study import NOT_RUN, Number, Study, fill
-from experiments.variants import Variant, main
+from experiments.variants import Variant, main, supervision
 from sedem.baselines.catalog import TRAINED
 from sedem.training.baseline import load_baseline_recipe
+from sedem.training.recipe import load_recipe
+from sedem.training.run import Stage2Recipe
 
 FIXTURES = ROOT / "tests" / "fixtures"
 
@@ -137,6 +139,31 @@ def test_a_number_of_the_paper_is_one_number() -> None:
         paper.number("tab:ruler_qa2", "4k", method="sedem")
     with pytest.raises(LookupError, match="5 rows have"):
         paper.number("tab:k_sweep", "f1", dataset="2WikiMHQA")
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: str) -> None:
+    for backbone in ("llama-3.2-1b", "llama-3.2-3b"):
+        path = PAPER.baseline_recipe(method, "questions", backbone)
+        for key, name in (("qasper", "qasper"), ("musique", "musique"), ("hotpotqa", "hotpotqa")):
+            theirs = load_recipe(Stage2Recipe, PAPER.recipe("stage2", backbone, key))
+            overrides = supervision(path, PAPER.recipe("stage2", backbone, key))
+            recipe = load_baseline_recipe(method, path, overrides)
+            data = recipe.data
+            assert data is not None
+            # The paper gives 500xCompressor 64 tokens of question and answer.
+            limit = 64 if method == "500x" else theirs.data.answer_limit
+            assert data.answer_limit == limit
+            (source,) = data.training
+            assert source.path == name
+            if data.evaluation:
+                (followed,) = data.evaluation
+                assert followed.path == name
+                first = "50" if key == "qasper" else "500"
+                assert (followed.records, source.records) == (f":{first}", f"{first}:")
+            if method == "rag":
+                assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
+                assert data.max_paragraphs == theirs.data.max_blocks
 
 
 def test_layers_are_taken_at_the_same_depth() -> None:

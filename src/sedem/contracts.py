@@ -42,6 +42,16 @@ def check_documents(documents: Sequence[Document]) -> None:
         raise DataError(f"{count} documents are named '{name}'; give each document once")
 
 
+def check_tokens(found: object) -> None:
+    """Refuse a text in which a tokenizer found nothing.
+
+    Raises:
+        DataError: there are no tokens.
+    """
+    if not found:
+        raise DataError("the text has no tokens; give a document with words in it")
+
+
 def check_unicode(text: str, what: str) -> None:
     """Refuse text with halves of surrogate pairs, which no file and no tokenizer can hold.
 

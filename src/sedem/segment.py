@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sedem.backbone import Backbone
 from sedem.config import Segmentation
-from sedem.errors import DataError
+from sedem.contracts import check_tokens
 
 # Lines up to a blank one; every run of white space is looked at once, however long it is.
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
@@ -72,8 +72,7 @@ def segment_text(
         for at, to in pairwise(cuts):
             moved = [(start + origin, end + origin) for start, end in spans[at:to]]
             rows.append((ids[at:to], moved))
-    if not rows:
-        raise DataError("the text has no tokens; give a document with words in it")
+    check_tokens(rows)
     return _to_tensors(rows, length)
 
 

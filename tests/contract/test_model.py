@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import LEASE, POSITIONS, RECIPE
+from tokenizers import normalizers
 
 from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
 from sedem.answering import Request, choose
@@ -592,6 +593,13 @@ def test_every_reader_answers_a_question_without_words_of_the_documents(
     assert_cites(reader.answer(reader.read(documents), question), documents)
 
 
+def test_every_reader_refuses_a_context_without_tokens(reader: Reader, model: SeDeM) -> None:
+    for backbone in (model.encoder, model.decoder):
+        backbone.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    with pytest.raises(DataError, match="the text has no tokens; give a document with words"):
+        reader.read([Document("invisible.txt", "\u200b")])
+
+
 @pytest.mark.parametrize("text", ["...", "the of", "日本語", "🥧"])
 def test_every_reader_reads_documents_without_words(text: str, reader: Reader) -> None:
     documents = [Document("odd.txt", text)]
@@ -611,6 +619,9 @@ def test_no_reader_is_silent_about_what_does_not_fit(
         return
     answer = reader.answer(memory, RENT)
     words = r"the context has ([\d,]+) tokens, only its first ([\d,]+) fit the model"
+    if isinstance(reader, BM25):
+        assert "bm25 cut those of more than 256" in answer.cut[0]
+        return
     told = re.fullmatch(words, answer.cut[0])
     assert told is not None, answer.cut
     has, fit = (int(number.replace(",", "")) for number in told.groups())
@@ -622,16 +633,23 @@ def test_a_reader_of_raw_text_cites_only_what_it_read(model: SeDeM) -> None:
     """What was cut off conditioned nothing."""
     texts = {"a.txt": f"  {LEASE}\n", "b.txt": f"\n{LEASE}", "c.txt": "lost"}
     documents = [Document(name, text) for name, text in texts.items()]
-    for reader in (FullContext(model.decoder, SHORT), BM25(model.decoder, SHORT, 3)):
-        answer = reader.answer(reader.read(documents), RENT)
-        assert_cites(answer, documents)
-        fit = int(re.search(r"first (\d+) fit", answer.cut[0]).group(1))
-        cited = {c.document: c.text for c in answer.citations}
-        assert cited == {"a.txt": documents[0].text, "b.txt": f"\n{LEASE}"[: fit - len(LEASE) - 1]}
-        assert answer.blocks == 3
+    reader = FullContext(model.decoder, SHORT)
+    answer = reader.answer(reader.read(documents), RENT)
+    assert_cites(answer, documents)
+    fit = int(re.search(r"first (\d+) fit", answer.cut[0]).group(1))
+    cited = {c.document: c.text for c in answer.citations}
+    assert cited == {"a.txt": documents[0].text, "b.txt": f"\n{LEASE}"[: fit - len(LEASE) - 1]}
+    assert answer.blocks == 3
+    # Of a long paragraph BM25 reads pieces, with a blank line between two of them.
+    picking = BM25(model.decoder, SHORT, "all")
+    answer = picking.answer(picking.read(documents), RENT)
+    assert_cites(answer, documents)
+    fit = int(re.search(r"first (\d+) fit", answer.cut[1]).group(1))
+    assert sum(len(c.text) + 2 for c in answer.citations) - 2 == fit
+    assert answer.blocks == 5 > answer.k
 
 
-def test_bm25_reads_the_documents_that_share_words_with_the_question(model: SeDeM) -> None:
+def test_bm25_reads_the_paragraphs_that_share_words_with_the_question(model: SeDeM) -> None:
     documents = [Document(f"{n}.txt", text) for n, text in enumerate([RECIPE, LEASE, "Nothing."])]
     reader = BM25(model.decoder, SHORT, 1)
     memory = reader.read(documents)

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 
 from sedem.answering import Clock
 from sedem.backbone import Backbone
-from sedem.contracts import Answer, Citation, Document, check_documents
+from sedem.contracts import Answer, Citation, Document, check_documents, check_tokens
 from sedem.errors import DataError
 from sedem.generation import Decoding, Transcript, generate
 from sedem.injection import prefill, step
@@ -36,8 +36,13 @@ class FullContext:
         self.name = name
 
     def read(self, documents: Sequence[Document]) -> list[Document]:
-        """The documents themselves: raw text has no memory that could be built ahead."""
+        """The documents themselves: raw text has no memory that could be built ahead.
+
+        Raises:
+            DataError: there are none, two have one name, or they have no tokens.
+        """
         check_documents(documents)
+        check_tokens(any(self.backbone.token_ids(document.text) for document in documents))
         return list(documents)
 
     def answer(self, memory: Sequence[Document], question: str) -> Answer:

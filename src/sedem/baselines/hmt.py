@@ -52,7 +52,8 @@ class HMTConfig(ReaderConfig):
         sensory: last tokens of a segment that stand in front of the next one too.
         segment_length: positions of a segment, memory at both ends and sensory tokens included.
         recall_width: width of the attention that recalls.
-        recall_context: newest memory vectors that can be recalled.
+        recall_context: newest memory vectors that can be recalled; officially those of 100
+            segments.
         recall_from: share of the training on text after which memory is recalled.
     """
 
@@ -64,7 +65,7 @@ class HMTConfig(ReaderConfig):
     sensory: int = 32
     segment_length: int = 1024
     recall_width: int = 4096
-    recall_context: int = 100
+    recall_context: int = 1000
     recall_from: float = 0.5
 
     least: ClassVar[Mapping[str, int]] = {

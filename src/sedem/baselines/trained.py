@@ -25,7 +25,7 @@ from sedem.backbone import Backbone
 from sedem.baselines.full_context import cite, context_room
 from sedem.baselines.memory import Begun, ContextMemory, Remembered
 from sedem.baselines.settings import ReaderConfig, method_of
-from sedem.contracts import Answer, Document, check_documents
+from sedem.contracts import Answer, Document, check_documents, check_tokens
 from sedem.errors import CheckpointError, ConfigError
 from sedem.generation import Decoding, Transcript, generate
 from sedem.prompts import context_prompt, question_ids
@@ -168,11 +168,12 @@ class TrainedReader(nn.Module, ABC):
         """Read documents once; no question is needed.
 
         Raises:
-            DataError: there are none, or two have one name.
+            DataError: there are none, two have one name, or they have no tokens.
         """
         check_documents(documents)
         text = context_prompt([document.text for document in documents])
         encoded = self.backbone.tokenize([text], offsets=True)
+        check_tokens(encoded["input_ids"][0])
         ends = [end for _, end in encoded["offset_mapping"][0]]
         return ContextMemory(list(documents), ends, self.remember(list(encoded["input_ids"][0])))
 

@@ -30,7 +30,7 @@ class Setting:
     Attributes:
         checkpoint: folder or hub id of the model; its backbone is what raw-text methods read with.
             A trained baseline has checkpoints of its own.
-        k: selection budget; None means the model's own, and 2 documents for BM25.
+        k: selection budget; None means the model's own, and 2 paragraphs for BM25.
         control: which blocks SeDeM uses: the selector's own, those with evidence first, the
             selector's own of the documents with evidence alone, those without evidence, or none at
             all. Trained baselines read all documents, or with "gold" those with evidence alone,
@@ -94,7 +94,7 @@ class Method(Protocol):
 METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
-    "bm25": ("open_bm25", "BM25 picks K documents, the frozen backbone reads them as text"),
+    "bm25": ("open_bm25", "BM25 picks K paragraphs, the frozen backbone reads them as text"),
     "longllmlingua": ("open_longllmlingua", "the text thinned to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
@@ -117,6 +117,13 @@ def trained_checkpoint(method: str) -> Path:
     return Path("runs") / "nano" / f"{method}-questions" / "final"
 
 
+def described(method: str) -> str:
+    """What a method is, and whether it must be trained before it can answer."""
+    what = METHODS[method][1]
+    missing = method in TRAINED and not trained_checkpoint(method).is_dir()
+    return f"{what} (not trained here yet)" if missing else what
+
+
 def default_checkpoint(method: str) -> str:
     """The checkpoint of a method when nobody names one.
 
@@ -129,8 +136,9 @@ def default_checkpoint(method: str) -> str:
     if not folder.is_dir():
         raise ConfigError(
             f"'{method}' has no checkpoint in '{folder}'; train one with 'sedem train {method} "
-            f"--config recipes/nano/{method}-questions.yaml' (and '{method}-text.yaml' before it, "
-            "where there is one), or give another with -m"
+            f"--config recipes/nano/{method}-questions.yaml --set data_root=DIR', DIR holding the "
+            f"public sets (and '{method}-text.yaml' before it, where there is one), or give "
+            "another with -m"
         )
     return str(folder)
 

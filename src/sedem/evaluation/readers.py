@@ -240,7 +240,7 @@ def open_full_context(setting: Setting) -> Method:
 
 
 def open_bm25(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the k documents that BM25 finds.
+    """The checkpoint's frozen decoder on the k paragraphs that BM25 finds.
 
     Raises:
         ConfigError: the budget is none, or a setting of SeDeM's is given.

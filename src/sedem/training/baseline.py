@@ -59,7 +59,8 @@ class QuestionData:
 
     Attributes:
         training: the mixture.
-        evaluation: examples whose losses are followed; never those of a reported evaluation.
+        evaluation: examples whose losses are followed; never those of a reported evaluation. With
+            `run.eval_every` the final checkpoint is the one with their lowest loss.
         answer_limit: examples with longer answers are left out, counted.
         documents: "all" gives every document of an example in its order, "gold" those with
             evidence alone.
@@ -163,7 +164,10 @@ class TextTraining(Training):
         return collate_windows(windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Tokens of contexts and continuations."""
+        """Tokens of contexts and continuations that the method is given: its budget.
+
+        They count whether or not its loss reads them all, so that budgets compare across methods.
+        """
         return batch["context"].numel() + batch["continuation"].numel()
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
@@ -179,7 +183,7 @@ class QuestionTraining(Training):
         return collate_questions(items)
 
     def tokens(self, batch: Mapping[str, Any]) -> int:
-        """Tokens of contexts, prompts and answers."""
+        """Tokens of contexts, prompts and answers that the method is given."""
         return sum(map(len, batch["contexts"])) + int(batch["valid"].sum())
 
     def forward(
@@ -241,7 +245,15 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         )
         stage: Training = TextTraining(reader)
         return fit(
-            stage, reader, recipe.optimization, recipe.run, output, windows, held_out, recipe
+            stage,
+            reader,
+            recipe.optimization,
+            recipe.run,
+            output,
+            windows,
+            held_out,
+            recipe,
+            best=True,
         )
     questions, training = _open_questions(reader, recipe)
     followed = range(len(training), len(questions))
@@ -255,6 +267,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         Subset(questions, followed) if followed else None,
         recipe,
         {"left_out": dict(questions.dropped), **questions.cut},
+        best=True,
     )
 
 

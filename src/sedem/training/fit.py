@@ -67,6 +67,7 @@ def fit(
     evaluation: Dataset[Any] | None,
     recipe: Any,
     noted: Mapping[str, Any] | None = None,
+    best: bool = False,
 ) -> Path:
     """Train, evaluate, and write the final checkpoint and training.json.
 
@@ -80,6 +81,8 @@ def fit(
         evaluation: whose losses are followed.
         recipe: everything that was set.
         noted: what is to be known of the data, for training.json.
+        best: where losses are evaluated on the way (`run.eval_every`), the final checkpoint has the
+            evaluated weights of the lowest one; otherwise it has the last.
 
     Returns:
         Folder of the final checkpoint.
@@ -87,7 +90,7 @@ def fit(
     trainer = SedemTrainer(
         stage,
         optimization.learning_rates,
-        _arguments(optimization, run, output, evaluation is not None),
+        _arguments(optimization, run, output, evaluation is not None, best),
         run.keep,
         train_dataset=training,
         eval_dataset=evaluation,
@@ -98,12 +101,13 @@ def fit(
     # The trainer prints its log lines to stdout, which belongs to results.
     with redirect_stdout(sys.stderr):
         trainer.run(checkpoint)
-        metrics = trainer.evaluate() if evaluation is not None else {}
+        metrics = trainer.settle() if evaluation is not None else {}
     final = output / FINAL
     model.save_pretrained(final)
     summary = {
         "recipe": asdict(recipe),
         "steps": trainer.state.global_step,
+        "final_step": metrics.get("step", trainer.state.global_step),
         "examples_seen": trainer.state.global_step
         * optimization.batch_size
         * optimization.accumulation,
@@ -131,8 +135,9 @@ def _tensorboard(output: Path) -> TensorBoardCallback:
 
 
 def _arguments(
-    optimization: Optimization, run: Run, output: Path, evaluates: bool
+    optimization: Optimization, run: Run, output: Path, evaluates: bool, best: bool
 ) -> TrainingArguments:
+    on_the_way = evaluates and run.eval_every > 0
     return TrainingArguments(
         output_dir=str(output),
         max_steps=optimization.steps or -1,
@@ -152,8 +157,9 @@ def _arguments(
         logging_steps=run.log_every,
         logging_first_step=True,
         save_steps=run.save_every,
-        eval_strategy="steps" if evaluates and run.eval_every else "no",
+        eval_strategy="steps" if on_the_way else "no",
         eval_steps=run.eval_every or None,
+        metric_for_best_model="loss" if on_the_way and best else None,
         dataloader_num_workers=run.workers,
         remove_unused_columns=False,
         report_to=[],

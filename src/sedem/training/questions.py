@@ -83,6 +83,9 @@ class Questions(Items[QuestionItem]):
         elif self.max_paragraphs is not None:
             documents = some_documents(example, self.max_paragraphs, labelling, self.seed)
         context = backbone.token_ids(context_prompt([document.text for document in documents]))
+        if not context:
+            self.dropped["documents without tokens"] += 1
+            return None
         prefix = question_ids(backbone, example.question)
         kept = self.reader.seen(len(context), len(prefix), len(answer))
         kept = min(kept, self.context_limit or kept)

@@ -201,4 +201,5 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         Subset(prepared, followed) if followed else None,
         recipe,
         {"left_out": dict(prepared.dropped)},
+        best=True,
     )

@@ -81,8 +81,9 @@ class Run:
         output: folder of checkpoints, logs and the final model.
         log_every: steps between log lines.
         save_every: steps between checkpoints.
-        eval_every: steps between evaluations; 0 means only at the end.
-        keep: newest checkpoints kept.
+        eval_every: steps between evaluations; 0 means only at the end. Above 0 the final checkpoint
+            of a baseline has the weights of the lowest loss; SeDeM's has the last ones.
+        keep: newest checkpoints kept; the best one is kept besides where it is needed.
         workers: processes that load data.
     """
 
@@ -139,7 +140,8 @@ class TextSource:
         evaluation_windows: windows of them that are evaluated.
         exclude_titles: lines or rows that are left out, by their field `title`.
         windows: at most this many training windows; None means all.
-        tokens: stop reading after so many; None means all.
+        tokens: stop reading after so many; None means all. Windows lie within one text and do not
+            overlap, so they hold less than is read: a budget is a number of windows.
     """
 
     path: str

@@ -121,6 +121,13 @@ def open_windows(
     seen = range(len(corpus) - source.held_out)
     windows: Dataset[Any] = Windows(corpus, length, source.continuation, seed, seen)
     if source.windows is not None:
+        if source.windows > len(windows):  # type: ignore[arg-type]
+            logger.warning(
+                "text.windows asks for %d windows, the text that is read has %d; raise text.tokens "
+                "or give more text",
+                source.windows,
+                len(windows),  # type: ignore[arg-type]
+            )
         windows = Subset(windows, range(min(source.windows, len(windows))))  # type: ignore[arg-type]
     if not source.held_out:
         return windows, None

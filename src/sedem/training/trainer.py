@@ -56,7 +56,7 @@ class SedemTrainer(Trainer):
         module: what is trained.
         learning_rates: by the names of its parameter groups.
         args: everything else.
-        keep: newest checkpoints kept; None means all.
+        keep: newest checkpoints kept, and the best one where evaluations choose; None means all.
         options: passed on to `Trainer`: datasets and callbacks.
 
     Raises:
@@ -97,6 +97,22 @@ class SedemTrainer(Trainer):
                 self.state = state
                 return
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def settle(self) -> dict[str, float]:
+        """Evaluate what was trained, and keep the evaluated weights of the lowest loss.
+
+        Where evaluations on the way choose (`metric_for_best_model`), the weights of the best one
+        are put back, unless the last ones are as good.
+
+        Returns:
+            Losses of the weights that are left, over the evaluation set.
+        """
+        metrics, best = self.evaluate(), self.state.best_global_step
+        if not best or metrics["eval_loss"] <= cast(float, self.state.best_metric):
+            return metrics
+        self._load_from_checkpoint(str(Path(self.args.output_dir) / f"checkpoint-{best}"))
+        evaluated = (line for line in self.state.log_history if "eval_loss" in line)
+        return next(line for line in evaluated if line["step"] == best)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """AdamW with one learning rate for each part; no decay on vectors."""
@@ -173,14 +189,22 @@ class SedemTrainer(Trainer):
         weights = {name: tensor.contiguous() for name, tensor in self.trained_weights().items()}
         save_file(weights, folder / TRAINED)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        best = super()._determine_best_metric(metrics, trial)
+        # Its weights must be there in the end, whatever save_steps says.
+        self.control.should_save |= best
+        return best
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             run = Path(self.args.output_dir)
             seal(run / f"checkpoint-{self.state.global_step}")
             # Only now may old ones go: a kill must never leave a run without a whole one.
+            best = f"checkpoint-{self.state.best_global_step}"
             for folder in checkpoints(run)[self.keep :] if self.keep else []:
-                shutil.rmtree(folder)
+                if folder.name != best:
+                    shutil.rmtree(folder)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

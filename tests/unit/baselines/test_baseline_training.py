@@ -87,6 +87,68 @@ def test_a_killed_run_on_text_resumes_alike(name: str, text_recipe: Make) -> Non
     assert summary(recipe)["tokens_seen"] == 4 * 4 * (32 + 12)
 
 
+@pytest.fixture
+def rising(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses that are followed rise with every step after the second."""
+    evaluate = SedemTrainer.evaluation_loop
+
+    def risen(self: SedemTrainer, *args: Any, **options: Any) -> Any:
+        output = evaluate(self, *args, **options)
+        output.metrics["eval_loss"] = abs(self.state.global_step - 2.0)
+        return output
+
+    monkeypatch.setattr(SedemTrainer, "evaluation_loop", risen)
+
+
+def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:
+    """The same training, which ends so early and follows no loss."""
+    run = replace(recipe.run, output=f"{recipe.run.output}-{steps}", eval_every=0)
+    return replace(recipe, optimization=replace(recipe.optimization, steps=steps), run=run)
+
+
+@pytest.mark.usefixtures("rising")
+@pytest.mark.parametrize("name", ["icae", "rag"])
+def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
+    name: str, question_recipe: Make
+) -> None:
+    recipe = question_recipe(name)
+    # Steps are the same however long the run is, and whatever is evaluated between them.
+    constant = replace(recipe.optimization, steps=5, schedule="constant_with_warmup")
+    plain = replace(recipe.model, lora_dropout=0.0)
+    # The best step is none that save_every names, and one checkpoint alone is kept.
+    run = replace(recipe.run, save_every=5, eval_every=1, keep=1)
+    recipe = replace(recipe, model=plain, optimization=constant, run=run)
+    train_baseline(recipe)
+    train_baseline(stopped_at(recipe, 2))
+    train_baseline(stopped_at(recipe, 5))
+    found, best, last = (weights(r) for r in (recipe, stopped_at(recipe, 2), stopped_at(recipe, 5)))
+    assert all(torch.equal(found[n], best[n]) for n in best)
+    assert not all(torch.equal(found[n], last[n]) for n in last)
+    result = summary(recipe)
+    assert (result["steps"], result["final_step"]) == (5, 2)
+    assert result["evaluation"]["eval_loss"] == 0
+    kept = {folder.name for folder in Path(recipe.run.output).glob("checkpoint-*")}
+    assert kept == {"checkpoint-2", "checkpoint-5"}
+    assert summary(stopped_at(recipe, 5))["final_step"] == 5
+    # Started again, a finished run ends with the same.
+    train_baseline(recipe)
+    assert all(torch.equal(weights(recipe)[n], found[n]) for n in found)
+
+
+@pytest.mark.usefixtures("rising")
+def test_a_killed_run_knows_its_lowest_loss(question_recipe: Make) -> None:
+    recipe = question_recipe("icae")
+    recipe = replace(recipe, run=replace(recipe.run, save_every=3, eval_every=1))
+    whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
+    train_baseline(whole)
+    killed(recipe, 4)
+    train_baseline(recipe)
+    found = summary(recipe)
+    assert (found["resumed_from"], found["steps"], found["final_step"]) == ("checkpoint-3", 4, 2)
+    ours, theirs = weights(recipe), weights(whole)
+    assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
+
+
 def test_from_text_to_questions_to_answers(
     text_recipe: Make, question_recipe: Make, fixtures: Path, tmp_path: Path
 ) -> None:
@@ -168,7 +230,10 @@ def test_the_command_trains_and_evaluates_by_name(
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["counts"]["not_answered"] == 0
     listed = runner.invoke(app, ["eval", "--list"]).stdout
-    assert {line.split()[0] for line in listed.splitlines()} >= set(TRAINED)
+    lines = {line.split()[0]: line for line in listed.splitlines()}
+    assert lines.keys() >= set(TRAINED)
+    marked = {name for name, line in lines.items() if line.endswith("(not trained here yet)")}
+    assert marked == set(TRAINED) - {"full-context-tuned"}
 
 
 # The recipes of the repository

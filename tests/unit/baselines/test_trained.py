@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
 from unit.baselines.conftest import SMALL, make
 
 from sedem import Document, SeDeM
@@ -20,6 +21,7 @@ from sedem.baselines.memory import ContextMemory
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.data.catalog import open_examples
+from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
@@ -29,7 +31,13 @@ from sedem.training.baseline import QuestionTraining
 from sedem.training.questions import Questions, collate_questions
 
 SHORT = Decoding(max_new_tokens=5)
+INVISIBLE = Document("invisible", "\u200b")
 RENT, EGGS = "What is the rent?", "How many eggs?"
+
+
+def drops_invisible_spaces(backbone: Backbone) -> None:
+    """Give a backbone a tokenizer that finds nothing where nothing can be seen."""
+    backbone.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
 
 
 def test_every_trained_method_is_listed_and_has_small_settings_for_these_tests() -> None:
@@ -101,6 +109,12 @@ def test_a_question_too_long_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=r"exceed the 512 positions"):
         any_reader.answer(any_reader.read(documents), "Why? " * 200)
+
+
+def test_a_context_without_tokens_is_refused(any_reader: TrainedReader) -> None:
+    drops_invisible_spaces(any_reader.backbone)
+    with pytest.raises(DataError, match="the text has no tokens; give a document with words"):
+        any_reader.read([INVISIBLE])
 
 
 # Training
@@ -181,6 +195,19 @@ def test_gold_documents_alone(fixtures: Path, tiny_folder: Callable[..., str]) -
     assert len(every) == len(gold)
     assert gold.cut["tokens"] < every.cut["tokens"]
     assert [item.answer for item in gold.items] == [item.answer for item in every.items]
+
+
+def test_an_example_without_tokens_is_left_out_and_counted(
+    tiny_folder: Callable[..., str], documents: list[Document]
+) -> None:
+    reader = make("icae", tiny_folder())
+    drops_invisible_spaces(reader.backbone)
+    questions = Questions(reader, 200)
+    given = (tuple(documents), (INVISIBLE,))
+    examples = [Example(str(i), own, RENT, ("900 euros",)) for i, own in enumerate(given)]
+    questions.add(ExampleSet("two", examples), "evidence")
+    assert len(questions) == 1
+    assert questions.dropped == {"documents without tokens": 1}
 
 
 def test_some_documents_are_the_evidence_and_a_seeded_sample(fixtures: Path) -> None:
@@ -278,7 +305,8 @@ def test_a_checkpoint_of_another_method_is_refused(
         open_method("icae", Setting(str(tmp_path / "none")))
     monkeypatch.chdir(tmp_path)
     assert default_checkpoint("bm25") == "sedem-nano"
-    with pytest.raises(ConfigError, match="train one with 'sedem train icae"):
+    words = "icae-questions.yaml --set data_root=DIR', DIR holding the public sets"
+    with pytest.raises(ConfigError, match=f"train one with 'sedem train icae .*{words}"):
         default_checkpoint("icae")
 
 

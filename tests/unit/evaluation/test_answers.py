@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ from sedem.answering import Request
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
+from sedem.data.catalog import open_examples
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
 from sedem.evaluation.methods import Setting
 from sedem.evaluation.readers import Sedem
 from sedem.evaluation.run import evaluate
 from sedem.prompts import context_prompt
+from sedem.segment import paragraphs
 
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)
 
 
@@ -97,11 +101,41 @@ def test_every_block_is_ranked_where_it_is_asked_for(
     assert "ranking" not in answer.to_dict()
 
 
-def test_bm25_ranks_every_document(model: SeDeM, documents: list[Document]) -> None:
+def test_bm25_ranks_every_paragraph_and_reads_those_it_picks(model: SeDeM) -> None:
+    parts = ["The lease is signed.", "Beat the eggs with flour and salt.", "Bake it for an hour."]
+    one = Document("book.txt", " \n\n\n".join(parts) + "\n")
     reader = BM25(model.decoder, SHORT, 1)
-    answer = reader.answer(reader.read(documents), "eggs, flour, salt")
+    answer = reader.answer(reader.read([one]), "eggs, flour, salt")
+    (citation,) = answer.citations
+    assert citation.text == parts[1] == one.text[citation.start : citation.end]
+    assert (answer.k, answer.blocks) == (1, 3)
     assert answer.ranking is not None
-    assert [name for name, _, _ in answer.ranking] == ["recipe.txt", "lease.txt"]
+    assert {one.text[start:end] for _, start, end in answer.ranking} == set(parts)
+    assert answer.ranking[0] == ("book.txt", citation.start, citation.end)
+    alone = FullContext(model.decoder, SHORT)
+    read = alone.answer(alone.read([Document("eggs", parts[1])]), "eggs, flour, salt")
+    assert (answer.text, answer.conditioning) == (read.text, read.conditioning)
+    assert answer.stored_bytes == len(one.text)
+    assert answer.context_tokens == len(model.decoder.token_ids(one.text.strip()))
+
+
+@pytest.mark.parametrize(
+    "file", ["hotpotqa-hub.jsonl", "2wikimultihopqa.json", "musique.jsonl", "squad.json"]
+)
+def test_a_document_of_a_set_of_paragraphs_is_one_paragraph(file: str) -> None:
+    # So for these sets picking paragraphs is picking documents.
+    texts = {d.text for e in open_examples(FIXTURES / file).examples for d in e.documents}
+    assert texts
+    for text in texts:
+        ((start, paragraph),) = paragraphs(text)
+        assert text[start:].strip() == paragraph
+
+
+def test_bm25_cuts_a_paragraph_of_more_than_half_the_positions_and_says_so(model: SeDeM) -> None:
+    reader = BM25(model.decoder, SHORT, 1)
+    answer = reader.answer(reader.read([Document("a", "The rent is due. " * 40)]), QUESTION)
+    assert (answer.k, answer.blocks) == (1, 3)
+    assert "in 1 paragraph; bm25 cut those of more than 256, so it ranks 3 pieces" in answer.cut[0]
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from sedem import SeDeM, SedemConfig
 from sedem.baselines.catalog import TRAINED
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import DataSource, Optimization, Run, as_yaml, load_recipe
 from sedem.training.run import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
 
@@ -183,6 +185,155 @@ def test_the_paper_recipes_have_the_papers_numbers() -> None:
         assert (model.segment_length, model.compression) == (128, 4)
         assert (model.lora_rank, model.lora_alpha) == (64, 128)
         assert recipe.optimization.epochs == 3 and recipe.optimization.bf16
+
+
+# Baselines at paper scale: appendix Reproduction Details, and the official code where it is silent.
+
+ICAE = {
+    "model": {"memory": 128, "compression": 4, "lora_rank": 128, "lora_dropout": 0.05},
+    "optimization": {"schedule": "cosine", "max_grad_norm": 2.0, "bf16": True},
+}
+HMT = {
+    "model": {
+        "memory": 10,
+        "sensory": 32,
+        "segment_length": 1024,
+        "recall_width": 4096,
+        "recall_context": 100 * 10,
+        "lora_rank": 8,
+        "lora_alpha": 32,
+    }
+}
+BEACON = {
+    "model": {"sink": 1, "ratio": 4},
+    "optimization": {"batch_size": 1, "accumulation": 8, "epochs": 1, "bf16": True},
+}
+COMPRESSOR_500X = {
+    "model": {"memory": 4, "limit": 500, "lora_rank": 64, "lora_alpha": 32, "lora_dropout": 0.05},
+    "optimization": {"schedule": "constant_with_warmup", "batch_size": 8, "bf16": True},
+}
+COMPREXIT = {
+    "model": {"window": 128, "compression": 4, "inner": 256},
+    "optimization": {"learning_rates": {"parts": 1e-4}, "epochs": 1, "max_grad_norm": 20.0},
+}
+LORA = {"lora_rank": 64, "lora_alpha": 128}
+Q_AND_V = {"lora_targets": ("q_proj", "v_proj")}
+FOLLOWED = {"training": ("hotpotqa", "500:"), "evaluation": ("hotpotqa", ":500")}
+
+PAPER: dict[str, list[dict[str, Any]]] = {
+    "icae-text": [
+        ICAE,
+        {"model": Q_AND_V, "text": {"context": 512, "continuation": 128}},
+        {"optimization": {"learning_rates": {"parts": 1e-4, "lora": 1e-4}, "epochs": 1}},
+    ],
+    "icae-questions": [
+        ICAE,
+        {"model": Q_AND_V, "data": {"answer_limit": 64, **FOLLOWED}},
+        {"optimization": {"learning_rates": {"parts": 5e-5, "lora": 5e-5}}},
+    ],
+    "hmt-text": [HMT, {"optimization": {"learning_rates": {"parts": 1e-4, "lora": 1e-4}}}],
+    "hmt-questions": [HMT, {"optimization": {"learning_rates": {"parts": 1e-5, "lora": 1e-5}}}],
+    "beacon-text": [BEACON, {"model": {"window": 128, "ratios": (2, 4, 8, 16, 32)}}],
+    "beacon-text1024": [BEACON, {"model": {"window": 1024, "ratios": (2, 4, 8, 16, 32)}}],
+    **{
+        f"beacon-questions{setting}": [
+            BEACON,
+            {"model": {"window": window, "ratios": (2, 4, 8)}, "data": {"context_limit": 16_384}},
+            {"optimization": {"learning_rates": {"parts": 1e-5}, "schedule": "linear"}},
+        ]
+        for setting, window in (("", 128), ("1024", 1024))
+    },
+    "500x-text": [
+        COMPRESSOR_500X,
+        {"model": Q_AND_V, "text": {"context": 500}},
+        {"optimization": {"learning_rates": {"parts": 1e-4, "lora": 1e-4}}},
+        {"optimization": {"warmup": 300, "epochs": 3}},
+    ],
+    "500x-questions": [
+        COMPRESSOR_500X,
+        {"model": Q_AND_V, "data": {"answer_limit": 64, **FOLLOWED}},
+        {"optimization": {"learning_rates": {"parts": 5e-5, "lora": 5e-5}}},
+        {"optimization": {"warmup": 200, "epochs": 10}},
+    ],
+    "comprexit-text": [
+        COMPREXIT,
+        {"model": {"piece": 512}, "text": {"context": 512, "continuation": 128}},
+        {"optimization": {"batch_size": 16, "accumulation": 32 * 4, "schedule": "linear"}},
+    ],
+    "comprexit-questions": [COMPREXIT, {"model": {"piece": 512}, "optimization": {"warmup": 0}}],
+    "comprexit-questions128": [COMPREXIT, {"model": {"piece": 128}, "optimization": {"warmup": 0}}],
+    "full-context-tuned-questions": [{"model": LORA, "data": {"answer_limit": 64}}],
+    "rag-questions": [
+        {"model": {"heads": 4, "k": 2, "extract_layer": 11, **LORA}},
+        {"data": {"answer_limit": 64, "max_paragraphs": 10}},
+        {"losses": {"select": 1.0, "margin_weight": 0.5, "margin": 2.0}},
+        {"losses": {"selection_temperature": 0.07}},
+        {"optimization": {"learning_rates": {"parts": 5e-4, "lora": 1e-4}}},
+    ],
+}
+
+BUDGETS = {
+    ("icae-text", "llama-3.2-1b"): 1_000_000_000,
+    ("icae-text", "llama-3.2-3b"): 300_000_000,
+    **{
+        (name, backbone): tokens
+        for backbone in ("llama-3.2-1b", "llama-3.2-3b")
+        for name, tokens in (
+            ("beacon-text", 200_000_000),
+            ("beacon-text1024", 200_000_000),
+            ("500x-text", 300_000_000),
+            ("comprexit-text", 1_000_000_000),
+            ("hmt-text", 600 * 2 * 6 * 972),
+        )
+    },
+}
+"""Tokens of text that a method is given."""
+
+
+def _paper_recipe(name: str, backbone: str) -> BaselineRecipe:
+    path = RECIPES / "paper" / backbone / f"{name}.yaml"
+    return load_baseline_recipe(name.rpartition("-")[0], path)
+
+
+def test_every_paper_recipe_of_a_baseline_has_its_numbers_here() -> None:
+    found = {path.stem for path in BASELINES if "paper" in path.parts}
+    assert found == set(PAPER)
+    assert {name for name, _ in BUDGETS} == {name for name in found if "-text" in name}
+
+
+@pytest.mark.parametrize("backbone", ["llama-3.2-1b", "llama-3.2-3b"])
+@pytest.mark.parametrize("name", PAPER)
+def test_a_baselines_paper_recipe_has_the_papers_numbers(name: str, backbone: str) -> None:
+    recipe = _paper_recipe(name, backbone)
+    assert recipe.model.backbone == f"meta-llama/Llama-{backbone.removeprefix('llama-').upper()}"
+    for numbers in PAPER[name]:
+        for section, settings in numbers.items():
+            for key, value in settings.items():
+                found = getattr(getattr(recipe, section), key)
+                if key in FOLLOWED:
+                    (source,) = found
+                    found = (source.path, source.records)
+                assert found == value, f"{section}.{key}"
+    assert (recipe.run.eval_every > 0) == bool(recipe.data and recipe.data.evaluation)
+
+
+@pytest.mark.parametrize(("name", "backbone"), BUDGETS)
+def test_a_paper_recipe_gives_the_papers_budget_of_text(name: str, backbone: str) -> None:
+    recipe, tokens = _paper_recipe(name, backbone), BUDGETS[name, backbone]
+    text, optimization = recipe.text, recipe.optimization
+    assert text is not None and text.path == "hub:DKYoon/SlimPajama-6B"
+    assert text.windows is not None and text.tokens is not None
+    width = text.context + text.continuation
+    assert text.windows * width == pytest.approx(tokens, abs=width)
+    # A window lies within one text, so the longer it is, the less of what is read it holds.
+    needed = 1.5 if width < 1000 else 5
+    assert text.tokens >= needed * tokens
+    batch = optimization.batch_size * optimization.accumulation
+    steps = optimization.steps or math.ceil(text.windows / batch)
+    if optimization.steps:
+        assert text.windows == steps * batch
+    if name in ("icae-text", "comprexit-text"):
+        assert optimization.warmup == pytest.approx(0.05 * steps, abs=1)
 
 
 def _written(recipe: Any, folder: Path) -> Path:

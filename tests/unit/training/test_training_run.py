@@ -105,6 +105,15 @@ def test_windows_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, A
     assert fitted["evaluation"] is None
 
 
+def test_fewer_windows_than_asked_for_are_said(
+    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    few = replace(stage1_recipe.text, tokens=240, windows=11, held_out=0)
+    prepared_for(replace(stage1_recipe, text=few), train_stage1, fitted)
+    found = len(fitted["training"])
+    assert f"text.windows asks for 11 windows, the text that is read has {found};" in caplog.text
+
+
 def test_more_texts_cannot_be_held_out_than_there_are(stage1_recipe: Stage1Recipe) -> None:
     text = replace(stage1_recipe.text, held_out=9)
     with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
