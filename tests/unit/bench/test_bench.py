@@ -15,14 +15,15 @@ from sedem.backbone import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
-from sedem.bench.memory import weights_bytes
-from sedem.bench.peers import PEERS, HuggingFace
+from sedem.bench.memory import measure_memory, weights_bytes
+from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
 from sedem.encoder import encode
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
+from sedem.evaluation.storage import kv_bytes_per_token
 
 METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
@@ -72,8 +73,12 @@ def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> No
             for name in FIGURES[:3]:
                 assert row[name]["min"] > 0
                 assert row["floor"][name] > 0
-            assert row["memory"]["peak_bytes"] >= row["memory"]["weights_bytes"] > 0
-            assert row["memory"]["steady_bytes"] >= row["memory"]["weights_bytes"]
+            memory = row["memory"]
+            assert memory["weights_bytes"] > 0 and (memory["caches_bytes"] > 0) == (
+                method == "sedem"
+            )
+            held = memory["weights_bytes"] + memory["caches_bytes"]
+            assert min(memory["peak_bytes"], memory["steady_bytes"]) >= held
             assert list(row["batches"]) == ["1", "2"]
             for batch in row["batches"].values():
                 assert batch["together"] == (method == "sedem")
@@ -103,6 +108,39 @@ def test_merged_weights_count_beside_frozen_ones(plan: Plan) -> None:
     (merged,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
     (plain,), _ = open_subjects(replace(plan, methods=("sedem",), engine="eager"), plan.checkpoint)
     assert weights_bytes(merged.reader) > weights_bytes(plain.reader)
+
+
+def test_caches_of_the_pass_and_no_others_are_in_what_a_method_needs(
+    plan: Plan, documents: list[Document]
+) -> None:
+    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    reader = subject.reader
+    assert isinstance(reader, BoundSedem)
+    device = torch.device("cpu")
+    first = measure_memory(reader, documents, "Rent?", device)
+    assert first is not None
+    engine = reader.model.engine
+    assert first["caches_bytes"] == engine.memory()["caches"] > 0
+    reader.answer_together(reader.read(documents), ["Rent?", "How long?"] * 4)
+    assert engine.memory()["caches"] > 4 * first["caches_bytes"]
+    again = measure_memory(reader, documents, "Rent?", device)
+    assert again is not None and again["caches_bytes"] == first["caches_bytes"]
+
+
+def test_a_static_cache_of_hugging_face_counts_too(
+    plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    plan = replace(plan, methods=("hf-compiled",))
+    (subject,), _ = open_subjects(plan, plan.checkpoint)
+    memory = subject.reader.read(documents)
+    subject.reader.answer(memory, "Rent?")
+    assert subject.backbone is not None
+    positions = memory.ids.shape[1] + QUESTION_ROOM + plan.answer_tokens
+    size = positions * kv_bytes_per_token(subject.backbone.model.config) // 2 * 4
+    found = measure_memory(subject.reader, documents, "Rent?", torch.device("cpu"))
+    assert found is not None and found["caches_bytes"] == size
+    assert min(found["steady_bytes"], found["peak_bytes"]) >= found["weights_bytes"] + size
 
 
 def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
