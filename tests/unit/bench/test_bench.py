@@ -22,6 +22,7 @@ from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
 from sedem.encoder import encode
 from sedem.errors import ConfigError
+from sedem.evaluation import results
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.storage import kv_bytes_per_token
 
@@ -204,6 +205,35 @@ def test_a_run_that_was_killed_goes_on(
         assert kept["online_ttft_ms"] == again["online_ttft_ms"]
     with pytest.raises(ConfigError, match="results of other settings"):
         run_bench(replace(first, runs=2), out)
+
+
+def test_a_bench_names_everyone_who_measured_its_parts(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    plan = replace(plan, methods=("hf",), runs=1)
+
+    def run(commit: str, *contexts: int) -> dict[str, Any]:
+        made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
+        monkeypatch.setattr(results, "provenance", lambda device: made)
+        ceilings = command.Ceilings(float(len(commit)), 1e11)
+        monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
+        return run_bench(replace(plan, contexts=contexts), out)
+
+    first = run("one", 64)
+    assert first["commit"] == {"id": "one"} and "earlier" not in first
+    both = run("three", 80, 64)
+    assert both["commit"] == {"id": "three"}
+    assert [made["commit"] for made in both["earlier"]] == [{"id": "one"}]
+    # Nothing is left to measure: neither who signs nor what bounds it changes.
+    assert run("another", 80, 64) == both
+    again = run("another", 64)
+    assert again["commit"] == {"id": "one"} and "earlier" not in again
+
+    (out / "provenance.json").unlink()
+    old = run("another", 64, 96)
+    assert old["commit"] == {"id": "another"}
+    assert [made["commit"] for made in old["earlier"]] == [{"id": "one"}]
 
 
 def test_a_folder_that_cannot_be_written_is_told(plan: Plan, tmp_path: Path) -> None:
