@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,27 @@ def test_caches_of_the_pass_and_no_others_are_in_what_a_method_needs(
     assert again is not None and again["caches_bytes"] == first["caches_bytes"]
 
 
+def test_the_gpu_that_was_asked_for_is_waited_for_and_counted(
+    documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = torch.device("cuda:1")
+    asked: dict[str, set[object]] = {}
+
+    def watch(name: str, found: int) -> None:
+        def ask(device: object = None) -> int:
+            asked.setdefault(name, set()).add(device)
+            return found
+
+        monkeypatch.setattr(torch.cuda, name, ask)
+
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated"):
+        watch(name, 100)
+    watch("max_memory_allocated", 150)
+    memory = measure_memory(Mute(), documents, "Rent?", second)
+    assert memory is not None and memory["peak_bytes"] == 50
+    assert len(asked) == 4 and set().union(*asked.values()) == {second}
+
+
 def test_a_static_cache_of_hugging_face_counts_too(
     plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +164,18 @@ def test_a_static_cache_of_hugging_face_counts_too(
     found = measure_memory(subject.reader, documents, "Rent?", torch.device("cpu"))
     assert found is not None and found["caches_bytes"] == size
     assert min(found["steady_bytes"], found["peak_bytes"]) >= found["weights_bytes"] + size
+
+
+class Mute:
+    """A reader without weights or caches."""
+
+    name = "mute"
+
+    def read(self, documents: Sequence[Document]) -> list[Document]:
+        return list(documents)
+
+    def answer(self, memory: list[Document], question: str) -> Answer:
+        return Answer("", (), 0, len(memory), {}, "end", self.name)
 
 
 def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
