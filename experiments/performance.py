@@ -113,8 +113,21 @@ def _provenance(result: dict[str, Any]) -> Iterator[str]:
         f"copied, {ceilings['flops_per_s'] / 1e12:,.2f} TFLOP/s. Load of the machine at the start "
         f"and at the end: {before:.1f} and {after:.1f}."
     )
+    for made in result.get("earlier", []):
+        yield f"- a part of it is older: {_made(made)}"
     for note in [*result["notes"], *(f"{k}: {v}" for k, v in result["left_out"].items())]:
         yield f"- {note}"
+
+
+def _made(signature: dict[str, Any] | None) -> str:
+    """Who made a part that the rest was not made with."""
+    if signature is None:
+        return "it is not known what measured it"
+    versions, commit = signature["versions"], signature["commit"] or {"id": "unknown"}
+    return (
+        f"commit {commit['id'][:10]} on {signature['machine']['device']}, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}"
+    )
 
 
 def _building(result: dict[str, Any]) -> list[list[str]]:

@@ -229,9 +229,18 @@ def test_a_bench_is_shown_with_machine_load_and_what_was_left_out(
     monkeypatch.setattr(cells, "RESULTS", tmp_path)
     path = performance.nano(NANO).path(NANO)
     path.parent.mkdir()
-    path.write_text(json.dumps(bench_result()))
+    result = bench_result()
+    older = {
+        **result,
+        "machine": {"device": "Slide rule"},
+        "versions": {"torch": "1", "transformers": "4"},
+    }
+    result["earlier"] = [{n: older[n] for n in ("machine", "versions", "commit")}, None]
+    path.write_text(json.dumps(result))
     page = performance.rendered("<!-- bench sedem-nano -->\n<!-- end -->")
     assert "Abacus, 2 cores, 1 threads, float32" in page and "with changes" in page
+    assert "older: commit 0123456789 on Slide rule, torch 1, transformers 4" in page
+    assert "older: it is not known what measured it" in page
     assert "0.5 and 1.5" in page and "- hf-compiled: no compiler" in page
     assert "| 2,048 | sedem | 500 of 2,048 | 12.0 (11.0-13.0) | - |" in page
     assert "| 2,048 | 12 | 10 | 1.20 |" in page

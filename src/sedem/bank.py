@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -89,16 +90,16 @@ class MemoryBank:
         """Number of blocks."""
         return len(self.blocks)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
-        """Tokens of all documents."""
+        """Tokens of all documents; added up once, for every answer tells it."""
         return sum(sum(block.slot_tokens) for block in self.blocks)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of its slots as they are kept, scales and slots that pad a last block included."""
-        slots = sum(len(block.slot_tokens) for block in self.blocks)
-        return slots * vector_bytes(int(self.made_by["width"]), self.dtype)
+        slots = len(self.blocks[0].slot_tokens) if self.blocks else 0
+        return len(self) * slots * vector_bytes(int(self.made_by["width"]), self.dtype)
 
     def memory(self, indices: Sequence[int]) -> Tensor:
         """Memory of some blocks `[n, J, D]`, in the order asked for.
@@ -163,7 +164,7 @@ class MemoryBank:
             return
         if other.dtype != self.dtype:
             other = other.cast(self.dtype)
-        self.keys = None
+        self._forget()
         self._drop({document.name for document in other.documents})
         first_document, first_piece = len(self.documents), len(self.pieces)
         self.documents += other.documents
@@ -255,13 +256,13 @@ class MemoryBank:
     def _reload(self) -> None:
         assert self.path is not None
         self.__dict__.update(MemoryBank.open(self.path).__dict__)
-        self.keys = None
+        self._forget()
 
     def _drop(self, names: set[str]) -> None:
         keep = [i for i, document in enumerate(self.documents) if document.name not in names]
         if len(keep) == len(self.documents):
             return
-        self.keys = None
+        self._forget()
         renumbered = {old: new for new, old in enumerate(keep)}
         alive = [i for i, block in enumerate(self.blocks) if block.document in renumbered]
         self.places = [self.places[i] for i in alive]
@@ -270,3 +271,8 @@ class MemoryBank:
             for b in (self.blocks[i] for i in alive)
         ]
         self.documents = [self.documents[i] for i in keep]
+
+    def _forget(self) -> None:
+        """Let go of what was made of the blocks as they were."""
+        self.keys = None
+        self.__dict__.pop("tokens", None)

@@ -10,18 +10,20 @@ R heads, H width of a head.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sedem import bank as banks
 from sedem.bank import MemoryBank
 from sedem.keys import key_parts, keys_of, known_keys
 from sedem.packed import BFLOAT16, Packed, join, pack
 from sedem.selector import Selector, key_scores
 
 FROM = 100_000
-"""Blocks from which on candidates are looked for; below, every block is scored."""
+"""Blocks up to which every block is scored; above, candidates are looked for."""
 
 COUNT = 4096
 """Candidates of a question."""
@@ -59,13 +61,19 @@ def _rough_scores(
 ) -> Tensor:
     keys, slots = known_keys(bank, selector), len(bank.blocks[0].slot_tokens)
     if keys.pooled is None:
+        # Keys that are held come as one part, and pooling makes float32 of what it is given.
         parts = [
-            pool_keys(part, keys.padding_of(indices, slots))
+            pool_keys(part[piece], keys.padding_of(indices[piece], slots))
             for indices, part in key_parts(bank, selector)
+            for piece in _pieces(len(part))
         ]
         means, empty = zip(*parts, strict=True)
         keys.pooled = join(means), torch.cat(empty).flatten().nonzero()[:, 0]
     return key_scores(query_BQRH, query_mask_BQ, *keys.pooled)
+
+
+def _pieces(blocks: int) -> Iterator[slice]:
+    return (slice(start, start + banks.SCAN) for start in range(0, blocks, banks.SCAN))
 
 
 def pool_keys(keys_NJRH: Packed, padding_P: Tensor, most: int = GROUPS) -> tuple[Packed, Tensor]:

@@ -65,7 +65,10 @@ class Eager:
     def memory(self) -> dict[str, int]:
         """Bytes of weights; caches come and go."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        return {"weights": storage_bytes(tensors), "caches": 0}
+        return {"weights": storage_bytes(tensors), "caches": 0, "graphs": 0}
+
+    def release(self) -> None:
+        """Nothing is kept."""
 
 
 def start_decoding(

@@ -18,6 +18,7 @@ from sedem.eager import Eager
 from sedem.errors import ConfigError
 from sedem.fusing import adapted_layers, frozen_layers, storage_bytes
 from sedem.generation import Step
+from sedem.graphs import new_pool, pool_bytes
 from sedem.lane import Bucket, Lane, LeanDecoder, Start
 from sedem.lean import LeanLayer
 from sedem.lean_encoder import LeanEncoder, Questions
@@ -64,7 +65,11 @@ class Engine(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights and of caches."""
+        """Bytes of weights, of caches, and of what captured graphs keep beside them."""
+        ...
+
+    def release(self) -> None:
+        """Let go of buffers that nobody uses; the next batches make their own."""
         ...
 
 
@@ -118,7 +123,7 @@ class Static:
         self._used: list[Lane] = []
         self._lock = RLock()
         self._graph = graphs
-        self._pool = torch.cuda.graph_pool_handle() if graphs else None
+        self._pool = new_pool() if graphs else None
 
     @torch.no_grad()
     def encode(self, ids_BT: Tensor) -> Tensor:
@@ -161,12 +166,22 @@ class Static:
                 self.give_back(run.lane)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, and of the buffers of lanes and questions with their caches."""
-        parts = (*self.model.parameters(), *self.model.buffers())
-        weights = [*parts, *self._lean_tensors()]
+        """Bytes of weights, of the buffers of lanes and questions, and of the graphs' pool."""
+        weights = [*self.model.parameters(), *self.model.buffers(), *self._lean_tensors()]
         caches = [b for lane in (*self._free, *self._used) for b in lane.buffers]
         caches += [b for questions in self._questions.values() for b in questions.buffers]
-        return {"weights": storage_bytes(weights), "caches": storage_bytes(caches)}
+        return {
+            "weights": storage_bytes(weights),
+            "caches": storage_bytes(caches),
+            "graphs": pool_bytes(self._pool) if self._graph else 0,
+        }
+
+    def release(self) -> None:
+        """Let go of lanes and questions that nobody uses; the next batches make their own."""
+        with self.turn():
+            self._free, self._questions = [], {}
+            # A pool cannot be shared again once its last graph is gone.
+            self._pool = new_pool() if self._graph else None
 
     @contextmanager
     def turn(self) -> Iterator[None]:

@@ -12,6 +12,17 @@ Pool = Any
 """What torch calls memory that graphs share; nothing of ours looks into it."""
 
 
+def new_pool() -> Pool:
+    """A pool of its own on the current GPU."""
+    return torch.cuda.graph_pool_handle()
+
+
+def pool_bytes(pool: Pool) -> int:
+    """Bytes that the graphs of a pool keep for what they compute on the way."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
+
+
 class Replay:
     """Runs a function again and again, on a GPU as one captured graph.
 

@@ -31,9 +31,11 @@ from sedem.shard import Shard, checksum, read_packed, write_packed
 logger = logging.getLogger(__name__)
 
 HELD = 2**30
-"""Bytes of keys that are held after a question without being asked for: in float32 on a CPU (8,192
-blocks of sedem-nano), in bfloat16 on a GPU (8,192 blocks of a 1B model at C = 4, a million tokens).
-Above, `prepare` or `save_keys` is needed."""
+"""Bytes of keys that are held after a question without being asked for; on a GPU a share of what is
+free, if that is more. Above, `prepare` or `save_keys` is needed."""
+SHARE = 4
+"""One part in so many of a GPU's free memory is for keys: they are there twice while they are
+joined, and what answers needs room beside them."""
 
 FOLDER = "keys"
 KEYS, SELECTOR, CRC = "keys", "selector", "crc32"
@@ -73,11 +75,24 @@ def known_keys(bank: MemoryBank, selector: Selector) -> Keys:
     return bank.keys
 
 
+def held_type(device: torch.device) -> torch.dtype:
+    """What keys are held as without being asked for: what their device multiplies best."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def held_limit(device: torch.device) -> int:
+    """Bytes of keys that are held on a device without being asked for."""
+    if device.type == "cpu":
+        return HELD
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(HELD, free // SHARE)
+
+
 @torch.no_grad()
 def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Packed]]:
     """The keys `[n, J, R, H]` of all blocks in order, part by part, and which blocks they are of.
 
-    They are held for the next time where they fit into `HELD` bytes.
+    They are held for the next time where they fit into `held_limit`.
     """
     keys = known_keys(bank, selector)
     device = selector.w_key.weight.device
@@ -86,8 +101,8 @@ def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Pac
         yield range(len(bank)), keys.held
         return
     slots = len(bank) * len(bank.blocks[0].slot_tokens)
-    kind = torch.float32 if device.type == "cpu" else torch.bfloat16
-    fits = slots * selector.w_key.out_features * kind.itemsize <= HELD
+    kind = held_type(device)
+    fits = slots * selector.w_key.out_features * kind.itemsize <= held_limit(device)
     parts = []
     for indices in _runs(bank, keys, range(len(bank))):
         part = _keys(bank, selector, keys, indices).to(device)

@@ -1,7 +1,7 @@
 """Decoder layers of the Llama kind for inference alone: fused matrices, few operations, no modules.
 
 The same arithmetic as Hugging Face's layers, operation by operation, so that in float32 on a CPU
-the states without padding are the same to the bit.
+the states of the same batch without padding are the same to the bit.
 
 Letters: B batch, P positions of one call, K keys, D width, F query heads, G query heads of one
 key head, H width of a head.

@@ -14,11 +14,16 @@ import torch
 PACKAGES = ("sedem", "torch", "transformers", "peft", "accelerate")
 
 
-def provenance() -> dict[str, Any]:
-    """JSON-ready facts about this process."""
+def provenance(device: torch.device | None = None) -> dict[str, Any]:
+    """JSON-ready facts about this process.
+
+    Args:
+        device: that its work runs on; None means a GPU if there is one.
+    """
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
     return {
         "machine": {
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
+            "device": torch.cuda.get_device_name(device) if on_gpu else _processor(),
             "processor": _processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),

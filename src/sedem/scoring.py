@@ -42,7 +42,7 @@ def score_questions(
     if not len(bank):
         raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
     query_BQRH = model.selector.queries(hidden_BQE)
-    if every or len(bank) < candidates.FROM:
+    if every or len(bank) <= candidates.FROM:
         return bank_scores(bank, model.selector, query_BQRH, mask_BQ)
     return candidates.candidate_scores(bank, model.selector, query_BQRH, mask_BQ)
 

@@ -133,7 +133,7 @@ def test_logits_are_close_with_padding_windows_and_other_k(folder: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 
 
-def test_bfloat16_differs_no_more_than_eager_attention_from_sdpa(folder: str) -> None:
+def test_bfloat16_is_about_as_exact_as_eager_attention_and_sdpa(folder: str) -> None:
     low = torch.bfloat16
     exact, sdpa = build(folder), build(folder, dtype=low)
     rows, tokens = starts(exact), forced(8, 5)
@@ -147,22 +147,20 @@ def test_bfloat16_differs_no_more_than_eager_attention_from_sdpa(folder: str) ->
     def error(logits: Tensor) -> float:
         return float((logits - truth).pow(2).mean().sqrt())
 
-    # The same distance from the truth, and no farther from the one than the other is.
+    # Nearly the same distance from the truth, and not much farther from one than the other is.
     assert error(fast) <= 1.25 * max(error(reference), error(other))
     apart = float((fast - reference).pow(2).mean().sqrt())
     assert apart <= 1.5 * max(error(reference), float((other - reference).pow(2).mean().sqrt()))
 
 
-def test_reading_gives_the_same_bytes(folder: str) -> None:
+def test_reading_gives_the_same_states_and_bytes(folder: str) -> None:
     slow, fast = build(folder), static(build(folder))
     documents = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
     expected, bank = slow.read(documents), fast.read(documents)
     assert torch.equal(bank.memory(range(len(bank))), expected.memory(range(len(bank))))
     assert bank.fingerprint == expected.fingerprint
     ids = torch.randint(2, 258, (3, 16))
-    torch.testing.assert_close(
-        fast.engine.encode(ids), encode(slow.encoder, ids, (3,)), rtol=1e-5, atol=1e-6
-    )
+    assert torch.equal(fast.engine.encode(ids), encode(slow.encoder, ids, (3,)))
 
 
 def test_mixtures_of_layers_read_and_answer_alike(tiny_folder: Callable[..., str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -381,6 +381,55 @@ def test_scores_do_not_depend_on_how_many_blocks_are_looked_at_together(
     expected = model.scores(bank, QUESTIONS[0])
     monkeypatch.setattr("sedem.bank.SCAN", scan)
     torch.testing.assert_close(model.scores(bank, QUESTIONS[0]), expected)
+
+
+# Sizes
+
+
+class Counted(list[BlockRow]):
+    """Blocks that count how often somebody goes through all of them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[BlockRow]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_an_answer_goes_through_all_blocks_no_more(model: SeDeM, documents: list[Document]) -> None:
+    bank = model.read(documents)
+    (first,) = model.answer(bank, QUESTIONS[:1], decoding=SHORT)
+    bank.blocks = counted = Counted(bank.blocks)
+    (again,) = model.answer(bank, QUESTIONS[:1], decoding=SHORT)
+    assert counted.passes == 0
+    assert (again.context_tokens, again.stored_bytes) == (first.context_tokens, first.stored_bytes)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_sizes_follow_what_is_appended_removed_and_stored_otherwise(
+    on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents[:1])
+
+    def check(dtype: str = "bfloat16") -> None:
+        slots = sum(len(block.slot_tokens) for block in bank.blocks)
+        assert bank.tokens == sum(sum(block.slot_tokens) for block in bank.blocks)
+        assert bank.memory_bytes == slots * (64 if dtype == "bfloat16" else 36)
+
+    check()
+    if on_disk:
+        bank.save(tmp_path / "a.bank")
+    bank.append(model.read(documents[1:]))
+    check()
+    bank.append(model.read([Document(documents[1].name, EXTRA.text)]))
+    check()
+    bank.remove(documents[0].name)
+    check()
+    bank.save(tmp_path / "b.bank", "int8")
+    check("int8")
+    bank.remove(documents[1].name)
+    check("int8")
+    assert bank.tokens == bank.memory_bytes == 0
 
 
 # Fingerprints

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM, candidates
+from sedem import bank as banks
 from sedem.answering import Request, encode_questions
 from sedem.candidates import pool_keys
-from sedem.keys import prepare, save_keys
+from sedem.keys import known_keys, prepare, save_keys
 from sedem.packed import Packed
 from sedem.scoring import score_requests
 
@@ -54,6 +55,31 @@ def test_candidates_have_their_exact_scores_and_others_none(
     torch.testing.assert_close(found[named], exact[named])
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_keys_are_pooled_in_pieces_however_they_are_kept(
+    held: bool, model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (expected,) = scored(model, Request(bank, RENT, k=2))
+    pooled = known_keys(bank, model.selector).pooled
+    bank.keys = None
+    if held:
+        prepare(bank, model.selector, None)
+    sizes = []
+
+    def spied(keys: Packed, padding: torch.Tensor) -> object:
+        sizes.append(len(keys))
+        return pool_keys(keys, padding)
+
+    monkeypatch.setattr(banks, "SCAN", 3)
+    monkeypatch.setattr(candidates, "pool_keys", spied)
+    (found,) = scored(model, Request(bank, RENT, k=2))
+    assert max(sizes) == 3 < len(bank) == sum(sizes)
+    torch.testing.assert_close(found, expected)
+    again = known_keys(bank, model.selector).pooled
+    assert pooled is not None and again is not None
+    assert torch.equal(again[0].values, pooled[0].values) and torch.equal(again[1], pooled[1])
+
+
 def test_with_as_many_groups_as_slots_the_best_candidates_are_the_best_blocks(
     model: SeDeM, bank: MemoryBank
 ) -> None:
@@ -78,10 +104,10 @@ def test_what_needs_every_score_gets_every_score(
     torch.testing.assert_close(found, model.scores(bank, RENT))
 
 
-def test_a_smaller_bank_is_scored_exactly(
+def test_a_bank_of_as_many_blocks_is_scored_exactly(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "FROM", len(bank) + 1)
+    monkeypatch.setattr(candidates, "FROM", len(bank))
     (found,) = scored(model, Request(bank, RENT, k=2))
     assert torch.equal(found, model.scores(bank, RENT))
 

@@ -18,7 +18,7 @@ from sedem.answering import Request, choose, start_of
 from sedem.eager import Eager
 from sedem.engine import FIRST_STEPS, Static, open_engine, round_up
 from sedem.errors import ConfigError
-from sedem.graphs import Replay
+from sedem.graphs import Replay, pool_bytes
 from sedem.lane import Bucket, Lane, Start
 from sedem.pretrained import open_backbone
 from sedem.prompts import question_ids
@@ -265,6 +265,17 @@ def test_lanes_and_questions_are_counted(fast: SeDeM, bank: MemoryBank) -> None:
     assert fast.engine.memory()["caches"] == size([*lane.buffers, *questions.buffers])
 
 
+def test_bytes_of_graphs_are_those_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 1},
+        {"segment_pool_id": (0, 7), "total_size": 20},
+        {"segment_pool_id": (0, 7), "total_size": 300},
+        {"segment_pool_id": (0, 8), "total_size": 4000},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert pool_bytes((0, 7)) == 320
+
+
 def test_lanes_that_nobody_uses_are_let_go(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,9 +292,9 @@ def test_what_is_let_go_is_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
     lane, questions = ref(engine._free[0]), ref(next(iter(engine._questions.values())))
     gc.disable()  # only what nothing refers to may go
     try:
-        engine._free.clear()
-        engine._questions.clear()
+        engine.release()
         assert (lane(), questions()) == (None, None)
+        assert engine.memory()["caches"] == 0
     finally:
         gc.enable()
 

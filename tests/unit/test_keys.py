@@ -17,7 +17,7 @@ from sedem import Document, MemoryBank, SeDeM, shard, store
 from sedem import keys as bank_keys
 from sedem.answering import encode_questions
 from sedem.errors import BankError, ConfigError
-from sedem.keys import FOLDER, known_keys, prepare, save_keys
+from sedem.keys import FOLDER, HELD, held_limit, held_type, known_keys, prepare, save_keys
 from sedem.packed import DTYPES
 from sedem.scoring import score_questions
 from sedem.selector import Selector
@@ -92,6 +92,33 @@ def test_keys_above_the_limit_are_not_held(
     projections.clear()
     assert torch.equal(scores(model, bank), held)
     assert sum(projections) == 2 * len(bank)
+    assert known_keys(bank, model.selector).held is None
+
+
+def test_a_gpu_holds_what_a_share_of_its_free_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda:1"), torch.device("cpu")
+    free = {gpu: 100 * 2**30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 141 * 10**9))
+    # 8,192 blocks of 32 slots of a 3B model.
+    size = 8192 * 32 * 3072 * held_type(gpu).itemsize
+    assert HELD < size < held_limit(gpu) == 25 * 2**30
+    free[gpu] = 2**30
+    assert held_limit(gpu) == held_limit(cpu) == HELD == 2**30
+    assert (held_type(gpu), held_type(cpu)) == (torch.bfloat16, torch.float32)
+
+
+def test_keys_are_held_up_to_the_limit_of_their_device(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+
+    def limit(device: torch.device) -> int:
+        asked.append(device)
+        return 0
+
+    monkeypatch.setattr(bank_keys, "held_limit", limit)
+    scores(model, bank)
+    assert set(asked) == {model.selector.w_key.weight.device}
     assert known_keys(bank, model.selector).held is None
 
 

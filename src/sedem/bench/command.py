@@ -27,9 +27,9 @@ from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method, picks
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
-from sedem.evaluation.run import Progress, claim, write_json
+from sedem.evaluation.results import Signatures, claim, write_json
+from sedem.evaluation.run import Progress
 from sedem.packed import BFLOAT16
-from sedem.provenance import provenance
 
 NEVER = -1
 """An end token that no model gives: every answer has as many tokens as are asked for."""
@@ -50,7 +50,8 @@ def run_bench(
 
     Returns:
         `settings`, `ceilings`, `results` by method and context length, `selection` by blocks,
-        `left_out` (methods that cannot run here, with the reason), `notes`, and provenance.
+        `left_out` (methods that cannot run here, with the reason), `notes`, and provenance: of who
+        measured last, with the ceilings and the load of then, and as `earlier` of everyone else.
 
     Raises:
         SedemError: something cannot be opened or measured.
@@ -58,22 +59,30 @@ def run_bench(
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         kept = Path(str(folder))
         claim(kept, plan.settings())
+        files = [*kept.glob("context-*.json"), *kept.glob("blocks-*.json")]
+        signatures = Signatures(kept, sorted(f.name for f in files), DOCUMENT, plan.place)
         load = [os.getloadavg()[0]]
         ceilings = measure_ceilings(plan.place, plan.type)
         with _checkpoint(plan) as checkpoint:
             subjects, left_out = open_subjects(plan, checkpoint)
-            _Rest(plan, subjects, kept, progress).measure()
+            rest = _Rest(plan, subjects, kept, signatures, progress)
+            rest.measure()
             del subjects
         # Before and after: neither a warm-up nor a neighbour may lower a ceiling.
         ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
+        load.append(os.getloadavg()[0])
+        conditions: dict[str, Any] = {"ceilings": vars(ceilings), "load_average": load}
+        if not rest.done and (kept / DOCUMENT).is_file():
+            # What was measured by others stays beside the ceilings that they measured.
+            before = json.loads((kept / DOCUMENT).read_text(encoding="utf-8"))
+            conditions = {name: before[name] for name in conditions}
         document = {
             "settings": plan.settings(),
-            "ceilings": vars(ceilings),
-            **_with_floors(plan, kept, ceilings, left_out),
+            **conditions,
+            **_with_floors(plan, kept, Ceilings(**conditions["ceilings"])),
             "left_out": left_out,
             "notes": notes(plan),
-            "load_average": [*load, os.getloadavg()[0]],
-            **provenance(),
+            **signatures.of([file.name for file in _files(plan, kept)]),
         }
         write_json(kept / DOCUMENT, document)
     return document
@@ -160,11 +169,17 @@ class _Rest:
     """What a folder of results still lacks, measured and kept one context at a time."""
 
     def __init__(
-        self, plan: Plan, subjects: Sequence[Subject], folder: Path, progress: Progress | None
+        self,
+        plan: Plan,
+        subjects: Sequence[Subject],
+        folder: Path,
+        signatures: Signatures,
+        progress: Progress | None,
     ) -> None:
         self.plan = plan
         self.subjects = subjects
         self.folder = folder
+        self.signatures = signatures
         self.progress = progress
         self.bench = Bench(QUESTIONS, plan.batches, plan.answer_tokens, plan.runs, plan.place)
         self.contexts = [n for n in plan.contexts if not _context_file(folder, n).is_file()]
@@ -178,11 +193,15 @@ class _Rest:
         for tokens in self.contexts:
             documents = context(text, backbone, tokens)
             rows = self.bench.measure(self.subjects, documents, self._tick)
-            write_json(_context_file(self.folder, tokens), rows)
+            self._keep(_context_file(self.folder, tokens), rows)
         readers = [s.reader for s in self.subjects if isinstance(s.reader, BoundSedem)]
         for blocks in self.blocks:
             row = measure_selection(readers[0], blocks, QUESTIONS[0], self.plan.runs, self._tick)
-            write_json(_blocks_file(self.folder, blocks), row)
+            self._keep(_blocks_file(self.folder, blocks), row)
+
+    def _keep(self, path: Path, measured: dict[str, Any]) -> None:
+        self.signatures.sign(path.name)
+        write_json(path, measured)
 
     def _tick(self) -> None:
         self.done += 1
@@ -191,9 +210,7 @@ class _Rest:
             self.progress(self.done, turns + len(self.blocks) * (WARM_UP + self.plan.runs))
 
 
-def _with_floors(
-    plan: Plan, folder: Path, ceilings: Ceilings, left_out: dict[str, str]
-) -> dict[str, Any]:
+def _with_floors(plan: Plan, folder: Path, ceilings: Ceilings) -> dict[str, Any]:
     """What was kept, by method and length, with the floors that the ceilings give."""
     results: dict[str, Any] = {}
     for tokens in plan.contexts:
@@ -221,6 +238,11 @@ def _checkpoint(plan: Plan) -> Iterator[Path | str]:
         yield write_random_checkpoint(
             plan.backbone.lower(), Path(folder), dtype=plan.type, device=plan.place
         )
+
+
+def _files(plan: Plan, folder: Path) -> list[Path]:
+    contexts = [_context_file(folder, tokens) for tokens in plan.contexts]
+    return contexts + [_blocks_file(folder, blocks) for blocks in plan.blocks]
 
 
 def _context_file(folder: Path, tokens: int) -> Path:

@@ -4,9 +4,10 @@ A stage must do its FLOPs and must move its bytes, so it takes at least the long
 FLOPs / (FLOPs a second) and bytes / (bytes a second), with both speeds as this process measured
 them. Stages follow one another, so floors add up. Counted bytes are weights that a stage needs,
 read once, keys and values that a decoding step reads, the bank that a first question projects to
-keys, and the keys that every question is held against;
+keys, and the keys that every question is held against, in the type in which they are held;
 activations, launches, tokenizers and Python are free. Adapters count as merged. FLOPs are those of
-`evaluation.cost`.
+`evaluation.cost`, less what a last layer can spare: before the first answer token, nothing looks at
+its states of other positions, so of these it needs keys and values alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sedem.bench.ceilings import Ceilings
 from sedem.contracts import Answer
 from sedem.evaluation.cost import Workload, count_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
+from sedem.keys import held_type
 from sedem.model import SeDeM
 from sedem.prompts import question_ids
 
@@ -51,7 +53,7 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     """Work of SeDeM for one answer that it gave."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
-    prefix = len(question_ids(decoder, question))
+    prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
     shapes = encoder.model.config, decoder.model.config
 
     def flops(question_tokens: int) -> dict[str, int]:
@@ -62,11 +64,12 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     reading = _layer_bytes(encoder, config.extract_layer)
     answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
     upper = decoder.depth - config.inject_layer
-    kept = decoder.depth * prefix + upper * answer.k * config.segment_length
+    kept = decoder.depth * prefix + upper * states
+    prefill = prompt["prefill"] - _spared(decoder, states + prefix - 1)
     to_keys = model.selector.w_key
     slots = -(-answer.context_tokens // config.segment_length) * config.slots
     project = 2 * slots * to_keys.weight.numel()
-    held = slots * to_keys.out_features * to_keys.weight.element_size()
+    held = slots * to_keys.out_features * held_type(to_keys.weight.device).itemsize
     asking = _bytes(model.selector) - _bytes(to_keys)
     return {
         "read": [Work(own["read"], reading + _bytes(model.compressor))],
@@ -74,7 +77,7 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
         "answer": [
             Work(own["select"] - project, reading + asking + held),
             Work(own["restore"], _bytes(model.decompressor)),
-            Work(prompt["prefill"], answering),
+            Work(prefill, answering),
         ],
         "token": [_token(decoder, kept, answering)],
     }
@@ -95,8 +98,10 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, kept: bool) 
     weights = _layer_bytes(backbone, depth)
     head = 2 * backbone.width * shape.vocab_size
     before = seen - (len(question_ids(backbone, question)) - 1) if kept else 0
-    read = [Work(depth * layer_flops(shape, before), weights)] if kept else []
+    reading = depth * layer_flops(shape, before) - _spared(backbone, before)
+    read = [Work(reading, weights)] if kept else []
     asked = depth * layer_flops(shape, seen - before, before) + head
+    asked -= _spared(backbone, seen - before - 1, before)
     moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)
     return {
         "read": read,
@@ -131,6 +136,19 @@ def _token(decoder: Backbone, kept: int, weights: float) -> Work:
     shape = decoder.model.config
     flops = decoder.depth * layer_flops(shape, 1) + 2 * decoder.width * shape.vocab_size
     return Work(flops, weights + kept * _position_bytes(decoder) / decoder.depth)
+
+
+def _spared(decoder: Backbone, tokens: int, before: int = 0) -> int:
+    """FLOPs of the last layer over tokens of which only its keys and values are wanted.
+
+    Args:
+        decoder: whose layer.
+        tokens: whose states nothing looks at.
+        before: tokens that these follow.
+    """
+    shape = decoder.model.config
+    kept = kv_bytes_per_token(shape) // BFLOAT16 // decoder.depth
+    return layer_flops(shape, tokens, before) - 2 * tokens * decoder.width * kept
 
 
 def _position_bytes(backbone: Backbone) -> int:

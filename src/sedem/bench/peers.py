@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from sedem.answering import Clock
 from sedem.backbone import Backbone
@@ -138,9 +138,7 @@ class PrefixCached(HuggingFace):
         tokens = super().read(documents)
         cache = DynamicCache(config=self.backbone.model.config)
         self.forward(tokens.ids, cache)
-        kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
-        size = sum(t.numel() * t.element_size() for t in kept)
-        return replace(tokens, cache=cache, stored_bytes=size)
+        return replace(tokens, cache=cache, stored_bytes=_bytes(cache))
 
     def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         """Logits after the question `[1, V]`; what an earlier question left is cut off."""
@@ -173,6 +171,11 @@ class Compiled(HuggingFace):
         self._step = torch.compile(self.forward, mode=mode, fullgraph=True)
         self._caches: dict[int, StaticCache] = {}
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the static cache that stays from answer to answer."""
+        return sum(_bytes(cache) for cache in self._caches.values())
+
     def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
         """Logits after context and question `[1, V]`; the step is compiled once a length."""
         ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
@@ -189,6 +192,11 @@ class Compiled(HuggingFace):
             return self._step(ids_B[:, None].contiguous(), cache).clone()
 
         return self.forward(ids_1P, cache), step
+
+
+def _bytes(cache: Cache) -> int:
+    kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    return sum(t.numel() * t.element_size() for t in kept)
 
 
 def _check_compiler(device: torch.device) -> None:

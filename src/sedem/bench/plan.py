@@ -108,13 +108,20 @@ class Plan:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"dtype is '{self.dtype}'; it can be {' or '.join(DTYPES)}")
         try:
-            kind = torch.device(self.device or "cpu").type
+            device = torch.device(self.device or "cpu")
+            kind, number = device.type, device.index or 0
         except RuntimeError:
-            kind = ""
+            kind, number = "", 0
         if kind not in ("cpu", "cuda"):
             raise ConfigError(f"device is '{self.device}'; it can be cpu or cuda")
         if kind == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"device is '{self.device}', but there is no GPU here; leave it out")
+
+        if kind == "cuda" and number >= torch.cuda.device_count():
+            last = torch.cuda.device_count() - 1
+            raise ConfigError(
+                f"device is '{self.device}', but the last GPU here is cuda:{last}; take another"
+            )
 
     @property
     def place(self) -> torch.device:

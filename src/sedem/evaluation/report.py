@@ -11,7 +11,8 @@ from typing import Any
 from sedem.errors import DataError
 from sedem.evaluation.compare import compare
 from sedem.evaluation.records import ANSWERS, Record
-from sedem.evaluation.run import METRICS, PREDICTIONS, SETTINGS, read_predictions
+from sedem.evaluation.results import SETTINGS
+from sedem.evaluation.run import METRICS, PREDICTIONS, read_predictions
 
 COLUMNS = (*ANSWERS, "recall", "mrr", "conditioning", "bytes_per_token", "ttft_ms")
 """What the table shows of a run; `recall` is recall@K of the most blocks that it used."""

@@ -13,12 +13,11 @@ from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError, SedemError
 from sedem.evaluation.methods import Method
 from sedem.evaluation.records import Record, failed_record, measure, to_record
+from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.storage import compression
-from sedem.provenance import provenance
 
 PREDICTIONS = "predictions.jsonl"
 METRICS = "metrics.json"
-SETTINGS = "settings.json"
 
 NEEDED = {"id", "prediction", "references", "labelled", "selected", "k", "timings"}
 """What every prediction has."""
@@ -71,9 +70,15 @@ def evaluate(
     path = out / PREDICTIONS
     done = {record["id"]: record for record in _kept(path)}
     open_examples = [example for example in examples if example.id not in done]
+    device = method.backbone.device if method.backbone else None
+    # A process signs the first example that it answers.
+    signatures = Signatures(out, list(done)[:1], METRICS, device)
     with path.open("a", encoding="utf-8") as file:
         for start in range(0, len(open_examples), method.batch):
-            for record in _answered(method, open_examples[start : start + method.batch]):
+            records = _answered(method, open_examples[start : start + method.batch])
+            if not start:
+                signatures.sign(records[0]["id"])
+            for record in records:
                 done[record["id"]] = record
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
@@ -81,7 +86,7 @@ def evaluate(
                 progress(len(done), len(examples))
     records = [done[example.id] for example in examples]
     size = compression(records, method.backbone.model.config) if method.backbone else {}
-    metrics = {**measure(records), **size, "settings": settings, **provenance()}
+    metrics = {**measure(records), **size, "settings": settings, **signatures.of(done)}
     write_json(out / METRICS, metrics)
     return metrics
 
@@ -113,37 +118,6 @@ def _answered(method: Method, batch: Sequence[Example]) -> list[Record]:
         half = len(batch) // 2
         return _answered(method, batch[:half]) + _answered(method, batch[half:])
     return [to_record(*pair, len(batch)) for pair in zip(batch, answers, strict=True)]
-
-
-def claim(out: Path, settings: dict[str, Any]) -> None:
-    """Make a folder for the results of some settings.
-
-    Raises:
-        ConfigError: it holds results of others, or cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"'{out}' cannot be a folder for results ({error.strerror})") from None
-    path = out / SETTINGS
-    if path.is_file():
-        try:
-            same = json.loads(path.read_text(encoding="utf-8")) == settings
-        except ValueError:
-            same = False
-        if not same:
-            raise ConfigError(
-                f"'{out}' holds results of other settings (see '{path}'); give another --out"
-            )
-    else:
-        write_json(path, settings)
-
-
-def write_json(path: Path, entries: dict[str, Any]) -> None:
-    """All of a file or nothing: a kill leaves no half of it."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def _kept(path: Path) -> Iterator[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from sedem.backbone import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
-from sedem.bench.memory import weights_bytes
-from sedem.bench.peers import PEERS, HuggingFace
+from sedem.bench.memory import measure_memory, weights_bytes
+from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
 from sedem.encoder import encode
 from sedem.errors import ConfigError
+from sedem.evaluation import results
 from sedem.evaluation.readers import BoundSedem
+from sedem.evaluation.storage import kv_bytes_per_token
 
 METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
@@ -72,8 +75,12 @@ def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> No
             for name in FIGURES[:3]:
                 assert row[name]["min"] > 0
                 assert row["floor"][name] > 0
-            assert row["memory"]["peak_bytes"] >= row["memory"]["weights_bytes"] > 0
-            assert row["memory"]["steady_bytes"] >= row["memory"]["weights_bytes"]
+            memory = row["memory"]
+            assert memory["weights_bytes"] > 0 and (memory["caches_bytes"] > 0) == (
+                method == "sedem"
+            )
+            held = memory["weights_bytes"] + memory["caches_bytes"]
+            assert min(memory["peak_bytes"], memory["steady_bytes"]) >= held
             assert list(row["batches"]) == ["1", "2"]
             for batch in row["batches"].values():
                 assert batch["together"] == (method == "sedem")
@@ -103,6 +110,72 @@ def test_merged_weights_count_beside_frozen_ones(plan: Plan) -> None:
     (merged,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
     (plain,), _ = open_subjects(replace(plan, methods=("sedem",), engine="eager"), plan.checkpoint)
     assert weights_bytes(merged.reader) > weights_bytes(plain.reader)
+
+
+def test_caches_of_the_pass_and_no_others_are_in_what_a_method_needs(
+    plan: Plan, documents: list[Document]
+) -> None:
+    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    reader = subject.reader
+    assert isinstance(reader, BoundSedem)
+    device = torch.device("cpu")
+    first = measure_memory(reader, documents, "Rent?", device)
+    assert first is not None
+    engine = reader.model.engine
+    assert first["caches_bytes"] == engine.memory()["caches"] > 0
+    reader.answer_together(reader.read(documents), ["Rent?", "How long?"] * 4)
+    assert engine.memory()["caches"] > 4 * first["caches_bytes"]
+    again = measure_memory(reader, documents, "Rent?", device)
+    assert again is not None and again["caches_bytes"] == first["caches_bytes"]
+
+
+def test_the_gpu_that_was_asked_for_is_waited_for_and_counted(
+    documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = torch.device("cuda:1")
+    asked: dict[str, set[object]] = {}
+
+    def watch(name: str, found: int) -> None:
+        def ask(device: object = None) -> int:
+            asked.setdefault(name, set()).add(device)
+            return found
+
+        monkeypatch.setattr(torch.cuda, name, ask)
+
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated"):
+        watch(name, 100)
+    watch("max_memory_allocated", 150)
+    memory = measure_memory(Mute(), documents, "Rent?", second)
+    assert memory is not None and memory["peak_bytes"] == 50
+    assert len(asked) == 4 and set().union(*asked.values()) == {second}
+
+
+def test_a_static_cache_of_hugging_face_counts_too(
+    plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    plan = replace(plan, methods=("hf-compiled",))
+    (subject,), _ = open_subjects(plan, plan.checkpoint)
+    memory = subject.reader.read(documents)
+    subject.reader.answer(memory, "Rent?")
+    assert subject.backbone is not None
+    positions = memory.ids.shape[1] + QUESTION_ROOM + plan.answer_tokens
+    size = positions * kv_bytes_per_token(subject.backbone.model.config) // 2 * 4
+    found = measure_memory(subject.reader, documents, "Rent?", torch.device("cpu"))
+    assert found is not None and found["caches_bytes"] == size
+    assert min(found["steady_bytes"], found["peak_bytes"]) >= found["weights_bytes"] + size
+
+
+class Mute:
+    """A reader without weights or caches."""
+
+    name = "mute"
+
+    def read(self, documents: Sequence[Document]) -> list[Document]:
+        return list(documents)
+
+    def answer(self, memory: list[Document], question: str) -> Answer:
+        return Answer("", (), 0, len(memory), {}, "end", self.name)
 
 
 def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
@@ -166,6 +239,35 @@ def test_a_run_that_was_killed_goes_on(
         assert kept["online_ttft_ms"] == again["online_ttft_ms"]
     with pytest.raises(ConfigError, match="results of other settings"):
         run_bench(replace(first, runs=2), out)
+
+
+def test_a_bench_names_everyone_who_measured_its_parts(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    plan = replace(plan, methods=("hf",), runs=1)
+
+    def run(commit: str, *contexts: int) -> dict[str, Any]:
+        made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
+        monkeypatch.setattr(results, "provenance", lambda device: made)
+        ceilings = command.Ceilings(float(len(commit)), 1e11)
+        monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
+        return run_bench(replace(plan, contexts=contexts), out)
+
+    first = run("one", 64)
+    assert first["commit"] == {"id": "one"} and "earlier" not in first
+    both = run("three", 80, 64)
+    assert both["commit"] == {"id": "three"}
+    assert [made["commit"] for made in both["earlier"]] == [{"id": "one"}]
+    # Nothing is left to measure: neither who signs nor what bounds it changes.
+    assert run("another", 80, 64) == both
+    again = run("another", 64)
+    assert again["commit"] == {"id": "one"} and "earlier" not in again
+
+    (out / "provenance.json").unlink()
+    old = run("another", 64, 96)
+    assert old["commit"] == {"id": "another"}
+    assert [made["commit"] for made in old["earlier"]] == [{"id": "one"}]
 
 
 def test_a_folder_that_cannot_be_written_is_told(plan: Plan, tmp_path: Path) -> None:

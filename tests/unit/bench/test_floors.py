@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sedem import Document, SeDeM
+from sedem.bench import floors as floors_module
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work, floors, sedem_work, text_work
 from sedem.bench.spread import spread
 from sedem.evaluation.cost import layer_flops
 from sedem.generation import Decoding
+from sedem.keys import held_type, known_keys
 from sedem.prompts import question_ids
 
 ONE = Decoding(max_new_tokens=1)
+
+
+def last_layer(tokens: int, before: int = 0) -> int:
+    """A tiny model's last layer: keys and values of all tokens, and the rest of the last one."""
+    width, inner, heads, key_heads, head = 32, 64, 4, 2, 8
+    keys_and_values = 2 * tokens * width * 2 * key_heads * head
+    query_and_out = 2 * 2 * width * heads * head
+    attention = 2 * 2 * (before + tokens) * heads * head
+    return keys_and_values + query_and_out + attention + 2 * 3 * width * inner
 
 
 def test_a_stage_takes_the_longer_of_its_flops_and_its_bytes() -> None:
@@ -57,9 +69,27 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     assert selecting.bytes == 3 * layer + 4 * (beside + slots * len(key_weights))
     assert restoring.bytes == sum(p.numel() for p in model.decompressor.parameters()) * 4
     assert prefill.bytes == 4 * layer + head
+    # Two layers over the prompt, one over states too, and the last for the last position alone.
+    prompt, states = len(question_ids(model.decoder, question)), 2 * 16
+    shape = model.decoder.model.config
+    layers_before = 2 * layer_flops(shape, prompt) + layer_flops(shape, states + prompt)
+    assert prefill.flops == layers_before + last_layer(states + prompt) + 2 * 32 * 258
     # Two of four layers hold the states of two blocks beside the prompt.
     pairs = 4 * len(question_ids(model.decoder, question)) + 2 * 2 * 16
     assert work["token"][0].bytes == prefill.bytes + pairs * 2 * 2 * 8 * 4
+
+
+def test_keys_are_counted_in_the_type_in_which_they_are_held(
+    model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = model.read(documents)
+    answer = model.answer(bank, "Rent?", k=2, decoding=ONE)
+    on_cpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
+    held = known_keys(bank, model.selector).held
+    assert held is not None and held.values.dtype == held_type(held.values.device)
+    monkeypatch.setattr(floors_module, "held_type", lambda device: torch.bfloat16)
+    on_gpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
+    assert on_cpu - on_gpu == held.nbytes / 2
 
 
 def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[Document]) -> None:
@@ -71,9 +101,11 @@ def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[D
     assert seen is not None
     plain = text_work(model.decoder, answer, "Rent?", kept=False)
     kept = text_work(model.decoder, answer, "Rent?", kept=True)
-    assert plain["answer"][0].flops == 4 * layer_flops(shape, seen) + head
+    assert plain["answer"][0].flops == 3 * layer_flops(shape, seen) + last_layer(seen) + head
     assert not plain["read"]
-    assert kept["answer"][0].flops == 4 * layer_flops(shape, prompt, seen - prompt) + head
+    before = seen - prompt
+    asked = 3 * layer_flops(shape, prompt, before) + last_layer(prompt, before)
+    assert kept["answer"][0].flops == asked + head
     both = kept["read"][0].flops + kept["answer"][0].flops
     assert both == plain["answer"][0].flops
 

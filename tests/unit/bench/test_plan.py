@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sedem.baselines.catalog import TRAINED
 from sedem.bench.plan import Plan
@@ -39,6 +40,17 @@ from sedem.evaluation.methods import METHODS
 def test_what_cannot_be_measured_is_one_sentence(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Plan(**changes)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is no GPU here"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        Plan(device="cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert Plan(device="cuda:1").place == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="device is 'cuda:2', but the last GPU here is cuda:1"):
+        Plan(device="cuda:2")
 
 
 def test_without_names_every_method_with_a_checkpoint_is_measured(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from unit.evaluation.conftest import Echo, hill
 from sedem import Answer, Document
 from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError
+from sedem.evaluation import results
 from sedem.evaluation.readers import evaluate_reader
 from sedem.evaluation.run import evaluate
 
@@ -85,6 +86,75 @@ def test_examples_without_evidence_say_nothing_about_selection(tmp_path: Path) -
     bare = Example("q0", hill(0).documents, "Hill 0?", ("000 metres",))
     metrics = evaluate(Echo(), [bare, hill(1)], SETTINGS, tmp_path)
     assert (metrics["recall@1"]["n"], metrics["em"]["n"]) == (1, 2)
+
+
+# Who answered
+
+
+Process = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Process:
+    """From now on this is the process of a commit; gives its provenance."""
+
+    def become(commit: str) -> dict[str, Any]:
+        made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
+        monkeypatch.setattr(results, "provenance", lambda device: made)
+        return made
+
+    return become
+
+
+def signature(metrics: dict[str, Any]) -> dict[str, Any]:
+    names = ("machine", "versions", "commit", "earlier")
+    return {name: metrics[name] for name in names if name in metrics}
+
+
+def die_at(example: str, examples: list[Example], out: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Echo(dies=example), examples, SETTINGS, out)
+
+
+def test_everyone_who_answered_is_named_once_and_the_last_one_signs(
+    examples: list[Example], tmp_path: Path, process: Process
+) -> None:
+    one = process("one")
+    die_at("q2", examples, tmp_path)
+    die_at("q3", examples, tmp_path)
+    two = process("two")
+    die_at("q5", examples, tmp_path)
+    process("three")  # which answers nothing
+    die_at("q5", examples, tmp_path)
+    four = process("four")
+    expected = {**four, "earlier": [one, two]}
+    assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == expected
+
+
+def test_who_answers_nothing_does_not_sign(
+    examples: list[Example], tmp_path: Path, process: Process
+) -> None:
+    one = process("one")
+    assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == one
+    process("two")
+    assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == one
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_without_signatures_goes_on(
+    finished: bool, examples: list[Example], tmp_path: Path, process: Process
+) -> None:
+    one = process("one")
+    if finished:
+        evaluate(Echo(), examples, SETTINGS, tmp_path)
+    else:
+        die_at("q5", examples, tmp_path)
+    (tmp_path / "provenance.json").unlink()
+    two = process("two")
+    metrics = evaluate(Echo(), examples, SETTINGS, tmp_path)
+    assert signature(metrics) == (one if finished else {**two, "earlier": [None]})
+    process("three")
+    assert evaluate(Echo(), examples, SETTINGS, tmp_path) == metrics
 
 
 def test_results_that_are_something_else_are_refused(
