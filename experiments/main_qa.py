@@ -55,7 +55,7 @@ def _beside(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str
         ("SeDeM, evidence selected", variant, {"control": "gold"}),
         ("SeDeM, every block", variant, {"k": "all", **few}),
         ("SeDeM, no memory", variant, {"control": "none"}),
-        ("frozen backbone, BM25's documents as text", variant, {"method": "bm25"}),
+        ("frozen backbone, BM25's paragraphs as text", variant, {"method": "bm25"}),
         ("raw-text RAG with matched supervision", variant, {"method": "rag"}),
         ("ComprExIT, pieces of 512 tokens", variant, {"method": "comprexit"}),
         ("Activation Beacon, windows of 1,024 tokens", variant, {"method": "beacon", **LONG}),

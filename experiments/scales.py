@@ -74,8 +74,8 @@ class Scale:
         compressions: C of the granularity study.
         budgets: K of the budget study.
         limit: questions of an ablation.
-        costly_limit: questions of what takes a CPU long: every block, BM25's documents as text, and
-            trained baselines.
+        costly_limit: questions of what takes a CPU long: every block, BM25's paragraphs as text,
+            and trained baselines.
         slowest_limit: questions of what reads a context several times over.
         overrides: of both study recipes.
         stage2: of the stage-2 recipe.
