@@ -233,5 +233,5 @@ def test_it_is_evaluated_by_name_and_takes_no_budget(tmp_path: Path, model: obje
     data = FIXTURES / "hotpotqa-native.json"
     metrics = run_evaluation("longllmlingua", data, **settings)  # type: ignore[arg-type]
     assert metrics["counts"]["examples"] == 1
-    with pytest.raises(ConfigError, match="k is 2 and control 'selected', but longllmlingua"):
+    with pytest.raises(ConfigError, match="k is 2, but longllmlingua has no k"):
         run_evaluation("longllmlingua", data, k=2, **settings)  # type: ignore[arg-type]
