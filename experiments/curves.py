@@ -47,9 +47,10 @@ def draw(scale: Scale, path: Path) -> None:
         axis.set_title(f"on {stage}", fontsize=9)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-        if curves[stage]:
-            axis.legend(fontsize=8, frameon=False)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    # Every method learns from questions, so the last panel has them all.
+    shown = axes[-1].get_legend_handles_labels()
+    figure.legend(*shown, loc="lower center", ncols=len(TRAINED), fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 

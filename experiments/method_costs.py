@@ -49,11 +49,11 @@ def _row(label: str, cell: Cell | None) -> list[Number]:
 
 
 def _has(metric: str, cell: Cell | None) -> bool:
-    """What does not select keeps its documents in order; what is not trained has no budget."""
+    """What does not rank keeps its documents in order; what is not trained has no budget."""
     if cell is None:
         return True
     if metric == RECALL:
-        return cell.method in SELECTING
+        return cell.method in (*SELECTING, "longllmlingua")
     shipped = cell.method == "sedem" and cell.variant is not None and cell.variant.main
     untrained = cell.method not in TRAINED and cell.method != "sedem"
     return not (metric.startswith("training") and (shipped or untrained))
