@@ -62,6 +62,9 @@ class Signatures:
             they are taken to be of whom the document names.
         document: file that is made of the parts; it need not be there.
         device: that this process runs on; None means a GPU if there is one.
+
+    Raises:
+        ConfigError: signatures or document are damaged.
     """
 
     def __init__(
@@ -100,7 +103,15 @@ class Signatures:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = None
-    if path.is_file():
+    if not path.is_file():
+        return None
+    try:
         found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"'{path}' is damaged and does not say which process made what; remove it and give the "
+            "command again: results that are there are kept, as of an unknown machine"
+        )
     return found

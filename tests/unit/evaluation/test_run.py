@@ -140,6 +140,24 @@ def test_who_answers_nothing_does_not_sign(
     assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == one
 
 
+@pytest.mark.parametrize("damaged", ["provenance.json", "metrics.json"])
+@pytest.mark.parametrize("words", ["", '{"q1": {"mach', "[]"])
+def test_damaged_signatures_are_named_and_results_kept(
+    damaged: str, words: str, examples: list[Example], tmp_path: Path
+) -> None:
+    evaluate(Echo(), examples, SETTINGS, tmp_path)
+    made = (tmp_path / "predictions.jsonl").read_bytes()
+    # A document is asked only for parts that nobody has signed.
+    (tmp_path / "provenance.json").unlink()
+    (tmp_path / damaged).write_text(words)
+    with pytest.raises(ConfigError, match=rf"{damaged}' is damaged .* remove it"):
+        evaluate(Echo(), examples, SETTINGS, tmp_path)
+    assert (tmp_path / "predictions.jsonl").read_bytes() == made
+    (tmp_path / damaged).unlink()
+    metrics = evaluate(Echo(), examples, SETTINGS, tmp_path)
+    assert metrics["counts"]["examples"] == len(examples)
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_folder_without_signatures_goes_on(
     finished: bool, examples: list[Example], tmp_path: Path, process: Process
