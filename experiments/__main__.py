@@ -33,6 +33,7 @@ STUDIES = (
     "efficiency",
     "method_costs",
     "learning_rates",
+    "shipped",
 )
 PAGE = ROOT / "docs" / "results-nano.md"
 PICTURES = ("main_qa", "selection_budget", "decompression", "granularity")

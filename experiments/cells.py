@@ -17,6 +17,7 @@ from experiments.variants import (
     stage1_checkpoint,
 )
 from sedem.baselines.catalog import TRAINED
+from sedem.evaluation.methods import default_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
 SELECTING = ("sedem", "bm25", "rag")
@@ -40,6 +41,7 @@ class Cell:
         control: which blocks SeDeM uses; with "gold" a trained baseline is given documents with
             evidence alone, in training too where the scale says so.
         setting: which of a trained baseline's recipes for questions, where it has several.
+        shipped: the trained baseline that travels with sedem answers.
         shift: boundaries between segments moved by so many tokens.
         limit: questions; None means the set's own limit.
         backbone: whose cost, or the shape that is benched on random weights.
@@ -53,6 +55,7 @@ class Cell:
     k: int | str | None = None
     control: str = "selected"
     setting: str = ""
+    shipped: bool = False
     shift: int = 0
     limit: int | None = None
     backbone: str = ""
@@ -69,6 +72,7 @@ class Cell:
             f"trained-{self.trained_for}" if self.trained_for else "",
             "" if self.k is None else f"k{self.k}",
             self.control if self.control != "selected" else "",
+            "shipped" if self.shipped else "",
             f"shift{self.shift}" if self.shift else "",
             f"n{self.limit}" if self.limit else "",
         ]
@@ -122,7 +126,8 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     )
     # Where a checkpoint lay on the machine that measured it says nothing; its digest does.
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
-    result["settings"]["checkpoint"] = SHIPPED.name if folder == SHIPPED else own
+    shipped = folder.parent == SHIPPED.parent
+    result["settings"]["checkpoint"] = folder.name if shipped else own
     return {**result, "training": budget(folder)}
 
 
@@ -132,6 +137,8 @@ def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
     trained_for = cell.trained_for or cell.questions
     if cell.method not in TRAINED:
         return checkpoint(cell.variant, scale, trained_for, data)
+    if cell.shipped:
+        return SHIPPED.with_name(default_checkpoint(cell.method))
     return baseline_checkpoint(
         cell.method,
         scale,
@@ -213,15 +220,6 @@ def _search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return search(cell.method, scale, cell.variant.backbone or scale.backbones[0], data)
 
 
-def _peers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    """Times of every method; trained ones are opened where their recipes leave them."""
-    assert cell.variant is not None
-    for method in TRAINED:
-        backbone = cell.variant.backbone or scale.backbones[0]
-        baseline_checkpoint(method, scale, backbone, "hotpotqa", data)
-    return _bench(cell, scale, data)
-
-
 def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.bench import measure_bench
 
@@ -239,5 +237,5 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "bench": _bench,
     "batches": _bench,
     "memories": _bench,
-    "peers": _peers,
+    "peers": _bench,
 }

@@ -18,7 +18,7 @@ def bench(
         typer.Argument(
             metavar="[METHOD...]",
             help="Methods of 'sedem eval --list', hf, hf-compiled, hf-prefix. "
-            "[default: all that have a checkpoint]",
+            "[default: all but trained baselines]",
         ),
     ] = None,
     context: Annotated[

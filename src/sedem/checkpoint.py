@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -30,22 +30,24 @@ EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
 
 
 def locate(name: str, revision: str | None = None) -> Path:
-    """The folder of a checkpoint: a folder here, the embedded one, or a snapshot from the hub.
+    """The folder of a checkpoint: a folder here, one that sedem brings, or a hub's snapshot.
 
     Raises:
-        CheckpointError: it is neither.
+        CheckpointError: it is none of them.
     """
     folder = Path(name)
     if folder.is_dir():
         return folder
-    if name == EMBEDDED:
-        package = Path(__file__).parent
-        # Beside the package in an installed wheel, at the root of a source tree.
-        for place in (package / "checkpoints", package.parents[1] / "checkpoints"):
-            if (place / EMBEDDED).is_dir():
-                return place / EMBEDDED
+    if (own := embedded(name)) is not None:
+        return own
     if folder.exists():
         raise CheckpointError(f"'{name}' is a file; a checkpoint is a folder with {CONFIG_FILE}")
+    # A name on the hub has one slash at most, and no dot in front.
+    if name.startswith(("/", ".", "~")) or len(folder.parts) > 2:
+        raise CheckpointError(
+            f"checkpoint '{name}' is no folder here; 'sedem train' leaves one in 'final' of its "
+            "run.output when it is through"
+        )
     try:
         return Path(snapshot_download(name, revision=revision))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -53,6 +55,23 @@ def locate(name: str, revision: str | None = None) -> Path:
         raise CheckpointError(
             f"checkpoint '{name}' is neither a folder here nor to be had from the hub: {reason}"
         ) from None
+
+
+def embedded(name: str) -> Path | None:
+    """The folder of a checkpoint that sedem brings, or one inside it; None if it is no such name.
+
+    Args:
+        name: such as "sedem-nano", "icae-nano" or "sedem-nano/backbone".
+    """
+    package = Path(__file__).parent
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or PurePosixPath(name).is_absolute():
+        return None
+    # Beside the package in an installed wheel, at the root of a source tree.
+    for place in (package / "checkpoints", package.parents[1] / "checkpoints"):
+        if (place / name).is_dir():
+            return place / name
+    return None
 
 
 def open_backbones(
@@ -85,14 +104,18 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     """Open a backbone that a checkpoint names.
 
     Args:
-        name: a folder inside the checkpoint, any other folder, or a hub id.
+        name: a folder inside the checkpoint, any other folder, one inside a checkpoint that
+            sedem brings, or a hub id.
         revision: hub revision.
         folder: the checkpoint, None if there is none.
         options: passed on to `open_backbone`.
     """
-    inside = folder is not None and (folder / name).is_dir()
-    place = str(folder / name) if folder is not None and inside else name
-    return open_backbone(place, revision=revision, **options)
+    place: Path | str = name
+    if folder is not None and (folder / name).is_dir():
+        place = folder / name
+    elif not Path(name).is_dir():
+        place = embedded(name) or name
+    return open_backbone(str(place), revision=revision, **options)
 
 
 def read_weights(folder: Path, parts: nn.Module) -> None:

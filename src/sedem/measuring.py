@@ -49,10 +49,10 @@ def evaluations(
 ) -> None:
     """Measure a method on a set of questions, or report on what was measured."""
     if list_methods:
-        from sedem.evaluation.methods import METHODS, described
+        from sedem.evaluation.methods import METHODS
 
-        for name in METHODS:
-            typer.echo(f"{name:<20} {described(name)}")
+        for name, (_, what) in METHODS.items():
+            typer.echo(f"{name:<20} {what}")
     elif context.invoked_subcommand is None:
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 

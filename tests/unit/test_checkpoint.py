@@ -515,13 +515,35 @@ def test_a_backbone_of_another_layout_is_refused(saved: Path, tmp_path: Path) ->
 # Names
 
 
-@pytest.mark.parametrize("name", ["no-such-checkpoint", "somebody/no-such", "a/b/c", "../none"])
-def test_an_unknown_name_gives_one_sentence(name: str) -> None:
-    with pytest.raises(
-        CheckpointError, match=rf"checkpoint '{name}' is neither a folder here nor to be had"
-    ) as caught:
+HUB = "is neither a folder here nor to be had"
+PATH = "is no folder here; 'sedem train' leaves one in 'final'"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no-such-checkpoint", HUB),
+        ("somebody/no-such", HUB),
+        ("sedem-nano/../sedem", PATH),
+        ("a/b/c", PATH),
+        ("../none", PATH),
+        ("/nowhere", PATH),
+    ],
+)
+def test_an_unknown_name_gives_one_sentence(name: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"checkpoint '{name}' {message}") as caught:
         SeDeM.from_pretrained(name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../checkpoints/sedem-nano", "sedem-nano/..", "", ".", "nobody"])
+def test_only_names_lead_to_what_sedem_brings(name: str) -> None:
+    assert checkpoint.embedded(name) is None
+
+
+def test_what_is_inside_of_what_sedem_brings_has_a_name() -> None:
+    folder = checkpoint.embedded("sedem-nano")
+    assert folder is not None and checkpoint.embedded("sedem-nano/backbone") == folder / "backbone"
 
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from 0 on without gaps. Window after window is read above what the earlier ones 
 of a context that fills no window is kept as it is, and prompt and answer follow it.
 
 Two settings: windows of 128 tokens, so that contexts of ordinary questions are compressed at all,
-and the paper's 1,024.
+and the paper's 1,024. With a `rank`, a beacon's projections are not matrices of their own as in the
+paper but the frozen ones plus a product of two narrow matrices: a small part of the parameters.
 
 Where it differs: docs/deviations.md.
 
@@ -53,6 +54,8 @@ class BeaconConfig(ReaderConfig):
         ratio: tokens to a beacon when documents are read, and in losses that are only followed.
         ratios: what training draws from, anew for every window.
         sink: first tokens whose keys and values are kept.
+        rank: width of the product that a beacon's projections differ by from the frozen ones; 0 is
+            the paper's, matrices of their own.
         seed: of the draws.
     """
 
@@ -60,9 +63,10 @@ class BeaconConfig(ReaderConfig):
     ratio: int = 4
     ratios: tuple[int, ...] = (2, 4, 8, 16, 32)
     sink: int = 1
+    rank: int = 0
     seed: int = 0
 
-    least: ClassVar[Mapping[str, int]] = {"window": 2, "ratio": 1, "sink": 1, "seed": 0}
+    least: ClassVar[Mapping[str, int]] = {"window": 2, "ratio": 1, "sink": 1, "rank": 0, "seed": 0}
     free: ClassVar[frozenset[str]] = frozenset({"ratio", "ratios"})
     adapted: ClassVar[bool] = False
 
@@ -101,8 +105,11 @@ class ActivationBeacon(TrainedReader):
         with torch.no_grad():
             token: Any = self.parts()["token"]
             token.weight.copy_(backbone.embed(end))
-        for own, frozen in self._projections():
-            own.load_state_dict(frozen.state_dict())
+        for own, frozen in self.projections():
+            if config.rank:
+                nn.init.zeros_(own[1].weight)
+            else:
+                own.load_state_dict(frozen.state_dict())
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
@@ -111,16 +118,20 @@ class ActivationBeacon(TrainedReader):
         size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
         outputs = {"q": heads, "k": shape.num_key_value_heads, "v": shape.num_key_value_heads}
         bias = shape.model_type == "qwen2" or bool(getattr(shape, "attention_bias", False))
-        parts: dict[str, nn.Module] = {"token": nn.Embedding(1, shape.hidden_size)}
-        for name in OWN:
-            parts[name] = nn.ModuleList(
-                nn.Linear(shape.hidden_size, outputs[name] * size, bias=bias)
-                for _ in range(shape.num_hidden_layers)
-            )
-        return nn.ModuleDict(parts)
+        width, rank = shape.hidden_size, config.rank
 
-    def _projections(self) -> Iterator[tuple[nn.Module, nn.Module]]:
-        """Each projection of beacons with the backbone's."""
+        def projection(out: int) -> nn.Module:
+            if not rank:
+                return nn.Linear(width, out, bias=bias)
+            narrow = nn.Linear(width, rank, bias=False)
+            return nn.Sequential(narrow, nn.Linear(rank, out, bias=False))
+
+        depth = shape.num_hidden_layers
+        own = {n: nn.ModuleList(projection(outputs[n] * size) for _ in range(depth)) for n in OWN}
+        return nn.ModuleDict({"token": nn.Embedding(1, width), **own})
+
+    def projections(self) -> Iterator[tuple[Any, nn.Module]]:
+        """Each projection of beacons, or what it adds to the backbone's, with the backbone's."""
         for index, layer in enumerate(self.backbone.model.get_decoder().layers):
             for name in OWN:
                 own: Any = self.parts()[name]
@@ -187,8 +198,8 @@ class ActivationBeacon(TrainedReader):
     def _beacons_at(self, places: Tensor) -> Iterator[None]:
         """Inside the block, tokens at these places go through the projections of beacons."""
         hooks = [
-            frozen.register_forward_hook(_replaced_at(places, own))
-            for own, frozen in self._projections()
+            frozen.register_forward_hook(_replaced_at(places, own, added=bool(self.config.rank)))
+            for own, frozen in self.projections()
         ]
         try:
             yield
@@ -327,12 +338,12 @@ class ActivationBeacon(TrainedReader):
 
 
 def _replaced_at(
-    places: Tensor, own: nn.Module
+    places: Tensor, own: nn.Module, added: bool
 ) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-    """A hook on a projection that gives the tokens at some places to another one."""
+    """A hook on a projection that gives the tokens at some places to another one, or adds it."""
 
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        beacons: Tensor = own(inputs[0][:, places].float())
+        beacons: Tensor = own(inputs[0][:, places].float()) + (output[:, places] if added else 0)
         return output.index_copy(1, places, beacons.to(output.dtype))
 
     return hook

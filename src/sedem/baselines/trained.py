@@ -301,10 +301,16 @@ class TrainedReader(nn.Module, ABC):
             backbone.load_lora(folder / checkpoint.ADAPTER)
         return reader.requires_grad_(False).eval()
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write a checkpoint; a new one appears whole or not at all."""
+    def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
+        """Write a checkpoint; a new one appears whole or not at all.
+
+        Args:
+            folder: where to.
+            int8: matrices as int8 rows with a scale a row, and adapters as bfloat16.
+        """
         with checkpoint.unfinished(Path(folder)) as place:
             self.config.save(place, self.name)
-            checkpoint.write_weights(place, self.parts())
+            checkpoint.write_weights(place, self.parts(), int8=int8)
             if self.config.lora_rank:
-                self.backbone.save_lora(place / checkpoint.ADAPTER, self.config.backbone)
+                dtype = torch.bfloat16 if int8 else torch.float32
+                self.backbone.save_lora(place / checkpoint.ADAPTER, self.config.backbone, dtype)

@@ -17,7 +17,7 @@ from sedem.checkpoint import locate
 from sedem.errors import ConfigError
 from sedem.evaluation.command import DTYPES, digest_of, weight_files
 from sedem.evaluation.cost import PRESETS
-from sedem.evaluation.methods import METHODS, trained_checkpoint
+from sedem.evaluation.methods import METHODS, default_checkpoint
 from sedem.packed import BFLOAT16, check_dtype
 from sedem.selector import Budget, resolve_budget
 
@@ -29,8 +29,7 @@ class Plan:
     """What is measured, and how.
 
     Attributes:
-        methods: names in `METHODS` and `PEERS`; empty means all but trained baselines without a
-            checkpoint.
+        methods: names in `METHODS` and `PEERS`; empty means all but trained baselines.
         contexts: lengths in tokens.
         k: selection budget; None means the model's own.
         batches: how many questions are answered together, beside the one that is clocked alone.
@@ -66,8 +65,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         if not self.methods:
-            there = [n for n in METHODS if n not in TRAINED or trained_checkpoint(n).is_dir()]
-            object.__setattr__(self, "methods", (*there, *PEERS))
+            untrained = [name for name in METHODS if name not in TRAINED]
+            object.__setattr__(self, "methods", (*untrained, *PEERS))
         for name in self.methods:
             if name not in METHODS and name not in PEERS:
                 known = ", ".join((*METHODS, *PEERS))
@@ -155,8 +154,8 @@ class Plan:
             if self.backbone
             else digest_of(*weight_files(locate(self.checkpoint), "sedem")),
             "baselines_sha256": {
-                name: digest_of(*weight_files(folder, name))
+                name: digest_of(*weight_files(locate(default_checkpoint(name)), name))
                 for name in self.methods
-                if name in TRAINED and (folder := trained_checkpoint(name)).is_dir()
+                if name in TRAINED
             },
         }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sedem.baselines.catalog import TRAINED, reader_class
@@ -112,35 +111,9 @@ def picks(method: str) -> bool:
     return reader_class(method).picks if method in TRAINED else method in PICKING
 
 
-def trained_checkpoint(method: str) -> Path:
-    """Where the nano recipes leave the checkpoint of a trained baseline."""
-    return Path("runs") / "nano" / f"{method}-questions" / "final"
-
-
-def described(method: str) -> str:
-    """What a method is, and whether it must be trained before it can answer."""
-    what = METHODS[method][1]
-    missing = method in TRAINED and not trained_checkpoint(method).is_dir()
-    return f"{what} (not trained here yet)" if missing else what
-
-
 def default_checkpoint(method: str) -> str:
-    """The checkpoint of a method when nobody names one.
-
-    Raises:
-        ConfigError: a trained baseline is not there.
-    """
-    if method not in TRAINED:
-        return EMBEDDED
-    folder = trained_checkpoint(method)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"'{method}' has no checkpoint in '{folder}'; train one with 'sedem train {method} "
-            f"--config recipes/nano/{method}-questions.yaml --set data_root=DIR', DIR holding the "
-            f"public sets (and '{method}-text.yaml' before it, where there is one), or give "
-            "another with -m"
-        )
-    return str(folder)
+    """The checkpoint of a method when nobody names one: sedem brings one for each."""
+    return f"{method}-nano" if method in TRAINED else EMBEDDED
 
 
 def open_method(name: str, setting: Setting) -> Method:

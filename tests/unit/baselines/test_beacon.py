@@ -17,6 +17,7 @@ from sedem import Document
 from sedem.backbone import FAMILIES, Backbone
 from sedem.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem.errors import ConfigError
+from sedem.pretrained import open_backbone
 from sedem.training.baseline import TextTraining
 from sedem.training.prepare import targets
 
@@ -249,3 +250,58 @@ def test_what_fills_no_window_teaches_nothing(reader: ActivationBeacon) -> None:
         ConfigError, match=r"text.continuation are 15 tokens and model.window is 16"
     ):
         reader.text_loss(torch.ones(1, 8, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))
+
+
+# Projections that differ from the frozen ones by a product
+
+
+def with_rank(full: Any, folder: str, rank: int) -> Any:
+    """The same reader with products instead of projections, exact where the rank is full."""
+    narrow: Any = make("beacon", folder, rank=rank)
+    with torch.no_grad():
+        narrow.parts()["token"].load_state_dict(full.parts()["token"].state_dict())
+        pairs = zip(full.projections(), narrow.projections(), strict=True)
+        for (own, frozen), (update, _) in pairs:
+            left, sizes, right = torch.linalg.svd(own.weight - frozen.weight, full_matrices=False)
+            update[0].weight.copy_(right[:rank])
+            update[1].weight.copy_((left * sizes)[:, :rank])
+    return narrow
+
+
+@torch.no_grad()
+def test_a_product_of_full_rank_is_a_projection_of_its_own(tiny_folder: Callable[..., str]) -> None:
+    full: Any = make("beacon", tiny_folder())
+    # Keys and values of the tiny backbone are 16 wide, so their product has no more than that.
+    projections = [own.weight for own, _ in full.projections()]
+    narrow = with_rank(full, tiny_folder(), min(min(p.shape) for p in projections))
+    for (own, frozen), (update, _) in zip(full.projections(), narrow.projections(), strict=True):
+        own.weight.copy_(frozen.weight + update[1].weight @ update[0].weight)
+    ids = torch.randint(2, 250, (70,)).tolist()
+    kept, same = (reader.remember(ids).content.float() for reader in (full, narrow))
+    torch.testing.assert_close(kept, same, rtol=2e-2, atol=2e-2)
+    text = torch.randint(2, 250, (2, 60))
+    losses = [reader.text_loss(text[:, :50], text[:, 50:])["loss"] for reader in (full, narrow)]
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
+
+
+def test_products_begin_as_the_frozen_projections_and_learn(
+    tiny_folder: Callable[..., str],
+) -> None:
+    folder = tiny_folder()
+    frozen = ActivationBeacon(BeaconConfig(folder, **TINY), open_backbone(folder)).eval()
+    reader = ActivationBeacon(BeaconConfig(folder, rank=2, **TINY), open_backbone(folder)).eval()
+    text = torch.randint(2, 250, (2, 60))
+    losses = [one.text_loss(text[:, :50], text[:, 50:])["loss"] for one in (frozen, reader)]
+    assert torch.equal(*losses)
+    stage = TextTraining(reader).train()
+    optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], 0.1)
+    # The token is all zeros here at first; so it moves, then the products, then all they see.
+    for _ in range(3):
+        optimizer.zero_grad()
+        stage(text[:, :50], text[:, 50:])["loss"].backward()
+        optimizer.step()
+    still = {n for n, p in reader.parts().named_parameters() if p.grad is None or not p.grad.any()}
+    # Nobody reads what beacons ask for in the last layer.
+    assert still == {"q.3.0.weight", "q.3.1.weight"}
+    with pytest.raises(ConfigError, match="rank is -1; it must be a whole number of at least 0"):
+        BeaconConfig(folder, rank=-1)

@@ -1,0 +1,72 @@
+"""The baselines that travel with sedem: each answers by its name alone, and is small."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+from unit.baselines.conftest import make
+
+from experiments.shipping import shrunk
+from sedem import Document
+from sedem.baselines.catalog import TRAINED
+from sedem.checkpoint import locate
+from sedem.cli import app
+from sedem.evaluation.methods import METHODS, default_checkpoint
+from sedem.pretrained import open_backbone
+
+SQUAD = Path(__file__).parent / "fixtures" / "squad.json"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_listed_method_answers_without_a_checkpoint_named(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    squad = ["--data", str(SQUAD), "--limit", "1", "--max-new-tokens", "3"]
+    runner = CliRunner()
+    assert f"\n{method} " in "\n" + runner.invoke(app, ["eval", "--list"]).stdout
+    result = runner.invoke(app, ["eval", method, *squad, "--json"])
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout)
+    assert metrics["counts"]["not_answered"] == 0
+    assert metrics["settings"]["checkpoint"] == default_checkpoint(method)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_they_travel_small_and_bring_no_backbone(method: str) -> None:
+    files = [path for path in locate(default_checkpoint(method)).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 2_000_000
+    assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
+    assert not any("backbone" in path.parts for path in files)
+
+
+DOCUMENTS = [Document("lease", "The rent is 900 euros, due on the third. Pets need a word. " * 2)]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_what_is_within_the_rank_is_kept(method: str, tiny_folder: Callable[..., str]) -> None:
+    """Adapters of rank 4 at rank 4 and 8, and Beacon's projections at all their rank, stay."""
+    trained = make(method, tiny_folder())
+    for rank in (32, 40) if method == "beacon" else (4, 8):
+        small = shrunk(trained, open_backbone(tiny_folder()), rank).eval()
+        one, other = (r.answer(r.read(DOCUMENTS), "What is the rent?") for r in (trained, small))
+        assert (one.text, one.conditioning) == (other.text, other.conditioning)
+
+
+def test_what_is_cut_is_the_least_that_can_be(tiny_folder: Callable[..., str]) -> None:
+    trained = make("icae", tiny_folder())
+    small = shrunk(trained, open_backbone(tiny_folder()), 2)
+    name = "model.layers.0.self_attn.q_proj.lora_{}.default.weight"
+    products = []
+    for reader in (trained, small):
+        weights = dict(reader.backbone.model.named_parameters())
+        factors = [weights[name.format(factor)].detach() for factor in "BA"]
+        products.append(factors[0] @ factors[1] * reader.config.lora_alpha / len(factors[1]))
+    sizes = torch.linalg.svdvals(products[0])
+    lost = torch.linalg.matrix_norm(products[0] - products[1])
+    torch.testing.assert_close(lost, sizes[2:].square().sum().sqrt(), rtol=1e-4, atol=1e-5)
