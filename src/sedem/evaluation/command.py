@@ -106,6 +106,9 @@ def run_evaluation(
         "dropped": dict(examples.dropped),
     }
     opened, chosen = open_method(method, setting), sample(examples.examples, limit, seed)
+    if opened.backbone is not None:
+        # A checkpoint may only name its backbone, and another may come to stand there.
+        settings["backbone_digest"] = opened.backbone.digest
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         return evaluate(opened, chosen, settings, Path(str(folder)), progress)
 

@@ -24,6 +24,7 @@ from sedem.data.catalog import open_examples
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
 from sedem.errors import CheckpointError, ConfigError, DataError
+from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
 from sedem.generation import Decoding
@@ -305,6 +306,24 @@ def test_a_checkpoint_of_another_method_is_refused(
         open_method("icae", Setting(str(tmp_path / "none")))
     assert default_checkpoint("bm25") == "sedem-nano"
     assert default_checkpoint("icae") == "icae-nano"
+
+
+def test_another_backbone_under_the_same_name_is_another_setting(
+    tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_folder(), tmp_path / "backbone")
+    make("icae", str(tmp_path / "backbone")).save_pretrained(tmp_path / "icae")
+
+    def evaluated() -> dict[str, Any]:
+        asked: dict[str, Any] = {"limit": 1, "max_new_tokens": 2, "options": {"distractors": 1}}
+        kept = {"checkpoint": str(tmp_path / "icae"), "out": tmp_path / "out"}
+        return run_evaluation("icae", fixtures / "squad.json", **kept, **asked)
+
+    first = evaluated()
+    assert evaluated() == first
+    shutil.copytree(tiny_folder(seed=5), tmp_path / "backbone", dirs_exist_ok=True)
+    with pytest.raises(ConfigError, match="holds results of other settings"):
+        evaluated()
 
 
 @pytest.mark.parametrize(
