@@ -81,7 +81,7 @@ class Scale:
         stage2: of the stage-2 recipe.
         stage1: of the stage-1 recipe.
         baselines: overrides of the recipes of trained baselines, by "text" and "questions".
-        rates: learning rates that a trained baseline is searched at.
+        rates: learning rates that a trained baseline is searched at, from low to high.
         search: overrides of its recipe for that, by "text" and "questions".
         gold_trained: whether a trained baseline that is given gold documents alone was trained on
             them alone too, as the paper's; where not, its training was near that already.
@@ -272,6 +272,7 @@ NANO = Scale(
     limit=150,
     costly_limit=100,
     slowest_limit=30,
+    rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
     search={
         "text": (
             "optimization.steps=20",

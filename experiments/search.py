@@ -9,6 +9,9 @@ from typing import Any
 from experiments.scales import RUNS, Scale, tiny_backbone
 from sedem.provenance import provenance
 
+ALWAYS = 3
+"""Rates that are tried whatever they give."""
+
 
 def key(rate: float) -> str:
     """A rate's name in a result."""
@@ -22,9 +25,10 @@ def stage_of(method: str, scale: Scale, backbone: str) -> str:
 
 
 def search(method: str, scale: Scale, backbone: str, data: Path) -> dict[str, Any]:
-    """Train a method's first stage for a few steps at each rate of the scale.
+    """Train a method's first stage for a few steps at rates of the scale.
 
-    Every part learns at the same rate. What is compared is the method's own loss on held-out
+    The lowest ones are always tried, higher ones as long as the highest so far is the best. Every
+    part learns at the same rate. What is compared is the method's own loss on held-out
     training data, so that only the rates of one method compare.
 
     Args:
@@ -39,8 +43,10 @@ def search(method: str, scale: Scale, backbone: str, data: Path) -> dict[str, An
         tiny_backbone()
     stage = stage_of(method, scale, backbone)
     path = scale.baseline_recipe(method, stage, backbone)
-    losses = {}
+    losses: dict[str, dict[str, float]] = {}
     for rate in scale.rates:
+        if len(losses) >= ALWAYS and best({"rates": losses}) != float([*losses][-1]):
+            break
         own = [*scale.baselines[stage], *scale.search[stage], f"data_root={data}"]
         parts = load_baseline_recipe(method, path, own).optimization.learning_rates
         rates = ", ".join(f"{part}: {rate:.1e}" for part in parts)

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from experiments.__main__ import study as named_study
 from experiments.cells import Cell
 from experiments.figures import draw
 from experiments.scales import NANO, PAPER, ROOT, SMOKE
-from experiments.search import best
+from experiments.search import best, search
 from experiments.study import NOT_RUN, Number, Study, fill
 from experiments.variants import Variant, main, supervision
 from sedem.baselines.catalog import TRAINED
-from sedem.training.baseline import load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.run import Stage2Recipe
 
@@ -182,6 +183,33 @@ def test_recipes_take_the_rate_that_was_found(method: str) -> None:
         after_text = recipe.data is not None and recipe.start_from is not None
         rates = set(recipe.optimization.learning_rates.values())
         assert rates == {found / 2 if after_text else found}, path.name
+
+
+@pytest.mark.parametrize(
+    ("losses", "tried"),
+    [([3, 2, 4, 1], 3), ([2, 3, 4, 1], 3), ([4, 3, 2, 3, 1], 4), ([5, 4, 3, 2, 1], 5)],
+)
+def test_a_search_goes_on_while_the_highest_rate_is_the_best(
+    losses: list[float], tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scale = replace(NANO, rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2)[: len(losses)])
+    by_rate = dict(zip(scale.rates, losses, strict=True))
+
+    def train(recipe: BaselineRecipe) -> None:
+        (rate,) = set(recipe.optimization.learning_rates.values())
+        summary = {
+            "evaluation": {"eval_loss": by_rate[rate]}, "seconds": 1.0, "steps": 20,
+            "examples_seen": 320, "recipe": {"optimization": {"seed": 0}},
+        }  # fmt: skip
+        folder = Path(recipe.run.output)
+        folder.mkdir(parents=True)
+        (folder / "training.json").write_text(json.dumps(summary))
+
+    monkeypatch.setattr("sedem.training.baseline.train_baseline", train)
+    result = search("icae", scale, "nano", tmp_path)
+    assert [entry["loss"] for entry in result["rates"].values()] == losses[:tried]
+    assert best(result) == scale.rates[losses.index(min(losses[:tried]))]
 
 
 def test_the_page_of_times_shows_the_committed_bench(
