@@ -21,6 +21,7 @@ from experiments.scales import RUNS, SHIPPED
 from sedem.backbone import Backbone
 from sedem.baselines.catalog import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
+from sedem.errors import ConfigError
 from sedem.evaluation.methods import default_checkpoint
 from sedem.pretrained import open_backbone
 
@@ -105,11 +106,19 @@ def shrunk(trained: TrainedReader, backbone: Backbone, rank: int) -> TrainedRead
         trained: its adapters have a larger one, or it is a Beacon with projections of its own.
         backbone: the frozen one, without adapters.
         rank: of every update.
+
+    Raises:
+        ConfigError: the scale of adapters cannot be kept at this rank.
     """
     config: Any = replace(trained.config, backbone=NAMED_BACKBONE)
     if config.lora_rank:
         # Adapters are multiplied by alpha / rank, which stays as it was.
-        alpha = config.lora_alpha * rank // config.lora_rank
+        alpha, rest = divmod(config.lora_alpha * rank, config.lora_rank)
+        if rest:
+            raise ConfigError(
+                f"rank is {rank}, but alpha {config.lora_alpha} of rank {config.lora_rank} would "
+                "be no whole number there; take another"
+            )
         config = replace(config, lora_rank=rank, lora_alpha=alpha)
     if trained.name == "beacon":
         config = replace(config, rank=rank)

@@ -16,6 +16,7 @@ from sedem import Document
 from sedem.baselines.catalog import TRAINED
 from sedem.checkpoint import locate
 from sedem.cli import app
+from sedem.errors import ConfigError
 from sedem.evaluation.methods import METHODS, default_checkpoint
 from sedem.pretrained import open_backbone
 
@@ -56,6 +57,12 @@ def test_what_is_within_the_rank_is_kept(method: str, tiny_folder: Callable[...,
         small = shrunk(trained, open_backbone(tiny_folder()), rank).eval()
         one, other = (r.answer(r.read(DOCUMENTS), "What is the rent?") for r in (trained, small))
         assert (one.text, one.conditioning) == (other.text, other.conditioning)
+
+
+def test_a_rank_that_would_change_the_scale_is_refused(tiny_folder: Callable[..., str]) -> None:
+    trained = make("icae", tiny_folder(), lora_rank=8, lora_alpha=4)
+    with pytest.raises(ConfigError, match="rank is 3, but alpha 4 of rank 8 would be no whole"):
+        shrunk(trained, open_backbone(tiny_folder()), 3)
 
 
 def test_what_is_cut_is_the_least_that_can_be(tiny_folder: Callable[..., str]) -> None:
