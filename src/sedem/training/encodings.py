@@ -1,7 +1,7 @@
 """Frozen hidden states on disk, so that a CPU can train: each text is encoded once, ever.
 
-The folder is named after the encoder's fingerprint, the layers and the texts. States are stored
-flat, one row a token, as bfloat16; a killed run goes on where it stopped.
+The folder is named after the encoder's fingerprint and type, the layers and the texts. States are
+stored flat, one row a token, as bfloat16; a killed run goes on where it stopped.
 
 Letters: S texts, T tokens of the longest of them, X extraction layers, E encoder width.
 """
@@ -57,7 +57,7 @@ class Encodings:
             cache: folder of all encodings.
             what: what the progress bar calls them.
         """
-        key = hashlib.sha256(f"{backbone.digest} {layers}".encode())
+        key = hashlib.sha256(f"{backbone.digest} {backbone.dtype} {layers}".encode())
         for ids in texts:
             key.update(np.asarray(ids, dtype=np.int32).tobytes() + b"|")
         folder = cache / f"states-{key.hexdigest()[:16]}"

@@ -134,7 +134,7 @@ def test_a_note_without_its_states_is_not_believed(
     assert torch.equal(again, whole)
 
 
-def test_the_folder_is_named_after_model_layers_and_texts(
+def test_the_folder_is_named_after_model_type_layers_and_texts(
     backbone: Backbone, tmp_path: Path, tiny_folder: Callable[..., str]
 ) -> None:
     texts = [[5, 6], [7]]
@@ -143,7 +143,9 @@ def test_the_folder_is_named_after_model_layers_and_texts(
     Encodings.of(backbone, (3,), [[5], [6, 7]], tmp_path, "texts")
     other = open_backbone(tiny_folder(seed=7))
     Encodings.of(other, (3,), texts, tmp_path, "texts")
-    assert len(list(tmp_path.iterdir())) == 4
+    rounded = open_backbone(backbone.name, dtype=torch.bfloat16)
+    Encodings.of(rounded, (3,), texts, tmp_path, "texts")
+    assert len(list(tmp_path.iterdir())) == 5
     # Opened again, it is the same model.
     Encodings.of(open_backbone(backbone.name), (3,), texts, tmp_path, "texts")
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 5
