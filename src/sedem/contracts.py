@@ -72,11 +72,12 @@ class Citation:
     """One span that an answer was conditioned on; `text` is exactly `document_text[start:end]`.
 
     Attributes:
-        rank: 1 for the block with the highest score.
+        rank: 1 for the block with the highest score, or for the first one where nothing is scored.
         document: name of the document.
         start: first character of the span.
         end: character after the span.
-        score: the selector's score of the block.
+        score: the selector's score of the block; None where the method selects nothing and reads
+            everything in order.
         text: the span.
     """
 
@@ -84,7 +85,7 @@ class Citation:
     document: str
     start: int
     end: int
-    score: float
+    score: float | None
     text: str
 
 
@@ -100,7 +101,7 @@ class Answer:
 
     Attributes:
         text: the answer, stripped of surrounding white space.
-        citations: the spans that conditioned it, best first.
+        citations: the spans that conditioned it, best first, or in order where none has a score.
         k: how many blocks were used.
         blocks: how many blocks the memory holds.
         timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always there.

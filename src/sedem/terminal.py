@@ -34,10 +34,9 @@ def print_sources(answer: Answer) -> None:
     for citation in answer.citations:
         snippet = " ".join(citation.text.split())
         shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
-        typer.echo(
-            f"  [{citation.rank}] {citation.document}:{citation.start}-{citation.end} "
-            f"({citation.score:.1f})  {shown}"
-        )
+        score = "" if citation.score is None else f" ({citation.score:.1f})"
+        place = f"{citation.document}:{citation.start}-{citation.end}"
+        typer.echo(f"  [{citation.rank}] {place}{score}  {shown}")
     for sentence in answer.cut:
         typer.echo(f"  note: {sentence}")
     typer.echo("")

@@ -52,14 +52,14 @@ class FullContext:
             DataError: the question is empty or alone exceeds the backbone's positions.
         """
         clock = Clock(self.backbone.device)
-        return self.answer_from(memory, range(len(memory)), [0.0] * len(memory), question, clock)
+        return self.answer_from(memory, range(len(memory)), None, question, clock)
 
     @torch.no_grad()
     def answer_from(
         self,
         documents: Sequence[Document],
         used: Sequence[int],
-        scores: Sequence[float],
+        scores: Sequence[float] | None,
         question: str,
         clock: Clock,
     ) -> Answer:
@@ -68,7 +68,7 @@ class FullContext:
         Args:
             documents: all of them.
             used: which of them are read, in reading order.
-            scores: why each of these.
+            scores: why each of these; None if they are all there is.
             question: what is asked.
             clock: started when the question came.
         """
@@ -88,7 +88,7 @@ class FullContext:
         ids_1P = torch.tensor([[start, *context[:room], *prompt]], device=backbone.device)
         transcript = self._generate(ids_1P, clock)
         assert transcript.finish_reason is not None
-        citations = cite([documents[index] for index in used], scores, seen)
+        citations = cite([documents[index] for index in used], seen, scores)
         return Answer(
             text=transcript.text,
             citations=citations,
@@ -156,22 +156,25 @@ def context_room(backbone: Backbone, prompt: int, limit: int) -> int:
     return room
 
 
-def cite(documents: Sequence[Document], scores: Sequence[float], seen: int) -> tuple[Citation, ...]:
+def cite(
+    documents: Sequence[Document], seen: int, scores: Sequence[float] | None = None
+) -> tuple[Citation, ...]:
     """The documents that were read, as far as they were, best first.
 
     Args:
         documents: in reading order.
-        scores: why each of these.
         seen: characters of the context that fitted the backbone.
+        scores: why each of these; None leaves them in order, without scores.
     """
     texts = [document.text for document in documents]
-    read = []
-    for i, (document, score) in enumerate(zip(documents, scores, strict=True)):
+    read: list[tuple[Document, int, float | None]] = []
+    given = [None] * len(documents) if scores is None else scores
+    for i, (document, score) in enumerate(zip(documents, given, strict=True)):
         left_out = max(0, len(context_prompt(texts[: i + 1])) - seen)
         if left_out < len(document.text.strip()):
             end = len(document.text.rstrip()) - left_out if left_out else len(document.text)
             read.append((document, end, score))
-    read.sort(key=lambda entry: -entry[2])
+    read.sort(key=lambda entry: -(entry[2] or 0.0))
     return tuple(
         Citation(rank, document.name, 0, end, score, document.text[:end])
         for rank, (document, end, score) in enumerate(read, start=1)

@@ -37,7 +37,7 @@ class Paragraph:
         """Where it stands."""
         return self.document, self.start, self.end
 
-    def cited(self, rank: int, score: float, length: int | None = None) -> Citation:
+    def cited(self, rank: int, score: float | None, length: int | None = None) -> Citation:
         """The paragraph, or its first characters, as what an answer was conditioned on."""
         text = self.text[:length]
         return Citation(rank, self.document, self.start, self.start + len(text), score, text)

@@ -232,7 +232,7 @@ class TrainedReader(nn.Module, ABC):
         cut = memory.remembered.notes
         if seen < tokens:
             cut = (*cut, f"the context has {tokens:,} tokens, {self.name} took its first {seen:,}")
-        citations = cite(documents, [0.0] * len(documents), memory.ends[seen - 1] if seen else 0)
+        citations = cite(documents, memory.ends[seen - 1] if seen else 0)
         return Answer(
             text=row.text,
             citations=citations,

@@ -50,7 +50,7 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
                 "document": citation.document,
                 "start": citation.start,
                 "end": citation.end,
-                "score": round(citation.score, 4),
+                "score": None if citation.score is None else round(citation.score, 4),
                 "evidence": _is_evidence(
                     (citation.document, citation.start, citation.end), example
                 ),
@@ -101,7 +101,7 @@ def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
         return dict.fromkeys([*ANSWERS, *names], 0.0)
     answer = record["prediction"], record["references"]
     found = {name: score(*answer) for name, score in ANSWERS.items()}
-    if record["labelled"] and record["selected"]:
+    if _ranks(record):
         found |= _selection(record, depth)
     if record.get("conditioning") is not None:
         found["conditioning"] = float(record["conditioning"])
@@ -120,7 +120,7 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
     """
     answered = [record for record in records if "error" not in record]
     failed = [record for record in records if "error" in record]
-    used = (record["k"] for record in answered if record["labelled"] and record["selected"])
+    used = (record["k"] for record in answered if _ranks(record))
     depth = min(max(used, default=0), DEPTH)
     columns: dict[str, list[float]] = {name: [] for name in ANSWERS}
     for record in answered:
@@ -152,6 +152,12 @@ def _asked(example: Example) -> Record:
     }
 
 
+def _ranks(record: Record) -> bool:
+    """Whether selection can be measured: what was read has scores, and evidence is known."""
+    selected = record["selected"]
+    return bool(record["labelled"] and selected and selected[0]["score"] is not None)
+
+
 def _selection(record: Record, depth: int) -> dict[str, float]:
     flags = [bool(block["evidence"]) for block in record["selected"]]
     chosen, ranks = range(len(flags)), record.get("evidence_ranks")
@@ -176,7 +182,8 @@ def _evidence_ranks(answer: Answer, example: Example) -> list[int] | None:
     """Ranks of all evidence blocks; None when the answer does not rank every block."""
     ranking = answer.ranking
     if ranking is None:
-        if len(answer.citations) < answer.blocks:
+        unscored = any(citation.score is None for citation in answer.citations)
+        if unscored or len(answer.citations) < answer.blocks:
             return None
         ranking = tuple((c.document, c.start, c.end) for c in answer.citations)
     return [rank for rank, span in enumerate(ranking, start=1) if _is_evidence(span, example)]

@@ -62,7 +62,8 @@ def test_it_answers_and_says_what_it_cost(
     texts = {document.name: document.text for document in documents}
     for citation in answer.citations:
         assert texts[citation.document][citation.start : citation.end] == citation.text
-    assert answer.blocks >= len(documents)
+        assert (citation.score is not None) == any_reader.picks
+    assert answer.citations and answer.blocks >= len(documents)
 
 
 def test_a_batch_answers_as_one_by_one(

@@ -56,6 +56,18 @@ def test_ranks_are_among_the_selected_where_nothing_else_is_ranked() -> None:
     assert values(record([LAKE, HILL], None, blocks=2), depth=2)["evidence_recall@2"] == 100
 
 
+def test_what_reads_everything_in_order_selects_nothing() -> None:
+    """Though it cites all that there is, and the evidence first."""
+    unscored = tuple(replace(c, score=None) for c in cited(HILL, LAKE))
+    answer = replace(ANSWER, citations=unscored, k=2, blocks=2, ranking=None)
+    found = to_record(EXAMPLE, answer)
+    assert [block["score"] for block in found["selected"]] == [None, None]
+    assert found["evidence_ranks"] is None
+    metrics = measure([found])
+    assert metrics["em"]["mean"] == 100 and metrics["counts"]["ranked_every_block"] == 0
+    assert not any("@" in name or name == "mrr" for name in metrics)
+
+
 def test_an_older_prediction_is_still_read() -> None:
     old = record([HILL], None)
     for name in ("evidence_ranks", "conditioning", "stored_bytes", "context_tokens", "batch"):
