@@ -93,8 +93,6 @@ def open_examples(
             if "split" not in signature(read).parameters:
                 raise ConfigError(f"split is '{split}', but '{source}' is a file: leave it out")
             options["split"] = split
-    if name == "own":
-        options.setdefault("by_file", path.is_dir())
     try:
         signature(read).bind(given, **options)
     except TypeError as error:

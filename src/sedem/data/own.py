@@ -26,12 +26,11 @@ from sedem.errors import DataError
 _FIELDS = {"id", "documents", "question", "answers", "evidence"}
 
 
-def read(records: Records, *, by_file: bool = False) -> ExampleSet:
+def read(records: Records) -> ExampleSet:
     """Own questions, strictly.
 
     Args:
         records: the lines.
-        by_file: ids that are left out name the file too; those of a folder's shards must.
 
     Raises:
         DataError: with the line and the field; or two lines of one id.
@@ -40,7 +39,7 @@ def read(records: Records, *, by_file: bool = False) -> ExampleSet:
     places: dict[str, str] = {}
     for place, entry in records:
         with within(place):
-            example = _example(entry, place, by_file)
+            example = _example(entry, place)
         if example.id in places:
             raise DataError(
                 f"{place}: the id '{example.id}' is that of {places[example.id]} too; "
@@ -72,7 +71,7 @@ def to_entry(example: Example) -> dict[str, Any]:
     }
 
 
-def _example(entry: Record, place: str, by_file: bool) -> Example:
+def _example(entry: Record, place: str) -> Example:
     unknown = sorted(entry.keys() - _FIELDS)
     if unknown:
         raise DataError(f"{place}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS)}")
@@ -98,15 +97,15 @@ def _example(entry: Record, place: str, by_file: bool) -> Example:
     if not all(isinstance(answer, str) for answer in answers):
         raise DataError(f"{place}, field 'answers': a list of strings is needed")
     question = text(entry, "question", place)
-    identity = _id(entry, place, by_file)
+    identity = _id(entry, place)
     return Example(identity, documents, question, tuple(answers), tuple(evidence))
 
 
-def _id(entry: Record, place: str, by_file: bool) -> str:
-    """The id that is given, or the number of the line, or that and the name of its file."""
+def _id(entry: Record, place: str) -> str:
+    """The id that is given, or file and line: shards of a folder have lines of one number."""
     given = entry.get("id")
     if given is None:
-        return Path(place).name.replace("'", "") if by_file else place.rpartition(", ")[2]
+        return Path(place).name.replace("'", "")
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise DataError(f"{place}, field 'id': a string is needed, got {shown(given)}")
     return str(given)

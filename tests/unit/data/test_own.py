@@ -50,7 +50,7 @@ def test_id_and_evidence_may_be_left_out(write: Write) -> None:
     result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
     assert result.name == "bare"
     assert [example.evidence for example in result.examples] == [(), ()]
-    assert result.examples[0].id == "line 1"
+    assert result.examples[0].id == "bare.jsonl, line 1"
 
 
 def test_parquet_rows_without_id_and_evidence_are_lines_without(
@@ -59,9 +59,9 @@ def test_parquet_rows_without_id_and_evidence_are_lines_without(
     bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
     Dataset.from_list([ENTRY, bare]).to_parquet(tmp_path / "own.parquet")
     found = load(tmp_path / "own.parquet").examples
-    assert [(e.id, len(e.evidence)) for e in found] == [("lease-1", 1), ("row 2", 0)]
+    assert [(e.id, len(e.evidence)) for e in found] == [("lease-1", 1), ("own.parquet, row 2", 0)]
     null = load(write("null.jsonl", [{**ENTRY, "id": None, "evidence": None}])).examples
-    assert [(e.id, e.evidence) for e in null] == [("line 1", ())]
+    assert [(e.id, e.evidence) for e in null] == [("null.jsonl, line 1", ())]
 
 
 def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
@@ -160,8 +160,7 @@ def test_shards_without_ids_go_by_their_names(
     assert [e.id for e in open_examples(folder, records="1:3").examples] == every[1:3]
     monkeypatch.chdir(folder)
     assert [e.id for e in open_examples(".").examples] == every
-    assert [e.id for e in open_examples("b.jsonl").examples] == ["line 1", "line 2"]
-    assert [e.id for e in load("b.jsonl", by_file=True).examples] == names[2:4]
+    assert [e.id for e in open_examples("b.jsonl").examples] == names[2:4]
 
 
 def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:
