@@ -27,7 +27,7 @@ from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method, picks
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
-from sedem.evaluation.results import Signatures, claim, write_json
+from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
 from sedem.packed import BFLOAT16
 
@@ -72,9 +72,9 @@ def run_bench(
         ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
         load.append(os.getloadavg()[0])
         conditions: dict[str, Any] = {"ceilings": vars(ceilings), "load_average": load}
-        if not rest.done and (kept / DOCUMENT).is_file():
+        before = None if rest.done else read_json(kept / DOCUMENT)
+        if before is not None:
             # What was measured by others stays beside the ceilings that they measured.
-            before = json.loads((kept / DOCUMENT).read_text(encoding="utf-8"))
             conditions = {name: before[name] for name in conditions}
         document = {
             "settings": plan.settings(),

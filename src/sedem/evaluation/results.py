@@ -72,9 +72,9 @@ class Signatures:
     ) -> None:
         self.path = folder / SIGNATURES
         self.device = device
-        self.made: dict[str, dict[str, Any] | None] = _read(self.path) or {}
+        self.made: dict[str, dict[str, Any] | None] = read_json(self.path) or {}
         if unsigned := [part for part in kept if part not in self.made]:
-            signed = _read(folder / document) or {}
+            signed = read_json(folder / document) or {}
             known = {name: signed[name] for name in SIGNED if name in signed} or None
             self.made = {**dict.fromkeys(unsigned, known), **self.made}
             # Written at once: the document will be of others too.
@@ -102,7 +102,12 @@ class Signatures:
         return {**last, EARLIER: others} if others else last
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What `write_json` wrote; None where nothing was.
+
+    Raises:
+        ConfigError: something else is there.
+    """
     if not path.is_file():
         return None
     try:

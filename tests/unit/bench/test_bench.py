@@ -263,6 +263,10 @@ def test_a_bench_names_everyone_who_measured_its_parts(
     assert run("another", 80, 64) == both
     again = run("another", 64)
     assert again["commit"] == {"id": "one"} and "earlier" not in again
+    (out / "bench.json").write_text('{"ceil')
+    with pytest.raises(ConfigError, match=r"bench\.json' is damaged"):
+        run("another", 64)
+    (out / "bench.json").write_text(json.dumps(again))
 
     (out / "provenance.json").unlink()
     old = run("another", 64, 96)
