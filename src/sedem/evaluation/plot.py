@@ -61,10 +61,11 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """A run in a few words: its folder, method, K and control."""
+    """A run in a few words: its folder if that says more than the method, method, K and control."""
     k = "" if row["k"] is None else f" K={row['k']}"
     control = "" if row["control"] in (None, "selected") else f" {row['control']}"
-    return f"{Path(row['run']).name}: {row['method']}{k}{control}"
+    folder, method = Path(row["run"]).name, row["method"]
+    return f"{'' if folder == method else f'{folder}: '}{method}{k}{control}"
 
 
 def _interval(row: dict[str, Any]) -> tuple[float, float, float]:

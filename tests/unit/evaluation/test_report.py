@@ -12,7 +12,7 @@ import pytest
 from unit.evaluation.conftest import Echo, hill
 
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.plot import draw
+from sedem.evaluation.plot import draw, name_of
 from sedem.evaluation.report import load, report
 from sedem.evaluation.run import evaluate
 from sedem.terminal import print_report
@@ -118,3 +118,17 @@ def test_the_picture_shows_every_run(tmp_path: Path) -> None:
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"it a name that ends in \.svg, \.png, \.pdf"):
         draw(result, tmp_path / "runs.txt")
+
+
+@pytest.mark.parametrize(
+    ("run", "k", "control", "name"),
+    [
+        ("runs/rag", None, "selected", "rag"),
+        ("runs/rag", 2, "gold", "rag K=2 gold"),
+        ("runs/first", 2, None, "first: rag K=2"),
+    ],
+)
+def test_a_run_in_a_picture_is_named_once(
+    run: str, k: int | None, control: str | None, name: str
+) -> None:
+    assert name_of({"run": run, "method": "rag", "k": k, "control": control}) == name
