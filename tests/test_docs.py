@@ -31,17 +31,24 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("sedem ")]
 
 
-PYTHON = [pytest.param(code, id=page.name) for page in PAGES for code in fenced(page, "python")]
+SHOWN = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+WITH_PYTHON = [pytest.param(page, id=page.name) for page in PAGES if fenced(page, "python")]
 COMMANDS = [pytest.param(words, id=" ".join(words)) for page in PAGES for words in commands(page)]
 
 
-@pytest.mark.parametrize("code", PYTHON)
-def test_the_python_that_is_shown_runs(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_that_is_shown_runs_and_prints_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The blocks of a page run in order in one session; a text block after one is its output."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "shown", "exec"), {})
-    assert capsys.readouterr().out.strip()
+    session: dict[str, Any] = {}
+    for code, shown in SHOWN.findall(page.read_text("utf-8")):
+        exec(compile(code, page.name, "exec"), session)
+        printed = capsys.readouterr().out
+        assert printed.strip()
+        if shown:
+            assert printed == shown
 
 
 @pytest.mark.parametrize("words", COMMANDS)
