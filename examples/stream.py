@@ -1,6 +1,6 @@
 """Print an answer while it is generated, then its sources and times.
 
-    python examples/stream.py "What is the weight of shipment HK-2093?"
+python examples/stream.py "What is the weight of shipment HK-2093?"
 """
 
 from __future__ import annotations
