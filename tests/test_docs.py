@@ -23,6 +23,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MADE_BY_THE_SITE = {"cli.md"}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
@@ -89,7 +90,7 @@ def test_readmes_walk_from_files_to_answers(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+        assert target in MADE_BY_THE_SITE or (page.parent / target).exists(), target
 
 
 def test_the_demo_prints_what_the_readme_shows() -> None:
