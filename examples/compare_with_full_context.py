@@ -16,7 +16,8 @@ from sedem import Document
 from sedem.data.examples import Evidence, Example
 from sedem.demo import DOCUMENTS
 from sedem.evaluation.compare import compare
-from sedem.evaluation.methods import Setting, open_method
+from sedem.evaluation.method import Setting
+from sedem.evaluation.registry import open_method
 from sedem.evaluation.run import evaluate, read_predictions
 
 FACTS = (

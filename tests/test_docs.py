@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -24,7 +25,8 @@ PAGES = [
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MADE_BY_THE_SITE = {"cli.md"}
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def fenced(page: Path, language: str) -> list[str]:
@@ -35,6 +37,12 @@ def commands(page: Path) -> list[list[str]]:
     """Every `sedem ...` line, comments off."""
     lines = [line for code in fenced(page, "") for line in code.splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("sedem ")]
+
+
+def anchors(page: Path) -> set[str]:
+    """Those of a page's headings, as GitHub and the site name them."""
+    titles = HEADING.findall(page.read_text("utf-8"))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 SHOWN = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
@@ -89,8 +97,12 @@ def test_readmes_walk_from_files_to_answers(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text("utf-8")):
-        assert target in MADE_BY_THE_SITE or (page.parent / target).exists(), target
+    for target, anchor in LINK.findall(page.read_text("utf-8")):
+        if target in MADE_BY_THE_SITE:
+            continue
+        goal = page.parent / target if target else page
+        assert goal.exists(), target
+        assert not anchor or anchor in anchors(goal), f"{target}#{anchor}"
 
 
 def test_the_demo_prints_what_the_readme_shows() -> None:
@@ -109,14 +121,31 @@ def test_the_tree_names_what_is_there() -> None:
             assert ((ROOT / "src" / "sedem" if inside else ROOT) / name).exists(), name
 
 
-def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "paper-map.md").read_text("utf-8")
-    for path in re.findall(r"tests/[\w/]+\.py", text):
-        assert (ROOT / path).is_file(), path
-    for module, name in re.findall(r"`((?:\w+\.)?\w+)\.(\w+)`", text):
-        path = ROOT / "src" / "sedem" / f"{module.replace('.', '/')}.py"
-        if path.is_file():
-            assert re.search(rf"(def|class) {name}\b", path.read_text("utf-8")), f"{module}.{name}"
+@pytest.mark.parametrize("page", ["paper-map.md", "deviations.md"])
+def test_names_in_the_column_of_code_exist(page: str) -> None:
+    """Dotted names are those of `sedem`, the others are paths."""
+    names = set()
+    column = None
+    for line in (ROOT / "docs" / page).read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        if not cells:
+            column = None
+        elif column is None:
+            column = next((i for i, name in enumerate(cells) if name in ("function", "code")), -1)
+        elif column >= 0:
+            names.update(re.findall(r"`([^`]+)`", cells[column]))
+    assert len(names) > 20
+    for name in names:
+        if "/" in name:
+            assert (ROOT / name).exists(), name
+        else:
+            pkgutil.resolve_name(f"sedem.{name}")
+
+
+def test_the_paper_map_names_tests_that_exist() -> None:
+    paths = re.findall(r"tests/[\w/]+\.py", (ROOT / "docs" / "paper-map.md").read_text("utf-8"))
+    assert paths
+    assert {path for path in paths if not (ROOT / path).is_file()} == set()
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", nano.CARD], ids=lambda page: page.parent.name)
