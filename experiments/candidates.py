@@ -22,13 +22,13 @@ from torch import Tensor
 
 from experiments.cells import RESULTS
 from sedem import MemoryBank, SeDeM
-from sedem.answering import encode_questions
-from sedem.candidates import pool_keys
-from sedem.data.catalog import open_examples
-from sedem.keys import key_parts, known_keys
-from sedem.packed import join
+from sedem.inference.requests import encode_questions
+from sedem.bank.coarse_search import pool_keys
+from sedem.data.question_sets import open_examples
+from sedem.bank.key_index import (key_parts, known_keys)
+from sedem.quantization import join
 from sedem.provenance import provenance
-from sedem.selector import key_scores
+from sedem.bank.scores import key_scores
 
 GROUPS = (1, 2, 4, 8, 16)
 COUNTS = (32, 128, 512, 1024, 2048, 4096)

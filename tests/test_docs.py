@@ -13,7 +13,7 @@ from conftest import LEASE, RECIPE
 from typer.testing import CliRunner
 
 from experiments import nano
-from sedem.cli import app
+from sedem.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", nano.CARD, *sorted(ROOT.glob("docs/*.md"))]

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
-from sedem.checkpoint import locate
-from sedem.cli import app
+from sedem.inference.checkpoint import locate
+from sedem.cli.main import app
 from sedem.demo import DOCUMENTS, QUESTIONS
 
 SOURCES = {

@@ -13,23 +13,25 @@ import torch
 from huggingface_hub import HfApi
 from torch import Tensor, nn
 
-from sedem import checkpoint
-from sedem.answering import AnswerStream, Request, encode_questions, respond
-from sedem.backbone import Backbone
-from sedem.bank import MemoryBank
-from sedem.compressor import build_compressor
+from sedem.inference import checkpoint
+from sedem.inference.answer import (AnswerStream, respond)
+from sedem.inference.requests import (Request, encode_questions)
+from sedem.backbone.decoder import Backbone
+from sedem.bank.memory_bank import MemoryBank
+from sedem.method.compressor import build_compressor
 from sedem.config import SedemConfig
-from sedem.contracts import Answer, Document
-from sedem.decompressor import build_decompressor
-from sedem.eager import Eager
-from sedem.encoder import LayerMixture
-from sedem.engine import Engine, open_engine
+from sedem.types import (Answer, Document)
+from sedem.method.decompressor import build_decompressor
+from sedem.engine.eager import Eager
+from sedem.method.encoder import LayerMixture
+from sedem.engine.interface import Engine
+from sedem.engine.open import open_engine
 from sedem.errors import ConfigError
-from sedem.generation import Decoding
-from sedem.pretrained import check_layers
-from sedem.reading import Progress, read
-from sedem.scoring import score_questions
-from sedem.selector import Budget, build_selector
+from sedem.inference.generation import Decoding
+from sedem.method.modules import check_layers
+from sedem.inference.read import (Progress, read)
+from sedem.bank.search import score_questions
+from sedem.method.selector import (Budget, build_selector)
 
 GREEDY = Decoding()
 

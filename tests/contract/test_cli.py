@@ -22,11 +22,13 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from sedem import Document, MemoryBank, SeDeM, SedemConfig, building, store
-from sedem.cli import app
-from sedem.evaluation.methods import CONTROLS
+from sedem import (Document, MemoryBank, SeDeM, SedemConfig)
+from sedem.inference import build as building
+from sedem.bank.store import local as store
+from sedem.cli.main import app
+from sedem.evaluation.registry import CONTROLS
 from sedem.evaluation.readers import Sedem
-from sedem.pretrained import open_backbone
+from sedem.backbone.loading import open_backbone
 
 RENT = "What is the rent?"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {

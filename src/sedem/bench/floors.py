@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.bench.ceilings import Ceilings
-from sedem.contracts import Answer
+from sedem.types import Answer
 from sedem.evaluation.cost import Workload, count_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
-from sedem.keys import held_type
+from sedem.bank.key_index import held_type
 from sedem.model import SeDeM
-from sedem.prompts import question_ids
+from sedem.inference.prompts import question_ids
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from sedem.bench.peers import Compiled
-from sedem.contracts import Document, Reader
+from sedem.types import (Document, Reader)
 from sedem.evaluation.readers import BoundSedem
 
 PROCESS = Path("/proc/self")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from sedem.checkpoint import BACKBONE, EMBEDDED, locate, open_backbones
+from sedem.inference.checkpoint import (BACKBONE, EMBEDDED, locate, open_backbones)
 from sedem.config import SedemConfig
 from sedem.evaluation.cost import PRESETS, shape_file
 from sedem.model import SeDeM

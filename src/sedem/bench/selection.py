@@ -6,19 +6,21 @@ from collections.abc import Callable
 
 import torch
 
-from sedem.answering import Clock, encode_questions
-from sedem.bank import InMemory, MemoryBank
+from sedem.engine.device import Clock
+from sedem.inference.requests import encode_questions
+from sedem.bank.blocks import InMemory
+from sedem.bank.memory_bank import MemoryBank
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
-from sedem.contracts import Document
+from sedem.types import Document
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
-from sedem.keys import known_keys, prepare
+from sedem.bank.key_index import (known_keys, prepare)
 from sedem.model import SeDeM
-from sedem.packed import BFLOAT16, pack
-from sedem.scoring import score_questions
-from sedem.shard import BlockRow
+from sedem.quantization import (BFLOAT16, quantize)
+from sedem.bank.search import score_questions
+from sedem.bank.blocks import BlockRow
 
 DRAWN = 1000
 """Blocks of distinct memory; more are the same ones again, each with keys of its own."""
@@ -93,6 +95,6 @@ def synthetic_bank(model: SeDeM, blocks: int) -> MemoryBank:
         model.made_by(),
         [Document("synthetic", "-")],
         [row] * blocks,
-        [InMemory(pack(drawn_NJD, BFLOAT16))],
+        [InMemory(quantize(drawn_NJD, BFLOAT16))],
         [(0, block % len(drawn_NJD)) for block in range(blocks)],
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sedem.answering import Clock
-from sedem.contracts import Document
+from sedem.engine.device import Clock
+from sedem.types import Document
 from sedem.model import SeDeM
-from sedem.segment import segment_text
+from sedem.method.segments import segment_text
 
 
 def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float]:

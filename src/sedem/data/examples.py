@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sedem.contracts import Document, check_unicode
+from sedem.types import (Document, check_unicode)
 from sedem.errors import DataError
 
 NO_CONTEXT = "no context"

@@ -14,7 +14,7 @@ from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.tokenizer import Span, Tokenizer
 from sedem.errors import DataError
-from sedem.shard import BlockRow
+from sedem.bank.blocks import BlockRow
 
 TOGETHER = 64
 """Texts that are tokenized in one call."""

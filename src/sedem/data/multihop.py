@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sedem.contracts import Document, check_unicode
+from sedem.types import (Document, check_unicode)
 from sedem.data.examples import (
     NO_CONTEXT,
     Example,
@@ -20,7 +20,7 @@ from sedem.data.examples import (
     distinct_names,
     whole,
 )
-from sedem.data.fields import entries, text, within
+from sedem.data.record_validation import (entries, text, within)
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
 

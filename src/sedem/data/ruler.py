@@ -11,9 +11,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from sedem.contracts import Document
+from sedem.types import Document
 from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
-from sedem.data.fields import at_least, within
+from sedem.data.record_validation import (at_least, within)
 from sedem.data.multihop import Question, parse, usable
 from sedem.data.records import Records
 from sedem.data.tokenizer import Tokenizer, open_tokenizer

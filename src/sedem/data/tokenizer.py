@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedem.checkpoint import BACKBONE, EMBEDDED, locate
+from sedem.inference.checkpoint import (BACKBONE, EMBEDDED, locate)
 from sedem.errors import ConfigError
 
 Span = tuple[int, int]

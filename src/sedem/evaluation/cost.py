@@ -18,13 +18,14 @@ from peft import LoraConfig
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from sedem.backbone import FAMILIES, LORA_TARGETS
-from sedem.compressor import build_compressor
+from sedem.backbone.decoder import FAMILIES
+from sedem.backbone.lora import LORA_TARGETS
+from sedem.method.compressor import build_compressor
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
-from sedem.decompressor import build_decompressor
+from sedem.method.decompressor import build_decompressor
 from sedem.errors import ConfigError
 from sedem.evaluation.paper_costs import beside_paper
-from sedem.selector import build_selector
+from sedem.method.selector import build_selector
 
 PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
     "llama-3.2-1b": (llama_1b, "llama-3.2-1b", "llama-3.2-1b"),
@@ -218,7 +219,7 @@ def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]
 
 
 def _of_checkpoint(folder: Path) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
-    from sedem.checkpoint import EXTRA_ENTRIES
+    from sedem.inference.checkpoint import EXTRA_ENTRIES
 
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sedem.contracts import Document
+from sedem.types import Document
 from sedem.evaluation.metrics import summarize
 from sedem.model import SeDeM
 

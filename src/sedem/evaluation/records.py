@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sedem.contracts import Answer, Span
+from sedem.types import (Answer, Span)
 from sedem.data.examples import Example
 from sedem.errors import SedemError
 from sedem.evaluation.metrics import (

@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.errors import ConfigError
-from sedem.weights import check_weights, load_weights
+from sedem.backbone.safetensors import (check_weights, load_weights)
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sedem import Answer, Document
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
@@ -21,7 +21,7 @@ from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
-from sedem.encoder import encode
+from sedem.method.encoder import encode
 from sedem.errors import ConfigError
 from sedem.evaluation import results
 from sedem.evaluation.readers import BoundSedem

@@ -11,9 +11,9 @@ from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work, floors, sedem_work, text_work
 from sedem.bench.spread import spread
 from sedem.evaluation.cost import layer_flops
-from sedem.generation import Decoding
-from sedem.keys import held_type, known_keys
-from sedem.prompts import question_ids
+from sedem.inference.generation import Decoding
+from sedem.bank.key_index import (held_type, known_keys)
+from sedem.inference.prompts import question_ids
 
 ONE = Decoding(max_new_tokens=1)
 

@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from sedem.data.catalog import identify, open_examples, sniff
+from sedem.data.question_sets import (identify, open_examples, sniff)
 from sedem.data.hub import HOMES
 from sedem.errors import ConfigError, DataError
 

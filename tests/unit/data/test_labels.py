@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from sedem import Document
-from sedem.backbone import Backbone
-from sedem.data.catalog import open_examples
+from sedem.backbone.decoder import Backbone
+from sedem.data.question_sets import open_examples
 from sedem.data.examples import Evidence
 from sedem.data.labels import from_answers, from_evidence
-from sedem.reading import partition
-from sedem.segment import segment_text
-from sedem.shard import BlockRow
+from sedem.bank.blocks import partition
+from sedem.method.segments import segment_text
+from sedem.bank.blocks import BlockRow
 
 TEXT = "The rent is 900 euros. It is due in May. The deposit is 1,800 euros."
 

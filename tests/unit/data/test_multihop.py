@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sedem.data.catalog import open_examples, sniff
+from sedem.data.question_sets import (open_examples, sniff)
 from sedem.data.examples import Example, ExampleSet
 from sedem.errors import DataError
 

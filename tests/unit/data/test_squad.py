@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sedem.data.catalog import open_examples
+from sedem.data.question_sets import open_examples
 from sedem.data.examples import Example
 from sedem.errors import DataError
 

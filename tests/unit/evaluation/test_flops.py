@@ -16,12 +16,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import Request, choose, encode_questions, start_of
-from sedem.eager import start_decoding
+from sedem.inference.requests import (Request, choose, encode_questions, start_of)
+from sedem.engine.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops
-from sedem.pretrained import open_backbone
-from sedem.prompts import question_ids
-from sedem.scoring import score_questions
+from sedem.backbone.loading import open_backbone
+from sedem.inference.prompts import question_ids
+from sedem.bank.search import score_questions
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
