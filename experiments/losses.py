@@ -25,7 +25,7 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     from torch.utils.data import Subset
 
     from sedem import SeDeM
-    from sedem.data.windows import (Tokens, Windows)
+    from sedem.data.windows import Tokens, Windows
     from sedem.evaluation.continuation import continuation_losses
     from sedem.provenance import provenance
 

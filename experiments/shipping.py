@@ -19,11 +19,11 @@ from torch import Tensor
 
 from experiments.scales import RUNS, SHIPPED
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.registry import (TRAINED, reader_class)
+from sedem.backbone.loading import open_backbone
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.evaluation.registry import default_checkpoint
-from sedem.backbone.loading import open_backbone
 
 RANK = 8
 NAMED_BACKBONE = "sedem-nano/backbone"

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.backbone.decoder import (FAMILIES, Backbone)
+from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 
 START, END = "<start>", "<end>"

@@ -22,13 +22,13 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from sedem import (Document, MemoryBank, SeDeM, SedemConfig)
-from sedem.inference import build as building
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
 from sedem.bank.store import local as store
 from sedem.cli.main import app
-from sedem.evaluation.registry import CONTROLS
 from sedem.evaluation.readers import Sedem
-from sedem.backbone.loading import open_backbone
+from sedem.evaluation.registry import CONTROLS
+from sedem.inference import build
 
 RENT = "What is the rent?"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
@@ -317,7 +317,7 @@ def test_a_build_that_was_killed_goes_on(
         return read(self, batch, **options)
 
     # Every document is a commit of its own.
-    monkeypatch.setattr(building, "COMMIT", 1)
+    monkeypatch.setattr(build, "COMMIT", 1)
     with monkeypatch.context() as broken:
         broken.setattr(SeDeM, "read", killed)
         assert sedem("build", "a.bank", *documents, "-m", checkpoint).exit_code != 0
@@ -330,11 +330,13 @@ def test_a_build_that_was_killed_goes_on(
 def test_progress_of_a_build_counts_all_characters_and_never_goes_back(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "COMMIT", 300)
+    monkeypatch.setattr(build, "COMMIT", 300)
     seen: list[tuple[int, int]] = []
     documents = [Document("lease.txt", LEASE), Document("long.txt", LEASE * 5)]
-    building.build_bank(
-        SeDeM.from_pretrained(checkpoint),
+    model = SeDeM.from_pretrained(checkpoint)
+    build.build_bank(
+        model,
+        model.engine,
         tmp_path / "a.bank",
         documents,
         lambda done, total: seen.append((done, total)),

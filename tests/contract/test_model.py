@@ -14,12 +14,12 @@ from conftest import LEASE, POSITIONS, RECIPE
 from tokenizers import normalizers
 
 from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
-from sedem.inference.requests import (Request, choose)
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import InMemory
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
+from sedem.inference.requests import Request, choose
 from sedem.quantization import Quantized
 
 RENT = "What is the rent?"

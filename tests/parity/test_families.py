@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.backbone.decoder import (ATTENTION, Backbone)
-from sedem.config import StartPlacement
-from sedem.method.encoder import (encode, states_at)
-from sedem.method.injection import (Prefilled, Stream, prefill, step)
+from sedem.backbone.decoder import ATTENTION, Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.config import StartPlacement
+from sedem.method.encoder import encode, states_at
+from sedem.method.injection import Prefilled, Stream, prefill, step
 
 PLACEMENTS: tuple[StartPlacement, ...] = ("front", "between")
 WINDOW = 6

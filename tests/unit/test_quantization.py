@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sedem.errors import ConfigError
-from sedem.quantization import (DTYPES, Quantized, check_dtype, join, quantize, vector_bytes)
+from sedem.quantization import DTYPES, Quantized, check_dtype, join, quantize, vector_bytes
 
 ROUNDING = {"int8": 0.5 / 127, "fp8": 16 / 448}
 """Half of the widest gap between two values, against the largest value of a vector."""
@@ -53,7 +53,9 @@ def test_parts_join_to_what_they_were_cut_from(dtype: str) -> None:
 def test_casting_to_the_own_type_rounds_nothing_and_to_another_rounds_once() -> None:
     packed = quantize(torch.randn(5, 8), "int8")
     assert packed.cast("int8") is packed
-    assert torch.equal(packed.cast("fp8").dequantize(), quantize(packed.dequantize(), "fp8").dequantize())
+    assert torch.equal(
+        packed.cast("fp8").dequantize(), quantize(packed.dequantize(), "fp8").dequantize()
+    )
     plain = torch.randn(2, 3).bfloat16()
     assert Quantized(plain).dequantize() is plain
 

@@ -6,30 +6,22 @@ Letters: B batch, P positions of one call, D width, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import copy
-from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from sedem.backbone.lora import LoraModel
 from sedem.backbone.masks import KeyAxis
+from sedem.backbone.safetensors import weights_digest
 from sedem.errors import ConfigError
-from sedem.backbone.safetensors import (check_weights, load_weights, weights_digest)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ATTENTION = ("sdpa", "eager")
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
-LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
-class Backbone(nn.Module):
+class Backbone(LoraModel):
     """One decoder of the Llama kind with its tokenizer.
 
     Args:
@@ -49,18 +41,14 @@ class Backbone(nn.Module):
         name: str,
         revision: str | None = None,
     ) -> None:
-        super().__init__()
         _check_layout(model, tokenizer, name)
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model.eval().requires_grad_(False))
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
         self.bos_token_id = _bos_token_id(model, tokenizer, name)
         self.eos_token_id = _eos_token_id(model, tokenizer, name)
         self.depth = len(model.get_decoder().layers)
-        # Layers from here on have their adapters merged and nothing to go back to.
-        self.merged_from: int | None = None
-        self._adapters_off = False
         # Taken before adapters change the names of the weights.
         self.vocabulary = tokenizer_description(tokenizer)
         self.digest = weights_digest(model.state_dict(), self.vocabulary)
@@ -204,88 +192,6 @@ class Backbone(nn.Module):
         self.depth = depth
         if not self.model.config.tie_word_embeddings:
             self.model.set_output_embeddings(None)
-
-    # Adapters
-
-    @property
-    def has_lora(self) -> bool:
-        """Whether adapters are attached."""
-        return bool(getattr(self.model, "peft_config", None))
-
-    def add_lora(
-        self,
-        rank: int,
-        alpha: int,
-        targets: Sequence[str] = LORA_TARGETS,
-        dropout: float = 0.0,
-    ) -> None:
-        """Attach adapters to matrices of every layer (appendix Trainable Parameters).
-
-        Args:
-            rank: r.
-            alpha: numerator of their scaling.
-            targets: names of the matrices; q, k, v and o as they stand.
-            dropout: share of their inputs that is dropped in training.
-        """
-        self.model.add_adapter(
-            LoraConfig(
-                r=rank,
-                lora_alpha=alpha,
-                target_modules=list(targets),
-                lora_dropout=dropout,
-                bias="none",
-            )
-        )
-        for name, parameter in self.model.named_parameters():
-            if "lora_" in name:
-                parameter.data = parameter.data.float()
-
-    def lora_parameters(self) -> list[nn.Parameter]:
-        """The adapters' factors A and B."""
-        return [p for n, p in self.model.named_parameters() if "lora_" in n]
-
-    @contextmanager
-    def without_lora(self) -> Iterator[None]:
-        """Run the frozen weights alone inside the block, as the encoder must."""
-        adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
-        layers = [layer for layer in adapted if not layer.disable_adapters]
-        trainable = [p for p in self.lora_parameters() if p.requires_grad]
-        for layer in layers:
-            layer.enable_adapters(False)
-        outermost, self._adapters_off = not self._adapters_off, True
-        try:
-            yield
-        finally:
-            self._adapters_off = not outermost
-            for layer in layers:
-                layer.enable_adapters(True)
-            # Enabling marks every factor trainable, whatever it was before.
-            for parameter in self.lora_parameters():
-                parameter.requires_grad_(False)
-            for parameter in trainable:
-                parameter.requires_grad_(True)
-
-    def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
-        """Write the adapters of the backbone named `base` in PEFT's layout, factors as `dtype`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = get_peft_model_state_dict(self.model)
-        save_file(
-            {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
-        )
-        config = copy(self.model.peft_config["default"])
-        config.base_model_name_or_path = base
-        config.save_pretrained(str(folder))
-
-    def load_lora(self, folder: Path) -> None:
-        """Read adapters that `add_lora` has made room for.
-
-        Raises:
-            CheckpointError: a file is missing or a factor is missing, extra or of another shape.
-        """
-        weights = load_weights(folder / ADAPTER_WEIGHTS)
-        expected = get_peft_model_state_dict(self.model)
-        check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
-        set_peft_model_state_dict(self.model, weights)
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:

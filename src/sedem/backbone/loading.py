@@ -17,10 +17,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from sedem.backbone.decoder import (ATTENTION, Backbone, check_family)
-from sedem.config import SedemConfig
+from sedem.backbone.decoder import ATTENTION, Backbone, check_family
+from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights
 from sedem.errors import CheckpointError, ConfigError
-from sedem.backbone.safetensors import (check_weights, load_weights, dequantize_int8)
 
 INT8_FILE = "model.int8.safetensors"
 
@@ -111,36 +110,3 @@ def _reading(what: str, name: str) -> Iterator[None]:
         raise CheckpointError(
             f"the {what} of backbone '{name}' cannot be read ({reason}); fetch it again"
         ) from None
-
-
-def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> None:
-    """Whether a configuration suits its backbones.
-
-    Raises:
-        ConfigError: a layer or a width of it is not in them.
-    """
-    if config.extract_layer > encoder.depth:
-        raise ConfigError(
-            f"extract_layers reaches {config.extract_layer}, encoder '{encoder.name}' has "
-            f"{encoder.depth} layers"
-        )
-    if config.inject_layer >= decoder.depth:
-        raise ConfigError(
-            f"inject_layer is {config.inject_layer}, decoder '{decoder.name}' has {decoder.depth} "
-            "layers; at least one must come after it"
-        )
-    if config.segment_length >= encoder.max_positions:
-        raise ConfigError(
-            f"segment_length {config.segment_length} and a start token exceed the "
-            f"{encoder.max_positions} positions of encoder '{encoder.name}'"
-        )
-    if config.compressor == "query" and decoder.width % config.compressor_heads:
-        raise ConfigError(
-            f"decoder width {decoder.width} is not a multiple of compressor_heads "
-            f"{config.compressor_heads}"
-        )
-    if config.selector_dim is None and decoder.width % config.selector_heads:
-        raise ConfigError(
-            f"decoder width {decoder.width} is not a multiple of selector_heads "
-            f"{config.selector_heads}; set selector_dim"
-        )

@@ -10,18 +10,17 @@ R heads, H width of a head.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sedem.bank import memory_bank as banks
+from sedem.bank.blocks import scan_ranges
+from sedem.bank.key_index import key_index, key_parts, keys_of
 from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.key_index import (key_parts, keys_of, known_keys)
-from sedem.quantization import (BFLOAT16, Quantized, join, quantize)
-from sedem.method.selector import Selector
 from sedem.bank.scores import key_scores
+from sedem.method.selector import Selector
+from sedem.quantization import BFLOAT16, Quantized, join, quantize
 
 FROM = 100_000
 """Blocks up to which every block is scored; above, candidates are looked for."""
@@ -60,24 +59,25 @@ def candidate_scores(
 def _rough_scores(
     bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
 ) -> Tensor:
-    keys, slots = known_keys(bank, selector), len(bank.blocks[0].slot_tokens)
+    keys, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
     if keys.pooled is None:
-        # Keys that are held come as one part, and pooling makes float32 of what it is given.
+        # Cached keys come as one part, and pooling converts what it is given to float32.
         parts = [
-            pool_keys(part[piece], keys.padding_of(indices[piece], slots))
+            pool_keys(
+                part[some.start : some.stop],
+                keys.padding_of(indices[some.start : some.stop], slots),
+            )
             for indices, part in key_parts(bank, selector)
-            for piece in _pieces(len(part))
+            for some in scan_ranges(len(part))
         ]
         means, empty = zip(*parts, strict=True)
         keys.pooled = join(means), torch.cat(empty).flatten().nonzero()[:, 0]
     return key_scores(query_BQRH, query_mask_BQ, *keys.pooled)
 
 
-def _pieces(blocks: int) -> Iterator[slice]:
-    return (slice(start, start + banks.SCAN) for start in range(0, blocks, banks.SCAN))
-
-
-def pool_keys(keys_NJRH: Quantized, padding_P: Tensor, most: int = GROUPS) -> tuple[Quantized, Tensor]:
+def pool_keys(
+    keys_NJRH: Quantized, padding_P: Tensor, most: int = GROUPS
+) -> tuple[Quantized, Tensor]:
     """Means of a block's keys in G runs of neighbouring slots.
 
     Args:

@@ -1,8 +1,8 @@
-"""The selector's keys of a bank's blocks: derived data, held in RAM, kept on disk or made anew.
+"""The selector's keys of a bank's blocks: derived data, cached in memory, stored on disk or remade.
 
-Keys are what a question is compared with. Making them costs far more than comparing, so they are
-held for the next question where they fit; `prepare` holds any number, `save_keys` keeps them beside
-the shards. They belong to one selector: those of another are passed over and made anew.
+A question is compared with keys. Making them costs far more than comparing, so they are cached
+for the next question where they fit. `prepare` caches any number of them; `save_keys` stores them
+beside the shards. Keys belong to one selector: those of another are ignored and made again.
 
 Letters: N blocks, J slots of a block, R heads, H width of a head.
 """
@@ -15,49 +15,52 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sedem.bank import memory_bank as banks
-from sedem.bank.store import local as store
+from sedem.bank.blocks import scan_ranges
 from sedem.bank.memory_bank import MemoryBank
-from sedem.errors import BankError
-from sedem.quantization import (BFLOAT16, DTYPES, Quantized, check_dtype, join, quantize)
-from sedem.method.selector import Selector
 from sedem.bank.scores import key_scores
-from sedem.bank.store.shard import (Shard, checksum, read_quantized, write_quantized)
+from sedem.bank.store.local import LocalStore
+from sedem.bank.store.shard import Shard, checksum, read_quantized, write_quantized
+from sedem.errors import BankError
+from sedem.method.selector import Selector
+from sedem.quantization import BFLOAT16, DTYPES, Quantized, check_dtype, join, quantize
 
 logger = logging.getLogger(__name__)
 
-HELD = 2**30
-"""Bytes of keys that are held after a question without being asked for; on a GPU a share of what is
-free, if that is more. Above, `prepare` or `save_keys` is needed."""
-SHARE = 4
-"""One part in so many of a GPU's free memory is for keys: they are there twice while they are
-joined, and what answers needs room beside them."""
+CACHE_BYTES = 2**30
+"""Bytes of keys that are cached after a question without `prepare`. On a GPU a share of its free
+memory counts, if that is more. Larger banks need `prepare` or `save_keys`."""
+GPU_SHARE = 4
+"""Keys may take one part in so many of a GPU's free memory: they exist twice while they are joined,
+and decoding needs room beside them."""
 
 FOLDER = "keys"
 KEYS, SELECTOR, CRC = "keys", "selector", "crc32"
 
 
 @dataclass
-class Keys:
-    """What is known of the keys of a bank.
+class KeyIndex:
+    """The keys of one bank, as far as they have been made.
 
     Attributes:
         selector: digest of the selector that made them.
+        version: of the bank that they belong to.
         padding: which of the bank's N * J slots are padding, in order.
         stored: keys on disk by piece of the bank, mapped, for all rows of its shard.
-        held: keys of all blocks `[N, J, R, H]` in RAM or on a GPU.
-        pooled: what candidates are looked for with, and which of it is padding.
+        cached: keys of all blocks `[N, J, R, H]` in RAM or on a GPU.
+        pooled: means of keys for the coarse search, and which of them are padding.
     """
 
     selector: str
+    version: int
     padding: Tensor
     stored: dict[int, Quantized]
-    held: Quantized | None = None
+    cached: Quantized | None = None
     pooled: tuple[Quantized, Tensor] | None = None
 
     def padding_of(self, indices: range, slots: int) -> Tensor:
@@ -67,43 +70,53 @@ class Keys:
         return self.padding[first:last] - indices.start * slots
 
 
-def known_keys(bank: MemoryBank, selector: Selector) -> Keys:
-    """What is known of a bank's keys; nothing is made yet."""
+_INDEXES: WeakKeyDictionary[MemoryBank, KeyIndex] = WeakKeyDictionary()
+
+
+def key_index(bank: MemoryBank, selector: Selector) -> KeyIndex:
+    """The index of a bank for a selector; its keys are made when they are first needed."""
     digest = selector.digest()
-    if bank.keys is None or bank.keys.selector != digest:
+    index = _INDEXES.get(bank)
+    if index is None or (index.selector, index.version) != (digest, bank.version):
         padded = bank.slot_tokens(range(len(bank))).flatten() == 0
-        bank.keys = Keys(digest, padded.nonzero()[:, 0], _stored(bank, digest))
-    return bank.keys
+        padding = padded.nonzero()[:, 0]
+        index = _INDEXES[bank] = KeyIndex(digest, bank.version, padding, _stored(bank, digest))
+    return index
 
 
-def held_type(device: torch.device) -> torch.dtype:
-    """What keys are held as without being asked for: what their device multiplies best."""
+def forget_keys(bank: MemoryBank) -> None:
+    """Drop the index of a bank; the next question makes it again."""
+    _INDEXES.pop(bank, None)
+
+
+def cache_dtype(device: torch.device) -> torch.dtype:
+    """The type of cached keys: what their device multiplies fastest."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def held_limit(device: torch.device) -> int:
-    """Bytes of keys that are held on a device without being asked for."""
+def cache_limit(device: torch.device) -> int:
+    """Bytes of keys that are cached on a device without `prepare`."""
     if device.type == "cpu":
-        return HELD
+        return CACHE_BYTES
     free, _ = torch.cuda.mem_get_info(device)
-    return max(HELD, free // SHARE)
+    return max(CACHE_BYTES, free // GPU_SHARE)
 
 
 @torch.no_grad()
 def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Quantized]]:
     """The keys `[n, J, R, H]` of all blocks in order, part by part, and which blocks they are of.
 
-    They are held for the next time where they fit into `held_limit`.
+    They are cached for the next question where they fit into `cache_limit`.
     """
-    keys = known_keys(bank, selector)
+    keys = key_index(bank, selector)
     device = selector.w_key.weight.device
-    if keys.held is not None:
-        keys.held = keys.held.to(device)
-        yield range(len(bank)), keys.held
+    if keys.cached is not None:
+        keys.cached = keys.cached.to(device)
+        yield range(len(bank)), keys.cached
         return
     slots = len(bank) * len(bank.blocks[0].slot_tokens)
-    kind = held_type(device)
-    fits = slots * selector.w_key.out_features * kind.itemsize <= held_limit(device)
+    kind = cache_dtype(device)
+    fits = slots * selector.w_key.out_features * kind.itemsize <= cache_limit(device)
     parts = []
     for indices in _runs(bank, keys, range(len(bank))):
         part = _keys(bank, selector, keys, indices).to(device)
@@ -112,15 +125,15 @@ def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Qua
             parts.append(part)
         yield indices, part
     if fits:
-        keys.held = join(parts)
+        keys.cached = join(parts)
 
 
 @torch.no_grad()
 def keys_of(bank: MemoryBank, selector: Selector, indices: Sequence[int]) -> Quantized:
     """The keys `[n, J, R, H]` of some blocks, in the order asked for."""
-    keys = known_keys(bank, selector)
-    if keys.held is not None:
-        return keys.held[list(indices)]
+    keys = key_index(bank, selector)
+    if keys.cached is not None:
+        return keys.cached[list(indices)]
     device = selector.w_key.weight.device
     parts = [_keys(bank, selector, keys, run).to(device) for run in _runs(bank, keys, indices)]
     # Made anew or stored: they may be of two types.
@@ -139,7 +152,7 @@ def bank_scores(
         query_BQRH: unit vectors, one a question token and head.
         query_mask_BQ: False where a question token is padding.
     """
-    keys, slots = known_keys(bank, selector), len(bank.blocks[0].slot_tokens)
+    keys, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
     scores = [
         key_scores(query_BQRH, query_mask_BQ, part, keys.padding_of(indices, slots))
         for indices, part in key_parts(bank, selector)
@@ -153,7 +166,7 @@ def prepare(bank: MemoryBank, selector: Selector, dtype: str | None = BFLOAT16) 
 
     Args:
         bank: whose.
-        selector: of the model that is to be asked; on a GPU the keys are held there.
+        selector: of the model that is to be asked; on a GPU the keys are cached there.
         dtype: "bfloat16", "int8" or "fp8"; None means float32, as they are made.
 
     Raises:
@@ -164,11 +177,11 @@ def prepare(bank: MemoryBank, selector: Selector, dtype: str | None = BFLOAT16) 
         check_dtype(dtype)
     if not len(bank):
         raise BankError("the bank holds no documents, so there are no keys to make")
-    # What is held may be rounded already.
-    known_keys(bank, selector).held = None
+    # The cached keys may be rounded already.
+    key_index(bank, selector).cached = None
     parts = (part for _, part in key_parts(bank, selector))
-    held = [Quantized(p.dequantize().float()) if dtype is None else p.cast(dtype) for p in parts]
-    known_keys(bank, selector).held = join(held)
+    cached = [Quantized(p.dequantize().float()) if dtype is None else p.cast(dtype) for p in parts]
+    key_index(bank, selector).cached = join(cached)
 
 
 @torch.no_grad()
@@ -191,12 +204,14 @@ def save_keys(bank: MemoryBank, selector: Selector, dtype: str = BFLOAT16) -> in
     if bank.path is None:
         raise BankError("the bank is only in RAM; save it before its keys")
     (bank.path / FOLDER).mkdir(exist_ok=True)
-    with store.writing(bank.path):
-        for shard in store.load(bank.path).shards:
+    store = LocalStore(bank.path)
+    with store.writing():
+        for shard in store.open().pieces:
+            assert isinstance(shard, Shard)
             kept = _read(_beside(shard), selector.digest())
             if kept is None or kept.values.dtype != DTYPES[dtype]:
                 _write(shard, selector, dtype)
-    bank.keys = None
+    forget_keys(bank)
     return stored_bytes(bank.path)
 
 
@@ -208,8 +223,8 @@ def stored_bytes(folder: Path) -> int:
 def _write(shard: Shard, selector: Selector, dtype: str) -> None:
     memory_NJD = shard.whole()
     parts = [
-        quantize(_project(selector, memory_NJD[start : start + banks.SCAN]), dtype)
-        for start in range(0, len(memory_NJD), banks.SCAN)
+        quantize(_project(selector, memory_NJD[some.start : some.stop]), dtype)
+        for some in scan_ranges(len(memory_NJD))
     ]
     keys = join(parts).to(torch.device("cpu"))
     about = {SELECTOR: selector.digest(), CRC: str(checksum(keys))}
@@ -221,7 +236,9 @@ def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
     return selector.keys(memory_NJD.dequantize().to(selector.w_key.weight))
 
 
-def _keys(bank: MemoryBank, selector: Selector, keys: Keys, indices: Sequence[int]) -> Quantized:
+def _keys(
+    bank: MemoryBank, selector: Selector, keys: KeyIndex, indices: Sequence[int]
+) -> Quantized:
     piece = bank.places[indices[0]][0]
     if piece not in keys.stored:
         return Quantized(_project(selector, bank.stored(indices)))
@@ -230,7 +247,7 @@ def _keys(bank: MemoryBank, selector: Selector, keys: Keys, indices: Sequence[in
     return keys.stored[piece][[shard.rows[bank.places[index][1]] for index in indices]]
 
 
-def _runs(bank: MemoryBank, keys: Keys, indices: Sequence[int]) -> Iterator[Any]:
+def _runs(bank: MemoryBank, keys: KeyIndex, indices: Sequence[int]) -> Iterator[Any]:
     """Blocks in the order given, at most `SCAN` together, of one piece where keys are stored."""
 
     def home(index: int) -> int | None:
@@ -240,8 +257,8 @@ def _runs(bank: MemoryBank, keys: Keys, indices: Sequence[int]) -> Iterator[Any]
     start = 0
     for _, run in groupby(indices, home):
         stop = start + sum(1 for _ in run)
-        for first in range(start, stop, banks.SCAN):
-            yield indices[first : min(first + banks.SCAN, stop)]
+        for some in scan_ranges(stop - start):
+            yield indices[start + some.start : start + some.stop]
         start = stop
 
 

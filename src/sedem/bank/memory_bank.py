@@ -9,50 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sedem.bank.store import local as store
-from sedem.bank.store.interface import Meta
-from sedem.types import (Citation, Document)
+from sedem.bank.blocks import BlockRow, InMemory, Piece, scan_ranges
+from sedem.bank.store.interface import Meta, Store, check_fingerprint
+from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError
-from sedem.quantization import (BFLOAT16, Quantized, check_dtype, join, vector_bytes)
-from sedem.bank.blocks import BlockRow
-
-if TYPE_CHECKING:
-    from sedem.bank.key_index import Keys
-
-SCAN = 256
-"""Blocks looked at together when a whole bank is scanned: 32 MB in float32 for a 1B model."""
+from sedem.quantization import BFLOAT16, Quantized, check_dtype, join, vector_bytes
+from sedem.types import Citation, Document
 
 
-class Piece(Protocol):
-    """Some blocks' memory, in RAM or mapped from a shard."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, indices: Sequence[int]) -> Quantized:
-        """Memory `[n, J, D]` of some of its blocks, as it is stored."""
-        ...
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """Blocks that were just made."""
-
-    memory_NJD: Quantized
-
-    def __len__(self) -> int:
-        return len(self.memory_NJD)
-
-    def take(self, indices: Sequence[int]) -> Quantized:
-        """Memory `[n, J, D]` of some blocks."""
-        return self.memory_NJD[list(indices)]
-
-
-@dataclass
+@dataclass(eq=False)
 class MemoryBank:
     """What `SeDeM.read` returns: read once, asked any number of times.
 
@@ -65,7 +35,7 @@ class MemoryBank:
         places: piece and row of each block.
         path: the folder it was opened from or saved to, None while only in RAM.
         dtype: what its slots are stored as: "bfloat16", "int8" or "fp8".
-        keys: the selector's keys of its blocks where they are held in RAM; `sedem.keys` makes them.
+        version: counts changes of its documents, for what is derived from its blocks.
     """
 
     fingerprint: str
@@ -76,7 +46,7 @@ class MemoryBank:
     places: list[tuple[int, int]] = field(default_factory=list)
     path: Path | None = None
     dtype: str = BFLOAT16
-    keys: Keys | None = field(default=None, init=False, repr=False, compare=False)
+    version: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.places:
@@ -129,9 +99,8 @@ class MemoryBank:
         return counts.long().view(len(indices), len(self.blocks[0].slot_tokens))
 
     def scan(self) -> Iterator[tuple[range, Tensor]]:
-        """All blocks in order, `SCAN` at a time: their indices and their memory."""
-        for start in range(0, len(self), SCAN):
-            indices = range(start, min(start + SCAN, len(self)))
+        """All blocks in order, some at a time: their indices and their memory."""
+        for indices in scan_ranges(len(self)):
             yield indices, self.memory(indices)
 
     def citation(self, index: int, rank: int, score: float) -> Citation:
@@ -147,7 +116,7 @@ class MemoryBank:
         Raises:
             BankMismatchError: with both fingerprints.
         """
-        store.check_fingerprint(str(self.path or "in memory"), self.fingerprint, fingerprint)
+        check_fingerprint(str(self.path or "in memory"), self.fingerprint, fingerprint)
 
     def append(self, other: MemoryBank) -> None:
         """Take in another bank's documents; one that has a name of this bank's replaces it.
@@ -159,12 +128,12 @@ class MemoryBank:
         """
         other.check_made_by(self.fingerprint)
         if self.path is not None:
-            other._write(self.path)
+            other._write(LocalStore(self.path))
             self._reload()
             return
         if other.dtype != self.dtype:
             other = other.cast(self.dtype)
-        self._forget()
+        self._changed()
         self._drop({document.name for document in other.documents})
         first_document, first_piece = len(self.documents), len(self.pieces)
         self.documents += other.documents
@@ -182,7 +151,7 @@ class MemoryBank:
             BankError: it holds none of that name.
         """
         if self.path is not None:
-            store.remove(self.path, name)
+            LocalStore(self.path).remove(name)
             self._reload()
         elif name not in {document.name for document in self.documents}:
             known = ", ".join(document.name for document in self.documents)
@@ -221,7 +190,7 @@ class MemoryBank:
         """
         folder = Path(path)
         meta = Meta(self.fingerprint, self.made_by, check_dtype(dtype or self.dtype))
-        with store.creating(folder, meta) as unfinished:
+        with LocalStore(folder).creating(meta) as unfinished:
             if self.blocks:
                 self._write(unfinished)
         self.path = folder
@@ -236,33 +205,35 @@ class MemoryBank:
             BankError: there is none, or it is damaged.
         """
         folder = Path(path)
-        contents = store.load(folder)
+        contents = LocalStore(folder).open()
         return cls(
             contents.meta.fingerprint,
             contents.meta.made_by,
             [Document(name, text) for name, text in contents.documents],
             contents.blocks,
-            list(contents.shards),
+            contents.pieces,
             contents.places,
             folder,
             contents.meta.dtype,
         )
 
-    def _write(self, folder: Path) -> None:
+    def _write(self, store: Store) -> None:
         memory_NJD = self.stored(range(len(self)))
         documents = [(document.name, document.text) for document in self.documents]
-        store.append(folder, self.fingerprint, documents, self.blocks, memory_NJD)
+        store.append(self.fingerprint, documents, self.blocks, memory_NJD)
 
     def _reload(self) -> None:
         assert self.path is not None
+        version = self.version
         self.__dict__.update(MemoryBank.open(self.path).__dict__)
-        self._forget()
+        self.version = version
+        self._changed()
 
     def _drop(self, names: set[str]) -> None:
         keep = [i for i, document in enumerate(self.documents) if document.name not in names]
         if len(keep) == len(self.documents):
             return
-        self._forget()
+        self._changed()
         renumbered = {old: new for new, old in enumerate(keep)}
         alive = [i for i, block in enumerate(self.blocks) if block.document in renumbered]
         self.places = [self.places[i] for i in alive]
@@ -272,7 +243,7 @@ class MemoryBank:
         ]
         self.documents = [self.documents[i] for i in keep]
 
-    def _forget(self) -> None:
-        """Let go of what was made of the blocks as they were."""
-        self.keys = None
+    def _changed(self) -> None:
+        """Invalidate what was derived from the blocks as they were."""
+        self.version += 1
         self.__dict__.pop("tokens", None)

@@ -30,12 +30,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
-from sedem.backbone.masks import KeyAxis
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.reindexed_cache import Held
+from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import Begun, Remembered, own_generator
+from sedem.baselines.reindexed_cache import Held
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import (begun, padded_left)
+from sedem.baselines.soft_prompt import begun, padded_left
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.method.injection import Stream

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
-from sedem.backbone.masks import KeyAxis
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import (begun, padded_left)
+from sedem.baselines.soft_prompt import begun, padded_left
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import Stream

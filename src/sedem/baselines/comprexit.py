@@ -32,11 +32,11 @@ from transformers import PretrainedConfig
 
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import (begin_soft, continuation_loss, run_soft)
+from sedem.baselines.soft_prompt import begin_soft, continuation_loss, run_soft
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.method.losses import next_token_loss
-from sedem.method.pooling import (pool, slot_tokens)
+from sedem.method.pooling import pool, slot_tokens
 
 ENCODED_TOGETHER = 16
 """Pieces, when a context is read."""

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from sedem.engine.device import Clock
 from sedem.backbone.decoder import Backbone
-from sedem.types import (Answer, Citation, Document, check_documents, check_tokens)
+from sedem.engine.device import Clock
 from sedem.errors import DataError
-from sedem.inference.generation import (Decoding, Transcript, generate)
-from sedem.method.injection import (prefill, step)
-from sedem.inference.prompts import (context_prompt, question_ids)
+from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.inference.prompts import context_prompt, question_ids
+from sedem.method.injection import prefill, step
+from sedem.types import Answer, Citation, Document, check_documents, check_tokens
 
 
 class FullContext:

@@ -34,10 +34,10 @@ from transformers import DynamicCache, PretrainedConfig
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import (begun, run_rows)
+from sedem.baselines.soft_prompt import begun, run_rows
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
-from sedem.method.losses import (IGNORED, next_token_loss)
+from sedem.method.losses import IGNORED, next_token_loss
 
 ID_BYTES = 4
 """Of a token that is kept as it is."""

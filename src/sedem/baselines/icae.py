@@ -26,10 +26,10 @@ from transformers import PretrainedConfig
 
 from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import (begin_soft, continuation_loss, run_rows, run_soft)
+from sedem.baselines.soft_prompt import begin_soft, continuation_loss, run_rows, run_soft
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.method.losses import (IGNORED, next_token_loss)
+from sedem.method.losses import IGNORED, next_token_loss
 
 SPECIAL = ("ae", "lm", "ft")
 """Tokens after the memory tokens in the table; LM is there as in the official code, but unused."""

@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sedem.engine.device import Clock
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.paragraphs import Paragraph, cut_notes, split
-from sedem.baselines.token_pruning import (Reading, thin, windows)
-from sedem.types import (Answer, Document)
+from sedem.baselines.token_pruning import Reading, thin, windows
+from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
 from sedem.inference.generation import Decoding
-from sedem.inference.prompts import (SEPARATOR, question_ids)
+from sedem.inference.prompts import SEPARATOR, question_ids
+from sedem.types import Answer, Document
 
 PROMISE = " The answer to this question can be found in the documents above."
 """Follows the question where paragraphs are ranked; the official words say the same."""

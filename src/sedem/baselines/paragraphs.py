@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
-from sedem.types import (Citation, Document, Span)
-from sedem.method.segments import (paragraphs, segment_text)
+from sedem.method.segments import paragraphs, segment_text
+from sedem.types import Citation, Document, Span
 
 
 @dataclass(frozen=True)

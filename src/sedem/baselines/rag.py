@@ -30,12 +30,12 @@ from sedem.baselines.memory import ContextMemory, Remembered
 from sedem.baselines.paragraphs import Paragraph, cut_notes, split
 from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
-from sedem.types import (Answer, Document)
-from sedem.method.encoder import encode
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
-from sedem.inference.prompts import (SEPARATOR, question_ids)
-from sedem.method.selector import (Budget, Selector, block_scores, resolve_budget, select)
+from sedem.inference.prompts import SEPARATOR, question_ids
+from sedem.method.encoder import encode
+from sedem.method.selector import Budget, Selector, block_scores, resolve_budget, select
+from sedem.types import Answer, Document
 
 ENCODED_TOGETHER = 16
 """Paragraphs."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from sedem.backbone.masks import KeyAxis
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import Begun
-from sedem.method.injection import (Prefilled, Stream, prefill, step)
+from sedem.method.injection import Prefilled, Stream, prefill, step
 from sedem.method.losses import next_token_loss
 
 

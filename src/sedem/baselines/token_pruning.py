@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.backbone.masks import KeyAxis
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
 
 SCORED_TOGETHER = 512
 """Positions whose logits are held at once: a vocabulary of 128,000 makes them large."""

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.inference import checkpoint
-from sedem.engine.device import Clock
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import cite, context_room
 from sedem.baselines.memory import Begun, ContextMemory, Remembered
 from sedem.baselines.settings import ReaderConfig, method_of
-from sedem.types import (Answer, Document, check_documents, check_tokens)
+from sedem.engine.device import Clock
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference.generation import (Decoding, Transcript, generate)
-from sedem.inference.prompts import (context_prompt, question_ids)
+from sedem.inference import checkpoint
+from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.inference.prompts import context_prompt, question_ids
+from sedem.types import Answer, Document, check_documents, check_tokens
 
 GREEDY = Decoding()
 

@@ -25,9 +25,9 @@ from sedem.bench.random_weights import write_random_checkpoint
 from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
-from sedem.evaluation.registry import (METHODS, default_checkpoint, open_method, picks)
 from sedem.evaluation.method import Setting
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
+from sedem.evaluation.registry import METHODS, default_checkpoint, open_method, picks
 from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
 from sedem.quantization import BFLOAT16

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from sedem.backbone.decoder import Backbone
-from sedem.types import Document
+from sedem.data.documents import read_documents
 from sedem.demo import DOCUMENTS
 from sedem.errors import ConfigError, DataError
-from sedem.data.documents import read_documents
+from sedem.types import Document
 
 DOCUMENT = 512
 """Tokens of one document of a context; the last one holds what is left."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sedem.engine.device import Clock
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
-from sedem.types import Document
+from sedem.engine.device import Clock
 from sedem.inference.read import batches
 from sedem.method.segments import segment_text
+from sedem.types import Document
 
 
 class EncoderLayers:

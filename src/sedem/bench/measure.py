@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sedem.engine.device import Clock
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
@@ -19,9 +18,10 @@ from sedem.bench.memory import measure_memory
 from sedem.bench.peers import HuggingFace, PrefixCached
 from sedem.bench.spread import spread
 from sedem.bench.stages import build_stages
-from sedem.types import (Answer, Document, Reader)
+from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
 from sedem.inference.prompts import question_ids
+from sedem.types import Answer, Document, Reader
 
 WARM_UP = 2
 """Turns that are not counted: the first compiles, allocates and fills caches."""

@@ -6,21 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from sedem.engine.device import Clock
-from sedem.inference.requests import encode_questions
-from sedem.bank.blocks import InMemory
+from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.key_index import key_index, prepare
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.search import score_questions
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
-from sedem.types import Document
+from sedem.engine.device import Clock
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
-from sedem.bank.key_index import (known_keys, prepare)
+from sedem.inference.requests import encode_questions
 from sedem.model import SeDeM
-from sedem.quantization import (BFLOAT16, quantize)
-from sedem.bank.search import score_questions
-from sedem.bank.blocks import BlockRow
+from sedem.quantization import BFLOAT16, quantize
+from sedem.types import Document
 
 DRAWN = 1000
 """Blocks of distinct memory; more are the same ones again, each with keys of its own."""
@@ -57,16 +56,16 @@ def measure_selection(
     model = reader.model
     bank = synthetic_bank(model, blocks)
     prepare(bank, model.selector)
-    hidden_1QE, mask_1Q = encode_questions(model, [question])
+    hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
     times = []
     for run in range(-WARM_UP, runs):
         clock = Clock(model.device)
-        score_questions(model, bank, hidden_1QE, mask_1Q)
+        score_questions(model.selector, bank, hidden_1QE, mask_1Q)
         clock.lap("score_ms")
         if run >= 0:
             times.append(clock.timings["score_ms"])
         tick()
-    held = known_keys(bank, model.selector).held
+    held = key_index(bank, model.selector).cached
     assert held is not None
     projected = model.selector.w_key.out_features
     match = 2 * int(mask_1Q.sum()) * blocks * model.config.slots_per_block * projected

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sedem.engine.device import Clock
-from sedem.types import Document
-from sedem.model import SeDeM
 from sedem.method.segments import segment_text
+from sedem.model import SeDeM
+from sedem.types import Document
 
 
 def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float]:

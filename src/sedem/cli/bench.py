@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from sedem.cli import output as terminal
-from sedem.cli.options import (DEFAULT_MODEL, BudgetOption, EngineOption, Json, Model, budget)
+from sedem.cli.options import BudgetOption, EngineOption, Json, Model, budget
+from sedem.config import DEFAULT_MODEL
 
 
 def bench(

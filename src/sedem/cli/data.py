@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sedem.cli import output as terminal
+from sedem.cli.options import Json, OptionEntries, parse_options
 from sedem.errors import ConfigError
-from sedem.cli.options import (Json, OptionEntries, parse_options)
 
 if TYPE_CHECKING:
     from sedem.data.inspection import Inspection
@@ -118,8 +118,8 @@ def _examples(
     limit: int | None,
     progress: Any,
 ) -> Inspection:
-    from sedem.data.question_sets import (counts_tokens, open_examples, sniff)
     from sedem.data.inspection import inspect_examples
+    from sedem.data.question_sets import counts_tokens, open_examples, sniff
     from sedem.data.tokenizer import open_tokenizer
 
     name = schema or sniff(source)

@@ -10,7 +10,15 @@ import typer
 from typer.core import TyperGroup
 
 from sedem.cli import output as terminal
-from sedem.cli.options import (BudgetOption, EngineOption, Json, Model, OptionEntries, budget, parse_options)
+from sedem.cli.options import (
+    BudgetOption,
+    EngineOption,
+    Json,
+    Model,
+    OptionEntries,
+    budget,
+    parse_options,
+)
 
 METHOD = "METHOD"
 

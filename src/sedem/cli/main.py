@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem.cli import (bench as benching, data as inspecting, evaluate as measuring, options, output as terminal)
+from sedem.cli import bench as benching
+from sedem.cli import data as inspecting
+from sedem.cli import evaluate as measuring
+from sedem.cli import options
+from sedem.cli import output as terminal
+from sedem.config import DEFAULT_MODEL
 from sedem.errors import SedemError
 
 if TYPE_CHECKING:
@@ -70,10 +75,10 @@ Overrides = Annotated[
 @app.command()
 def demo(k: BudgetOption = None) -> None:
     """Build a bank from bundled documents, ask it questions, print answers and their sources."""
-    from sedem.demo import DOCUMENTS, QUESTIONS
     from sedem.data.documents import read_documents
+    from sedem.demo import DOCUMENTS, QUESTIONS
 
-    model = _open_model(options.DEFAULT_MODEL)
+    model = _open_model(DEFAULT_MODEL)
     documents = [
         type(document)(Path(document.name).name, document.text)
         for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
@@ -122,7 +127,16 @@ def build(
 
     opened = _open_model(model or _model_of(bank))
     with terminal.progress("reading") as report_progress:
-        report = build_bank(opened, bank, documents, report_progress, dtype=dtype, keys=keys)
+        report = build_bank(
+            opened,
+            opened.engine,
+            bank,
+            documents,
+            report_progress,
+            source=opened.source,
+            dtype=dtype,
+            keys=keys,
+        )
     typer.echo(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
         f"the bank holds {terminal.count(report.documents, 'document')} "
@@ -203,9 +217,9 @@ def bank_show(bank: BankPath, as_json: Json = False) -> None:
 @bank_app.command("verify")
 def bank_verify(bank: BankPath) -> None:
     """Read every byte of a bank and compare it with its checksums."""
-    from sedem.bank.store.local import verify
+    from sedem.bank.store.local import LocalStore
 
-    problems = verify(bank)
+    problems = LocalStore(bank).verify()
     for problem in problems:
         typer.echo(f"{bank}: {problem}")
     if problems:
@@ -219,9 +233,9 @@ def bank_rm(
     document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")],
 ) -> None:
     """Take a document out of a bank."""
-    from sedem.bank.store.local import remove
+    from sedem.bank.store.local import LocalStore
 
-    remove(bank, document)
+    LocalStore(bank).remove(document)
     typer.echo(f"{bank}: removed '{document}'")
 
 
@@ -265,8 +279,8 @@ def _model_of(bank: Path) -> str:
     from sedem.bank.memory_bank import MemoryBank
 
     if not bank.exists():
-        return options.DEFAULT_MODEL
-    return str(MemoryBank.open(bank).made_by.get("model") or options.DEFAULT_MODEL)
+        return DEFAULT_MODEL
+    return str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
 
 
 def _train(stage: str, config: Path, overrides: list[str] | None) -> None:

@@ -10,7 +10,6 @@ import typer
 
 from sedem.errors import ConfigError
 
-DEFAULT_MODEL = "sedem-nano"
 OPENING = ("records", "revision", "schema", "source", "split", "streaming")
 """What says which set is opened, and so is no option of its reader."""
 

@@ -11,8 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.types import Answer
     from sedem.model import SeDeM
+    from sedem.types import Answer
 
 
 def print_answer(

@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sedem.types import Document
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.record_validation import (entries, number, shown, text, within)
+from sedem.data.record_validation import entries, number, shown, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
+from sedem.types import Document
 
 _FIELDS = {"id", "documents", "question", "answers", "evidence"}
 

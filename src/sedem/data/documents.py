@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sedem.types import Document
 from sedem.errors import DataError
+from sedem.types import Document
 
 ENDINGS = (".txt", ".md")
 

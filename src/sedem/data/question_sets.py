@@ -12,11 +12,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from sedem.data import (cloze, facts, multihop, custom_questions as own, qasper, ruler, squad)
+from sedem.data import cloze, facts, multihop, qasper, ruler, squad
+from sedem.data import custom_questions as own
 from sedem.data.examples import ExampleSet
-from sedem.data.record_validation import shown
 from sedem.data.files import kind, open_text
 from sedem.data.hub import HOMES, checked_split, commit, held_commit, read_home
+from sedem.data.record_validation import shown
 from sedem.data.records import Records, read_records, shards
 from sedem.errors import ConfigError, DataError
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sedem.types import check_unicode
 from sedem.errors import ConfigError, DataError
+from sedem.types import check_unicode
 
 SHOWN = 60
 """Characters of a wrong value that an error shows."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedem.inference.checkpoint import (BACKBONE, EMBEDDED, locate)
+from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import BACKBONE, locate
 
 Span = tuple[int, int]
 
@@ -59,8 +60,8 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
     """
     from transformers import AutoTokenizer
 
-    shown = name or EMBEDDED
-    folder = Path(name) if name else locate(EMBEDDED)
+    shown = name or DEFAULT_MODEL
+    folder = Path(name) if name else locate(DEFAULT_MODEL)
     if (folder / BACKBONE / "tokenizer_config.json").is_file():
         folder = folder / BACKBONE
     try:

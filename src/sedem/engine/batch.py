@@ -1,4 +1,4 @@
-"""One batch on its way through two-depth decoding, in buffers of fixed size.
+"""Two-depth decoding of one batch, in buffers of fixed size.
 
 What `injection` does with growing tensors happens here in static ones: memory stands in the first
 columns of the upper layers, prefixes end in one column, answers go on from there, and positions
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.config import StartPlacement
-from sedem.errors import ConfigError
-from sedem.engine.cuda_graphs import (Pool, Replay)
-from sedem.method.injection import positions
-from sedem.engine.layers import (FusedLayer, biases_of, run_layers, signed_rope)
+from sedem.engine.cuda_graphs import Pool, Replay
+from sedem.engine.interface import Start
+from sedem.engine.layers import FusedLayer, biases_of, run_layers, signed_rope
 from sedem.engine.static_cache import StaticCache
+from sedem.errors import ConfigError
+from sedem.method.injection import positions
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class FusedDecoder:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The size of a lane.
+    """The size of a batch.
 
     Attributes:
         rows: B.
@@ -79,22 +80,7 @@ class Bucket:
     steps: int
 
 
-@dataclass(frozen=True)
-class Start:
-    """Where one row starts from.
-
-    Attributes:
-        slots: memory of its blocks `[W, D]`, in the order in which the decoder is to see them.
-        real: which restored states stand for real tokens `[U]`.
-        prefix: start token and question.
-    """
-
-    slots: Tensor
-    real: Tensor
-    prefix: Tensor
-
-
-class Lane:
+class StaticBatch:
     """Buffers of one bucket, its prefill and its step, each a replay.
 
     Args:
@@ -155,7 +141,7 @@ class Lane:
         """Run one more token of each row.
 
         Raises:
-            ConfigError: the lane is full.
+            ConfigError: the batch is full.
         """
         if not self.steps_left:
             raise ConfigError(
@@ -166,12 +152,12 @@ class Lane:
         self.ids.copy_(ids_B)
         self._step(self._run_step)
 
-    def take_over(self, other: Lane, rows: Tensor) -> None:
-        """Go on where some rows of another lane stand.
+    def take_over(self, other: StaticBatch, rows: Tensor) -> None:
+        """Go on where some rows of another batch stand.
 
         Args:
             other: of the same prefix and slots, and of no more steps.
-            rows: which of its rows, one for each row of this lane.
+            rows: which of its rows, one for each row of this batch.
         """
         self.lower.take_over(other.lower, rows)
         self.upper.take_over(other.upper, rows)

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
+from sedem.engine.device import storage_bytes
+from sedem.engine.interface import Start, Step
 from sedem.method.encoder import encode
-from sedem.engine.fuse import storage_bytes
-from sedem.engine.interface import Step
-from sedem.method.injection import (prefill, step)
-from sedem.engine.interface import Start
-
-if TYPE_CHECKING:
-    from sedem.model import SeDeM
+from sedem.method.injection import prefill, step
+from sedem.method.modules import SedemModules
 
 
 class Eager:
@@ -35,10 +31,10 @@ class Eager:
     """
 
     name = "eager"
-    batch = 16
+    batch_size = 16
     ahead = False
 
-    def __init__(self, model: SeDeM) -> None:
+    def __init__(self, model: SedemModules) -> None:
         self.model = model
 
     def encode(self, ids_BT: Tensor) -> Tensor:
@@ -72,7 +68,7 @@ class Eager:
 
 
 def start_decoding(
-    model: SeDeM, restored: Sequence[Tensor], prefixes: Sequence[Tensor]
+    model: SedemModules, restored: Sequence[Tensor], prefixes: Sequence[Tensor]
 ) -> tuple[Tensor, Step]:
     """Prefill a padded batch: logits after the prefixes `[B, V]`, and what runs one token more."""
     device = model.device

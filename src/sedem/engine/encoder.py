@@ -1,4 +1,4 @@
-"""The frozen encoder for inference alone: lean layers up to the extraction layer and no further.
+"""The frozen encoder for inference alone: fused layers up to the extraction layer and no further.
 
 Letters: B batch, T tokens, E width, X extraction layers.
 """
@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.backbone.masks import KeyAxis
-from sedem.engine.cuda_graphs import (Pool, Replay)
-from sedem.engine.layers import (FusedLayer, biases_of, run_layers, signed_rope)
+from sedem.engine.cuda_graphs import Pool, Replay
+from sedem.engine.layers import FusedLayer, biases_of, run_layers, signed_rope
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FusedEncoder:
         return torch.stack([states[layer][:, 1:] for layer in self.extract_layers])
 
 
-class Questions:
+class QuestionBuffers:
     """Questions of one bucket, encoded in buffers of fixed size.
 
     Args:

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder's weights as lean layers: fused, adapters merged, nothing kept twice.
+"""A Hugging Face decoder's weights as fused layers: fused, adapters merged, nothing kept twice.
 
 Fused matrices take the place of the modules' own: each module's weight becomes a view into one, so
 the modules go on working. Layers that a frozen encoder needs keep their frozen attention beside the
@@ -38,12 +38,6 @@ def adapted_layers(backbone: Backbone, frozen: Sequence[FusedLayer]) -> list[Fus
     above = range(len(frozen), backbone.depth)
     backbone.merged_from = len(frozen) if backbone.has_lora else None
     return shared + [_fuse(backbone, index, merge=True) for index in above]
-
-
-def storage_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes behind some tensors, each storage counted once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
 
 
 def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:

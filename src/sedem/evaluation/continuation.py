@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sedem.method.encoder import (encode, states_at)
 from sedem.errors import ConfigError
 from sedem.evaluation.metrics import summarize
+from sedem.inference.prompts import SEPARATOR
+from sedem.method.encoder import encode, states_at
 from sedem.method.injection import prefill
 from sedem.method.losses import next_token_loss
 from sedem.model import SeDeM
-from sedem.inference.prompts import SEPARATOR
 
 BATCH = 32
 CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")

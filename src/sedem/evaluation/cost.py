@@ -20,11 +20,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES
 from sedem.backbone.lora import LORA_TARGETS
-from sedem.method.compressor import build_compressor
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
-from sedem.method.decompressor import build_decompressor
 from sedem.errors import ConfigError
 from sedem.evaluation.paper_costs import beside_paper
+from sedem.method.compressor import build_compressor
+from sedem.method.decompressor import build_decompressor
 from sedem.method.selector import build_selector
 
 PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {

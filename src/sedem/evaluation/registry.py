@@ -1,94 +1,16 @@
-"""The methods that can be evaluated by name, and the settings that they share.
+"""The methods that can be evaluated by name.
 
-Nothing heavy is imported here: a method's home is, when it is opened.
+Nothing heavy is imported here; a method's module is imported when the method is opened.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
-from sedem.baselines.registry import (TRAINED, reader_class)
-from sedem.types import (Answer, Reader)
-from sedem.data.examples import Example
+from sedem.baselines.registry import TRAINED, reader_class
+from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
-
-if TYPE_CHECKING:
-    from sedem.backbone.decoder import Backbone
-
-EMBEDDED = "sedem-nano"
-CONTROLS = ("selected", "gold", "gold-documents", "wrong", "none")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How a method is evaluated.
-
-    Attributes:
-        checkpoint: folder or hub id of the model; its backbone is what raw-text methods read with.
-            A trained baseline has checkpoints of its own.
-        k: selection budget; None means the model's own, and 2 paragraphs for BM25.
-        control: which blocks SeDeM uses: the selector's own, those with evidence first, the
-            selector's own of the documents with evidence alone, those without evidence, or none at
-            all. Trained baselines read all documents, or with "gold" those with evidence alone,
-            which is the same input as "gold-documents" with every block.
-        max_new_tokens: answer limit.
-        dtype: type of the backbone.
-        batch: examples answered together, where a method can.
-        shift: tokens by which SeDeM moves every boundary between segments.
-        device: where backbones run; None means a GPU if there is one.
-        engine: what runs SeDeM; raw-text methods have one way only.
-        memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
-    """
-
-    checkpoint: str
-    k: int | str | None = None
-    control: str = "selected"
-    max_new_tokens: int = 64
-    dtype: str = "float32"
-    batch: int = 32
-    shift: int = 0
-    device: str | None = None
-    engine: str = "auto"
-    memory: str = "bfloat16"
-
-
-def refuse(method: str, setting: Setting, *names: str) -> None:
-    """Refuse settings that a method has not: a result would record them as used.
-
-    Args:
-        method: its name.
-        setting: what was asked for.
-        names: fields that the method has not.
-
-    Raises:
-        ConfigError: one of them was given.
-    """
-    for name in names:
-        value = getattr(setting, name)
-        if value != getattr(Setting, name):
-            raise ConfigError(f"{name} is {value!r}, but {method} has no {name}; leave it out")
-
-
-class Method(Protocol):
-    """What the harness asks: answers to a batch of examples.
-
-    Attributes:
-        batch: examples answered together.
-        backbone: what answers; sizes of memory are held against its own. None when not known.
-        reader: the same method one question at a time, which is what the bench takes the times of.
-    """
-
-    batch: int
-    backbone: Backbone | None
-    reader: Reader
-
-    def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents."""
-        ...
-
+from sedem.evaluation.method import Method, Setting
 
 METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
@@ -99,7 +21,7 @@ METHODS: dict[str, tuple[str, str]] = {
 }
 """What a user can name: the function of `readers.py` that opens it, and what it is.
 
-Trained baselines are opened by the class that `sedem.baselines.catalog` names.
+Trained baselines are opened by the class that `sedem.baselines.registry` names.
 """
 
 PICKING = ("sedem", "bm25")
@@ -113,7 +35,7 @@ def picks(method: str) -> bool:
 
 def default_checkpoint(method: str) -> str:
     """The checkpoint of a method when nobody names one: sedem brings one for each."""
-    return f"{method}-nano" if method in TRAINED else EMBEDDED
+    return f"{method}-nano" if method in TRAINED else DEFAULT_MODEL
 
 
 def open_method(name: str, setting: Setting) -> Method:

@@ -9,15 +9,15 @@ from functools import lru_cache
 import torch
 
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.registry import reader_class
 from sedem.baselines.memory import ContextMemory
+from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
-from sedem.types import (Answer, Document, Reader)
 from sedem.data.examples import Example
 from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
-from sedem.evaluation.method import (Method, Setting, refuse)
+from sedem.evaluation.method import Method, Setting, refuse
 from sedem.inference.generation import Decoding
+from sedem.types import Answer, Document, Reader
 
 GIVEN = ("selected", "gold")
 KEPT = 32

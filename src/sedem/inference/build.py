@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sedem.bank.key_index import save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank
-from sedem.types import (Document, check_documents)
+from sedem.engine.interface import Engine
 from sedem.errors import BankError
-from sedem.bank.key_index import (save_keys, stored_bytes)
-from sedem.model import SeDeM
+from sedem.inference.read import Progress, read
+from sedem.method.modules import SedemModules
 from sedem.quantization import check_dtype
-from sedem.inference.read import Progress
+from sedem.types import Document, check_documents
 
 COMMIT = 400_000
 """Characters read between two commits: about 8 MB of memory for a 1B model at C = 4."""
@@ -31,11 +32,13 @@ class Report:
 
 
 def build_bank(
-    model: SeDeM,
+    model: SedemModules,
+    engine: Engine,
     path: Path,
     documents: Sequence[Document],
     progress: Progress | None = None,
     *,
+    source: str | None = None,
     dtype: str | None = None,
     keys: str | None = None,
 ) -> Report:
@@ -45,10 +48,12 @@ def build_bank(
     so a build that was killed goes on when it is started again.
 
     Args:
-        model: reads.
+        model: its encoder and compressor read.
+        engine: runs the encoder.
         path: folder of the bank.
         documents: names differ.
         progress: called with characters read and characters in all.
+        source: where the model was opened from; the bank remembers it.
         dtype: what a new bank stores its slots as; None means bfloat16, or what an older bank does.
         keys: also keep the selector's keys of the whole bank, as this type; None keeps none.
 
@@ -82,7 +87,7 @@ def build_bank(
             if progress is not None:
                 progress(done + size * segments // all_segments, total)
 
-        part = model.read(group, progress=report)
+        part = read(model, engine, group, source=source, progress=report)
         if path.exists():
             MemoryBank.open(path).append(part)
         else:

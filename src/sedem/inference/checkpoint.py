@@ -17,15 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights, quantize_int8
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.errors import CheckpointError
-from sedem.backbone.loading import open_backbone
-from sedem.backbone.safetensors import (check_weights, load_weights, quantize_int8, dequantize_int8)
 
 WEIGHTS_FILE = "sedem.safetensors"
 ADAPTER = "adapter"
 BACKBONE = "backbone"
-EMBEDDED = "sedem-nano"
 EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
 
 
@@ -63,7 +62,7 @@ def embedded(name: str) -> Path | None:
     Args:
         name: such as "sedem-nano", "icae-nano" or "sedem-nano/backbone".
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
         return None

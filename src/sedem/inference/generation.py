@@ -6,7 +6,7 @@ rest. Letters: B batch, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from sedem.engine.interface import Step
 from sedem.errors import ConfigError
 from sedem.inference.prompts import ANSWER_LIMIT
-
-Step = Callable[[Tensor, Sequence[int]], Tensor]
-"""Runs the given tokens `[B]` and returns the logits after them `[B, V]`. Only of the rows that are
-named, which are not finished, will anything be read."""
 
 UNFINISHED = "\ufffd"
 """What tokenizers give for the bytes of a character that is not complete."""
@@ -103,7 +100,9 @@ class Transcript:
         decoding: limit and stop strings.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_token_id: int, decoding: Decoding) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, eos_token_id: int, decoding: Decoding
+    ) -> None:
         self.tokenizer = tokenizer
         self.eos_token_id = eos_token_id
         self.decoding = decoding

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sedem.backbone.decoder import Backbone
-from sedem.types import check_unicode
 from sedem.errors import DataError
+from sedem.types import check_unicode
 
 ANSWER_LIMIT = 64
 """Most tokens of an answer (appendix Implementation Details)."""

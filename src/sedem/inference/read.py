@@ -8,21 +8,18 @@ Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sedem.bank.blocks import InMemory
+from sedem.bank.blocks import BlockRow, InMemory, to_blocks
 from sedem.bank.memory_bank import MemoryBank
-from sedem.types import (Document, check_documents)
-from sedem.quantization import Quantized
-from sedem.method.segments import (Segments, segment_text)
-from sedem.bank.blocks import BlockRow
+from sedem.engine.interface import Engine
+from sedem.method.modules import SedemModules
 from sedem.method.pooling import slot_tokens
-
-if TYPE_CHECKING:
-    from sedem.model import SeDeM
+from sedem.method.segments import segment_text
+from sedem.quantization import Quantized
+from sedem.types import Document, check_documents
 
 BATCHES = {"cpu": 8, "cuda": 32}
 """Segments encoded together; the states of more do not stay in the caches of a CPU."""
@@ -32,13 +29,22 @@ Progress = Callable[[int, int], None]
 
 
 @torch.no_grad()
-def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None) -> MemoryBank:
+def read(
+    model: SedemModules,
+    engine: Engine,
+    documents: Sequence[Document],
+    *,
+    source: str | None = None,
+    progress: Progress | None = None,
+) -> MemoryBank:
     """Read documents into a new bank.
 
     Args:
-        model: reads them.
+        model: its encoder and compressor read them.
+        engine: runs the encoder.
         documents: with names that differ.
-        progress: told after every batch.
+        source: where the model was opened from; the bank remembers it.
+        progress: called after every batch.
 
     Raises:
         DataError: there are none, two have one name, or one has no tokens.
@@ -49,6 +55,7 @@ def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None)
     segments = [segment_text(d.text, model.encoder, length, how, shift) for d in documents]
     memory_SMD = compress(
         model,
+        engine,
         torch.cat([s.ids for s in segments]),
         torch.cat([s.lengths for s in segments]),
         progress,
@@ -65,7 +72,7 @@ def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None)
         memories.append(memory_NJD)
     return MemoryBank(
         model.fingerprint(),
-        {**model.made_by(), "model": model.source},
+        {**model.made_by(), "model": source},
         list(documents),
         blocks,
         [InMemory(Quantized(torch.cat(memories)))],
@@ -73,7 +80,11 @@ def read(model: SeDeM, documents: Sequence[Document], progress: Progress | None)
 
 
 def compress(
-    model: SeDeM, ids_ST: Tensor, lengths_S: Tensor, progress: Progress | None = None
+    model: SedemModules,
+    engine: Engine,
+    ids_ST: Tensor,
+    lengths_S: Tensor,
+    progress: Progress | None = None,
 ) -> Tensor:
     """Memory of segments `[S, M, D]`, in bf16 on the CPU: what a bank stores.
 
@@ -86,7 +97,7 @@ def compress(
         longest = -(-int(lengths_S[batch_B].max()) // compression) * compression
         ids_BT = ids_ST[batch_B, :longest].to(model.encoder.device)
         mask_BT = torch.arange(longest) < lengths_S[batch_B, None]
-        states = model.engine.encode(ids_BT)
+        states = engine.encode(ids_BT)
         mask_BT = mask_BT.to(states.device)
         memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
         # Padding is zero whatever a segment was encoded with, for a bank's bytes depend on it.
@@ -102,50 +113,3 @@ def compress(
 def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Segments by number as they are encoded together, the longest first."""
     return lengths_S.argsort(descending=True, stable=True).split(BATCHES[device.type])
-
-
-def to_blocks(
-    segments: Segments, memory_SMD: Tensor, document: int, compression: int, block_slots: int
-) -> tuple[list[BlockRow], Tensor]:
-    """One document's slots as blocks of N_B (section 3.2, first paragraph).
-
-    Args:
-        segments: where the slots come from.
-        memory_SMD: their memory.
-        document: index of the document.
-        compression: C.
-        block_slots: N_B; the last block of a document is padded.
-
-    Returns:
-        The blocks that hold at least one real token, and their memory `[N, J, D]`.
-    """
-    blocks, slots_NJ = partition(segments, document, compression, block_slots)
-    flat_LD = memory_SMD.flatten(0, 1)
-    padding_1D = flat_LD.new_zeros(1, flat_LD.shape[1])
-    return blocks, torch.cat([flat_LD, padding_1D])[slots_NJ]
-
-
-def partition(
-    segments: Segments, document: int, compression: int, block_slots: int
-) -> tuple[list[BlockRow], Tensor]:
-    """Which slots make up each block of one document.
-
-    Returns:
-        The blocks, and the slots of each `[N, J]`, counted over all segments; -1 is padding.
-    """
-    tokens_L = slot_tokens(segments.mask, compression).flatten()
-    missing = -len(tokens_L) % block_slots
-    slots_L = torch.cat([torch.arange(len(tokens_L)), torch.full((missing,), -1)])
-    slots_NJ = slots_L.unflatten(0, (-1, block_slots))
-    tokens_NJ = torch.cat([tokens_L, tokens_L.new_zeros(missing)]).view_as(slots_NJ)
-    mask, starts, ends = (t.flatten() for t in (segments.mask, segments.starts, segments.ends))
-    width = block_slots * compression
-    blocks, alive = [], []
-    for index, tokens_J in enumerate(tokens_NJ.tolist()):
-        span = slice(index * width, (index + 1) * width)
-        real = mask[span]
-        if real.any():
-            start, end = starts[span][real].min(), ends[span][real].max()
-            blocks.append(BlockRow(document, int(start), int(end), tuple(tokens_J)))
-            alive.append(index)
-    return blocks, slots_NJ[alive]

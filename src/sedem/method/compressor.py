@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem.config import SedemConfig
-from sedem.method.pooling import (pool, slot_tokens)
+from sedem.method.pooling import pool, slot_tokens
 
 
 class LinearCompressor(nn.Module):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.backbone.masks import KeyAxis
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
 from sedem.config import StartPlacement
 
 

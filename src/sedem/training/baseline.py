@@ -18,9 +18,9 @@ from transformers import set_seed
 from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
-from sedem.inference.checkpoint import open_named
 from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import open_named
 from sedem.training.fit import claim_output, fit
 from sedem.training.questions import QuestionItem, Questions, collate_questions
 from sedem.training.recipe import (

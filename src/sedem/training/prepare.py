@@ -17,16 +17,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import BlockRow, partition
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
 from sedem.errors import DataError
+from sedem.inference.prompts import answer_ids, question_ids
 from sedem.method.losses import IGNORED
-from sedem.inference.prompts import (answer_ids, question_ids)
-from sedem.bank.blocks import partition
 from sedem.method.segments import segment_text
-from sedem.bank.blocks import BlockRow
 from sedem.training.encodings import Encodings
 from sedem.training.items import Items
 

@@ -22,8 +22,8 @@ from torch.utils.data import Subset
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.rag import RAG
 from sedem.config import SedemConfig
-from sedem.method.encoder import encode
 from sedem.errors import ConfigError
+from sedem.method.encoder import encode
 from sedem.method.selector import resolve_budget
 from sedem.training.baseline import BaselineRecipe, Training, open_reader
 from sedem.training.fit import fit

@@ -13,13 +13,13 @@ from torch.utils.data import Dataset, Subset
 from transformers import set_seed
 
 from sedem.backbone.decoder import Backbone
-from sedem.inference.checkpoint import open_backbones
 from sedem.config import SedemConfig
-from sedem.data.question_sets import open_examples
 from sedem.data.hub import HOMES
-from sedem.data.windows import (Tokens, Windows)
+from sedem.data.question_sets import open_examples
 from sedem.data.texts import hub_id
+from sedem.data.windows import Tokens, Windows
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import open_backbones
 from sedem.model import SeDeM
 from sedem.training.fit import claim_output, fit
 from sedem.training.items import Items

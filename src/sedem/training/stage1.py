@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sedem.data.windows import collate_windows
-from sedem.method.encoder import (encode, states_at)
 from sedem.errors import ConfigError
-from sedem.method.injection import prefill
-from sedem.method.losses import (IGNORED, distillation_loss, next_token_loss, reconstruction_loss, state_regression_loss)
-from sedem.model import SeDeM
 from sedem.inference.prompts import SEPARATOR
+from sedem.method.encoder import encode, states_at
+from sedem.method.injection import prefill
+from sedem.method.losses import (
+    IGNORED,
+    distillation_loss,
+    next_token_loss,
+    reconstruction_loss,
+    state_regression_loss,
+)
+from sedem.model import SeDeM
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizer
 
+from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.backbone.loading import INT8_FILE, open_backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.backbone.decoder import (FAMILIES, Backbone)
+from sedem.backbone.safetensors import dequantize_int8, quantize_int8
 from sedem.errors import CheckpointError, ConfigError
-from sedem.backbone.loading import (INT8_FILE, open_backbone)
-from sedem.backbone.safetensors import (quantize_int8, dequantize_int8)
 
 IDS = torch.tensor([[0, 50, 60, 70, 80]])
 POSITIONS = torch.arange(5)[None]

@@ -8,8 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from sedem.backbone.safetensors import (
+    check_weights,
+    dequantize_int8,
+    load_weights,
+    quantize_int8,
+    weights_digest,
+)
 from sedem.errors import CheckpointError
-from sedem.backbone.safetensors import (check_weights, load_weights, quantize_int8, dequantize_int8, weights_digest)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sedem import (Document, MemoryBank, SeDeM)
+from sedem import Document, MemoryBank, SeDeM
 from sedem.bank import coarse_search as candidates
-from sedem.bank import memory_bank as banks
-from sedem.inference.requests import (Request, encode_questions)
+from sedem.bank import blocks
 from sedem.bank.coarse_search import pool_keys
-from sedem.bank.key_index import (known_keys, prepare, save_keys)
+from sedem.bank.key_index import forget_keys, key_index, prepare, save_keys
+from sedem.inference.requests import Request, encode_questions, score_requests
 from sedem.quantization import Quantized
-from sedem.inference.requests import score_requests
 
 RENT = "What is the rent?"
 
@@ -26,7 +25,7 @@ def bank(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatc
 
 
 def scored(model: SeDeM, *requests: Request) -> list[torch.Tensor]:
-    states = encode_questions(model, [request.question for request in requests])
+    states = encode_questions(model, model.engine, [request.question for request in requests])
     return score_requests(model, requests, *states)
 
 
@@ -61,8 +60,8 @@ def test_keys_are_pooled_in_pieces_however_they_are_kept(
     held: bool, model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (expected,) = scored(model, Request(bank, RENT, k=2))
-    pooled = known_keys(bank, model.selector).pooled
-    bank.keys = None
+    pooled = key_index(bank, model.selector).pooled
+    forget_keys(bank)
     if held:
         prepare(bank, model.selector, None)
     sizes = []
@@ -71,12 +70,12 @@ def test_keys_are_pooled_in_pieces_however_they_are_kept(
         sizes.append(len(keys))
         return pool_keys(keys, padding)
 
-    monkeypatch.setattr(banks, "SCAN", 3)
+    monkeypatch.setattr(blocks, "SCAN", 3)
     monkeypatch.setattr(candidates, "pool_keys", spied)
     (found,) = scored(model, Request(bank, RENT, k=2))
     assert max(sizes) == 3 < len(bank) == sum(sizes)
     torch.testing.assert_close(found, expected)
-    again = known_keys(bank, model.selector).pooled
+    again = key_index(bank, model.selector).pooled
     assert pooled is not None and again is not None
     assert torch.equal(again[0].values, pooled[0].values) and torch.equal(again[1], pooled[1])
 

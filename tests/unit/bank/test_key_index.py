@@ -13,15 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import (Document, MemoryBank, SeDeM)
-from sedem.bank.store import (shard, local as store)
+from sedem import Document, MemoryBank, SeDeM
 from sedem.bank import key_index as bank_keys
-from sedem.inference.requests import encode_questions
-from sedem.errors import BankError, ConfigError
-from sedem.bank.key_index import (FOLDER, HELD, held_limit, held_type, known_keys, prepare, save_keys)
-from sedem.quantization import DTYPES
+from sedem.bank.key_index import (
+    CACHE_BYTES,
+    FOLDER,
+    cache_dtype,
+    cache_limit,
+    forget_keys,
+    key_index,
+    prepare,
+    save_keys,
+)
 from sedem.bank.search import score_questions
+from sedem.bank.store import shard
+from sedem.bank.store.local import LocalStore
+from sedem.errors import BankError, ConfigError
+from sedem.inference.requests import encode_questions
 from sedem.method.selector import Selector
+from sedem.quantization import DTYPES
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep, if it is served with plums?")
 EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")
@@ -61,7 +71,7 @@ def scores(model: SeDeM, bank: MemoryBank) -> Tensor:
 
 def fresh(model: SeDeM, bank: MemoryBank) -> Tensor:
     """Scores by the selector itself, all of the bank's memory at once."""
-    hidden_BQE, mask_BQ = encode_questions(model, QUESTIONS)
+    hidden_BQE, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
     everything = range(len(bank))
     memory_BNJD = bank.memory(everything).float().expand(len(QUESTIONS), -1, -1, -1)
     slots_BNJ = (bank.slot_tokens(everything) > 0).expand(len(QUESTIONS), -1, -1)
@@ -86,14 +96,14 @@ def test_keys_above_the_limit_are_not_held(
     model: SeDeM, bank: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = scores(model, bank)
-    assert known_keys(bank, model.selector).held is not None
-    size = known_keys(bank, model.selector).held.nbytes  # type: ignore[union-attr]
-    bank.keys = None
-    monkeypatch.setattr(bank_keys, "HELD", size - 1)
+    assert key_index(bank, model.selector).cached is not None
+    size = key_index(bank, model.selector).cached.nbytes  # type: ignore[union-attr]
+    forget_keys(bank)
+    monkeypatch.setattr(bank_keys, "CACHE_BYTES", size - 1)
     projections.clear()
     assert torch.equal(scores(model, bank), held)
     assert sum(projections) == 2 * len(bank)
-    assert known_keys(bank, model.selector).held is None
+    assert key_index(bank, model.selector).cached is None
 
 
 def test_a_gpu_holds_what_a_share_of_its_free_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +111,11 @@ def test_a_gpu_holds_what_a_share_of_its_free_memory_does(monkeypatch: pytest.Mo
     free = {gpu: 100 * 2**30}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 141 * 10**9))
     # 8,192 blocks of 32 slots of a 3B model.
-    size = 8192 * 32 * 3072 * held_type(gpu).itemsize
-    assert HELD < size < held_limit(gpu) == 25 * 2**30
+    size = 8192 * 32 * 3072 * cache_dtype(gpu).itemsize
+    assert CACHE_BYTES < size < cache_limit(gpu) == 25 * 2**30
     free[gpu] = 2**30
-    assert held_limit(gpu) == held_limit(cpu) == HELD == 2**30
-    assert (held_type(gpu), held_type(cpu)) == (torch.bfloat16, torch.float32)
+    assert cache_limit(gpu) == cache_limit(cpu) == CACHE_BYTES == 2**30
+    assert (cache_dtype(gpu), cache_dtype(cpu)) == (torch.bfloat16, torch.float32)
 
 
 def test_keys_are_held_up_to_the_limit_of_their_device(
@@ -117,10 +127,10 @@ def test_keys_are_held_up_to_the_limit_of_their_device(
         asked.append(device)
         return 0
 
-    monkeypatch.setattr(bank_keys, "held_limit", limit)
+    monkeypatch.setattr(bank_keys, "cache_limit", limit)
     scores(model, bank)
     assert set(asked) == {model.selector.w_key.weight.device}
-    assert known_keys(bank, model.selector).held is None
+    assert key_index(bank, model.selector).cached is None
 
 
 def change_by_append(model: SeDeM, bank: MemoryBank) -> None:
@@ -157,8 +167,8 @@ def test_held_keys_of_another_selector_are_made_anew(model: SeDeM, bank: MemoryB
 
 
 def test_questions_scored_together_score_as_each_alone(model: SeDeM, bank: MemoryBank) -> None:
-    hidden_BQE, mask_BQ = encode_questions(model, QUESTIONS)
-    together = score_questions(model, bank, hidden_BQE, mask_BQ)
+    hidden_BQE, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    together = score_questions(model.selector, bank, hidden_BQE, mask_BQ)
     torch.testing.assert_close(together, scores(model, bank))
 
 
@@ -166,7 +176,7 @@ def test_keys_that_were_prepared_as_they_are_made_score_exactly(
     model: SeDeM, bank: MemoryBank, projections: list[int]
 ) -> None:
     expected = scores(model, bank)
-    bank.keys = None
+    forget_keys(bank)
     prepare(bank, model.selector, "int8")
     prepare(bank, model.selector, None)
     projections.clear()
@@ -180,12 +190,12 @@ def test_prepared_keys_are_of_their_type_and_score_nearly_the_same(
 ) -> None:
     expected = scores(model, bank)
     prepare(bank, model.selector, dtype)
-    held = known_keys(bank, model.selector).held
+    held = key_index(bank, model.selector).cached
     assert held is not None
     assert held.values.dtype == DTYPES[dtype]
     found = scores(model, bank)
     assert not torch.equal(found, expected)
-    _, mask_BQ = encode_questions(model, QUESTIONS)
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
     assert ((found - expected).abs() / mask_BQ.sum(1)[:, None]).max() < TOLERANCE[dtype]
 
 
@@ -212,10 +222,10 @@ def test_stored_keys_spare_the_projection_and_leave_the_bank_as_it_is(
     size = save_keys(opened, model.selector, dtype)
     again = MemoryBank.open(path)
     assert (again.fingerprint, again.memory_bytes) == (opened.fingerprint, opened.memory_bytes)
-    assert store.verify(path) == []
+    assert LocalStore(path).verify() == []
     assert size == sum(file.stat().st_size for file in (path / FOLDER).iterdir())
     projections.clear()
-    _, mask_BQ = encode_questions(model, QUESTIONS)
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
     off = (scores(model, again) - expected).abs() / mask_BQ.sum(1)[:, None]
     assert 0 < off.max() < TOLERANCE[dtype]
     assert not projections
@@ -224,7 +234,7 @@ def test_stored_keys_spare_the_projection_and_leave_the_bank_as_it_is(
 def test_stored_keys_above_the_limit_are_read_for_every_question(
     model: SeDeM, opened: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bank_keys, "HELD", 0)
+    monkeypatch.setattr(bank_keys, "CACHE_BYTES", 0)
     save_keys(opened, model.selector, "int8")
     projections.clear()
     first = scores(model, opened)
@@ -241,7 +251,7 @@ def test_what_is_appended_after_has_no_stored_keys_and_what_is_removed_is_not_sc
     assert opened.path is not None
     again = MemoryBank.open(opened.path)
     projections.clear()
-    _, mask_BQ = encode_questions(model, QUESTIONS)
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
     found = scores(model, again)
     assert sum(projections) == sum(
         again.documents[b.document].name == "note.md" for b in again.blocks
@@ -330,7 +340,7 @@ def test_death_while_keys_are_written_loses_nothing(
         broken.setattr(place, name, half if moment == "writing" else die)
         with pytest.raises(Death):
             save_keys(opened, model.selector)
-    assert store.verify(path) == []
+    assert LocalStore(path).verify() == []
     assert torch.equal(scores(model, MemoryBank.open(path)), expected)
     save_keys(opened, model.selector)
     assert [file.name for file in (path / FOLDER).iterdir()] == ["000001.safetensors"]

@@ -11,12 +11,13 @@ import pytest
 import torch
 from conftest import LEASE, RECIPE
 
-from sedem import (Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig)
-from sedem.bank.store import (catalog, shard, local as store)
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import BlockRow
+from sedem.bank.store import catalog, shard
+from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
 from sedem.quantization import quantize
-from sedem.bank.blocks import BlockRow
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 SHORT = Decoding(max_new_tokens=12)
@@ -159,7 +160,7 @@ def test_a_bank_from_which_everything_was_removed_is_empty_and_takes_documents_a
     if on_disk:
         bank = MemoryBank.open(tmp_path / "a.bank")
         assert len(bank) == 0
-        assert store.verify(tmp_path / "a.bank") == []
+        assert LocalStore(tmp_path / "a.bank").verify() == []
     bank.append(model.read([EXTRA]))
     assert_same_bank(bank, model.read([EXTRA]))
 

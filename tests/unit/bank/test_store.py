@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from sedem import MemoryBank
-from sedem.bank.store import (catalog, shard, local as store)
-from sedem.bank.store.interface import Meta
-from sedem.errors import BankError, BankMismatchError
-from sedem.quantization import (Quantized, quantize)
 from sedem.bank.blocks import BlockRow
+from sedem.bank.store import catalog, local, shard
+from sedem.bank.store.interface import Contents, Meta
+from sedem.bank.store.local import LocalStore
+from sedem.errors import BankError, BankMismatchError
+from sedem.quantization import Quantized, quantize
 
 PRINT = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
@@ -54,23 +55,32 @@ def rows_of(number: int, document: int = 0) -> list[BlockRow]:
     ]
 
 
-def append(folder: Path, number: int, name: str | None = None) -> None:
+def append(bank: Path | LocalStore, number: int, name: str | None = None) -> None:
     """Append document `number` in one commit."""
+    store = bank if isinstance(bank, LocalStore) else LocalStore(bank)
     named = [(name or f"doc-{number}", text_of(number))]
-    store.append(folder, PRINT, named, rows_of(number), Quantized(memory_of(number)))
+    store.append(PRINT, named, rows_of(number), Quantized(memory_of(number)))
 
 
 def make_bank(folder: Path, documents: int = 1, dtype: str = "bfloat16") -> Path:
     """A bank of documents 0, 1, ..., each appended in its own commit."""
-    with store.creating(folder, Meta(PRINT, {"width": WIDTH}, dtype)) as unfinished:
+    with LocalStore(folder).creating(Meta(PRINT, {"width": WIDTH}, dtype)) as unfinished:
         for number in range(documents):
             append(unfinished, number)
     return folder
 
 
+def contents(bank: Path) -> Contents:
+    return LocalStore(bank).open()
+
+
+def problems(bank: Path) -> list[str]:
+    return LocalStore(bank).verify()
+
+
 def assert_holds(folder: Path, numbers: list[int]) -> None:
     """The bank opens, verifies, and is exactly these documents, memory and all."""
-    assert store.verify(folder) == []
+    assert LocalStore(folder).verify() == []
     bank = MemoryBank.open(folder)
     assert [(d.name, d.text) for d in bank.documents] == [
         (f"doc-{number}", text_of(number)) for number in numbers
@@ -92,7 +102,7 @@ def numbers_in(folder: Path) -> list[int]:
 
 
 def shard_file(folder: Path, number: int = 1) -> Path:
-    return folder / store.SHARDS / f"{number:06d}.safetensors"
+    return folder / local.SHARDS / f"{number:06d}.safetensors"
 
 
 @pytest.fixture(params=["bfloat16", "int8"])
@@ -179,7 +189,7 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
     elif what == "syncing the folder":
         change(shard.os, "fsync", wrapped(os.fsync, at=2))
     elif step == "half of: the transaction":
-        change(store, "checksum", wrapped(store.checksum))
+        change(local, "checksum", wrapped(local.checksum))
     else:
         kind = DiesBeforeCommit if when == "before" else DiesAfterCommit
         kind.end = staticmethod(end)
@@ -278,7 +288,7 @@ def test_a_kill_amid_appends_loses_nothing_acknowledged(
 
 def test_a_kill_while_a_reader_has_the_bank_open_leaves_the_reader_its_blocks(bank: Path) -> None:
     reader = MemoryBank.open(bank)
-    store.remove(bank, "doc-0")
+    LocalStore(bank).remove("doc-0")
     append(bank, 2)
     assert torch.equal(reader.memory([0, 1]), rounded(reader, memory_of(0)))
     assert numbers_in(bank) == [1, 2]
@@ -338,7 +348,7 @@ def test_an_error_in_a_removal_leaves_all_or_nothing(
     with monkeypatch.context() as broken:
         end_at(step, die, broken.setattr)
         with pytest.raises(Death):
-            store.remove(bank, "doc-0")
+            LocalStore(bank).remove("doc-0")
     assert_holds(bank, [1] if step.startswith("after") else [0, 1])
 
 
@@ -360,7 +370,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        place = {"fsync": shard.os, "save_file": shard, "checksum": store}[full]
+        place = {"fsync": shard.os, "save_file": shard, "checksum": local}[full]
         broken.setattr(place, full, no_space)
         with pytest.raises(BankError, match=r"two\.bank.*No space left on device"):
             append(bank, 2)
@@ -374,12 +384,12 @@ def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
 
 def test_a_bank_that_could_not_be_finished_never_appears_under_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "new.bank"
-    with pytest.raises(Death), store.creating(folder, Meta(PRINT, {})) as unfinished:
+    with pytest.raises(Death), LocalStore(folder).creating(Meta(PRINT, {})) as unfinished:
         append(unfinished, 0)
         die()
     assert not folder.exists()
     with pytest.raises(BankError, match=r"there is no bank '.*new\.bank'; make one with 'sedem b"):
-        store.load(folder)
+        LocalStore(folder).open()
     make_bank(folder, documents=2)
     assert_holds(folder, [0, 1])
     assert [p.name for p in tmp_path.iterdir()] == ["new.bank"]
@@ -413,7 +423,7 @@ def test_death_before_the_last_rename_leaves_no_bank_and_after_it_a_whole_one(
 
     for rename, numbers in ((before, None), (after, [0])):
         with monkeypatch.context() as broken:
-            broken.setattr(store.Path, "rename", rename)
+            broken.setattr(local.Path, "rename", rename)
             with pytest.raises(Death):
                 make_bank(folder)
         assert folder.exists() == (numbers is not None)
@@ -422,11 +432,11 @@ def test_death_before_the_last_rename_leaves_no_bank_and_after_it_a_whole_one(
 
 def test_two_processes_cannot_make_the_same_bank_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "new.bank"
-    with store.creating(folder, Meta(PRINT, {})) as unfinished:
+    with LocalStore(folder).creating(Meta(PRINT, {})) as unfinished:
         append(unfinished, 0)
         with (
             pytest.raises(BankError, match=r"new\.bank' is being written by another process"),
-            store.creating(folder, Meta(PRINT, {})),
+            LocalStore(folder).creating(Meta(PRINT, {})),
         ):
             pytest.fail("the second one was let in")
         append(unfinished, 1)
@@ -451,7 +461,9 @@ def test_a_flipped_byte_is_caught_when_its_block_is_first_touched(bank: Path) ->
             opened.memory([3])
     with pytest.raises(BankError, match="is damaged"):
         list(opened.scan())
-    assert store.verify(bank) == ["shard '000002.safetensors' is damaged (its SHA-256 differs)"]
+    assert LocalStore(bank).verify() == [
+        "shard '000002.safetensors' is damaged (its SHA-256 differs)"
+    ]
 
 
 def test_no_flipped_byte_of_a_shard_is_ever_read_as_memory(tmp_path: Path) -> None:
@@ -459,7 +471,7 @@ def test_no_flipped_byte_of_a_shard_is_ever_read_as_memory(tmp_path: Path) -> No
     intact = shard_file(bank).read_bytes()
     for offset in range(len(intact)):
         flip(shard_file(bank), offset)
-        assert len(store.verify(bank)) == 1, f"byte {offset}"
+        assert len(LocalStore(bank).verify()) == 1, f"byte {offset}"
         with pytest.raises(BankError, match="damaged"):
             MemoryBank.open(bank).memory([0, 1])
         shard_file(bank).write_bytes(intact)
@@ -475,7 +487,9 @@ def test_a_truncated_shard_is_refused_with_both_sizes(kept: int, bank: Path) -> 
         BankError, match=rf"000002\.safetensors' has {kept} bytes, {size} are needed; restore"
     ):
         MemoryBank.open(bank)
-    assert store.verify(bank) == ["shard '000002.safetensors' is damaged (its SHA-256 differs)"]
+    assert LocalStore(bank).verify() == [
+        "shard '000002.safetensors' is damaged (its SHA-256 differs)"
+    ]
 
 
 def test_a_shard_that_shrinks_or_goes_after_opening_is_told(bank: Path) -> None:
@@ -492,14 +506,14 @@ def test_a_missing_shard_is_refused_by_name(bank: Path) -> None:
     shard_file(bank, 1).unlink()
     with pytest.raises(BankError, match=r"shard '.*000001\.safetensors' is missing; restore it"):
         MemoryBank.open(bank)
-    assert store.verify(bank) == ["shard '000001.safetensors' is missing"]
+    assert LocalStore(bank).verify() == ["shard '000001.safetensors' is missing"]
 
 
 def test_every_damage_is_listed_by_verify(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "a.bank", documents=3)
     flip(shard_file(bank, 1), -1)
     shard_file(bank, 3).unlink()
-    assert store.verify(bank) == [
+    assert LocalStore(bank).verify() == [
         "shard '000001.safetensors' is damaged (its SHA-256 differs)",
         "shard '000003.safetensors' is missing",
     ]
@@ -518,7 +532,7 @@ def test_a_truncated_catalog_is_refused(kept: int, bank: Path) -> None:
 @pytest.mark.parametrize("content", [b"no database", b"\0" * 8192, b"SQLite format 3\0" * 99])
 def test_garbage_for_a_catalog_is_refused(content: bytes, bank: Path) -> None:
     (bank / catalog.CATALOG).write_bytes(content)
-    for attempt in (store.load, store.verify, functools.partial(append, number=2)):
+    for attempt in (contents, problems, functools.partial(append, number=2)):
         with pytest.raises(BankError, match=r"the catalog of bank '.*two\.bank' cannot be used"):
             attempt(bank)
     assert (bank / catalog.CATALOG).read_bytes() == content
@@ -538,7 +552,7 @@ def test_a_destroyed_page_of_the_catalog_never_passes_for_a_sound_bank(
     with contextlib.suppress(BankError):
         MemoryBank.open(bank)
     try:
-        problems = store.verify(bank)
+        problems = LocalStore(bank).verify()
     except BankError:
         return
     assert any("the catalog is damaged" in problem for problem in problems)
@@ -559,7 +573,7 @@ def execute(bank: Path, statement: str, *values: object) -> None:
 @pytest.mark.parametrize("version", ["0", "3", "banana"])
 def test_a_bank_of_another_format_is_refused_with_both_versions(version: str, bank: Path) -> None:
     execute(bank, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
-    for attempt in (store.load, store.verify, functools.partial(append, number=2)):
+    for attempt in (contents, problems, functools.partial(append, number=2)):
         with pytest.raises(BankError, match=f"has format {version}, this sedem reads 1 and 2; use"):
             attempt(bank)
 
@@ -571,7 +585,7 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
         MemoryBank.open(tmp_path / "foreign")
 
 
-@pytest.mark.parametrize("use", [store.load, store.verify, functools.partial(append, number=2)])
+@pytest.mark.parametrize("use", [contents, problems, functools.partial(append, number=2)])
 def test_what_is_no_bank_is_refused_and_left_alone(
     use: Callable[[Path], object], tmp_path: Path
 ) -> None:
@@ -590,7 +604,7 @@ def test_what_is_no_bank_is_refused_and_left_alone(
 def test_a_bank_of_another_model_takes_nothing(bank: Path) -> None:
     before = (bank / catalog.CATALOG).read_bytes()
     with pytest.raises(BankMismatchError, match=f"model {PRINT[:12]}, this model is {OTHER[:12]}"):
-        store.append(bank, OTHER, [("doc-2", text_of(2))], rows_of(2), Quantized(memory_of(2)))
+        LocalStore(bank).append(OTHER, [("doc-2", text_of(2))], rows_of(2), Quantized(memory_of(2)))
     assert (bank / catalog.CATALOG).read_bytes() == before
     assert not shard_file(bank, 3).exists()
     assert_holds(bank, [0, 1])
@@ -600,9 +614,12 @@ def test_a_bank_of_another_model_takes_nothing(bank: Path) -> None:
 
 
 def test_a_second_writer_is_refused_while_the_first_holds_the_lock(bank: Path) -> None:
-    with (bank / store.LOCK).open("a") as file:
+    with (bank / local.LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        for attempt in (functools.partial(append, number=2), lambda b: store.remove(b, "doc-0")):
+        for attempt in (
+            functools.partial(append, number=2),
+            lambda b: LocalStore(b).remove("doc-0"),
+        ):
             with pytest.raises(BankError, match=r"two\.bank' is being written by another process"):
                 attempt(bank)
         assert_holds(bank, [0, 1])
@@ -614,7 +631,7 @@ def test_a_lock_that_a_killed_writer_left_behind_hinders_nobody(bank: Path, chil
     child = children.Process(target=append_and_die, args=(bank, "before: the commit"))
     child.start()
     child.join(30)
-    assert (bank / store.LOCK).exists()
+    assert (bank / local.LOCK).exists()
     append(bank, 2)
     assert_holds(bank, [0, 1, 2])
 
@@ -646,7 +663,7 @@ def test_opening_while_another_process_commits_sees_one_state(
 def test_an_open_bank_does_not_change_under_its_reader(bank: Path) -> None:
     opened = MemoryBank.open(bank)
     append(bank, 2)
-    store.remove(bank, "doc-1")
+    LocalStore(bank).remove("doc-1")
     assert [d.name for d in opened.documents] == ["doc-0", "doc-1"]
     assert torch.equal(opened.memory([0, 1, 2, 3]), rounded(opened, memory_of(0), memory_of(1)))
 
@@ -689,7 +706,7 @@ def test_a_read_only_bank_opens_and_verifies_and_refuses_to_be_changed(unprivile
     bank = make_bank(unprivileged / "shared.bank", documents=2)
     write_protect(bank)
     assert_holds(bank, [0, 1])
-    for attempt in (functools.partial(append, number=2), lambda b: store.remove(b, "doc-0")):
+    for attempt in (functools.partial(append, number=2), lambda b: LocalStore(b).remove("doc-0")):
         with pytest.raises(BankError, match=r"shared\.bank' cannot be written.*Permission denied"):
             attempt(bank)
     assert_holds(bank, [0, 1])

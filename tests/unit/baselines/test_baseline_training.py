@@ -16,7 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 from unit.training.test_recipes import small_run, small_source, two_steps
 
-from sedem.baselines.registry import (TRAINED, reader_class)
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation

@@ -16,9 +16,9 @@ from unit.baselines.conftest import make
 from unit.baselines.waves import fill
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
-from sedem.backbone.loading import open_backbone
 from sedem.training.baseline import TextTraining
 from sedem.training.prepare import targets
 

@@ -18,9 +18,9 @@ from unit.baselines.conftest import SMALL, make
 from unit.baselines.waves import fill
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.hmt import HMT, HMTConfig
 from sedem.errors import ConfigError, DataError
-from sedem.backbone.loading import open_backbone
 from sedem.training.baseline import BaselineRecipe, TextTraining, train_baseline
 from sedem.training.prepare import targets
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines import longllmlingua
 from sedem.baselines.longllmlingua import PROMISE, LongLLMLingua, LongLLMLinguaConfig, spread
 from sedem.baselines.paragraphs import split
-from sedem.baselines.token_pruning import (Reading, thin, windows)
+from sedem.baselines.token_pruning import Reading, thin, windows
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
 from sedem.inference.generation import Decoding
-from sedem.backbone.loading import open_backbone
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OFFICIAL = json.loads((FIXTURES / "longllmlingua.json").read_text(encoding="utf-8"))["examples"]

@@ -16,17 +16,17 @@ from unit.baselines.conftest import SMALL, make
 
 from sedem import Document, SeDeM
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.registry import (TRAINED, reader_class)
 from sedem.baselines.memory import ContextMemory
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
-from sedem.data.question_sets import open_examples
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
+from sedem.data.question_sets import open_examples
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.registry import (METHODS, default_checkpoint, open_method)
 from sedem.evaluation.method import Setting
+from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
 from sedem.inference.generation import Decoding
 from sedem.training.baseline import QuestionTraining

@@ -21,11 +21,11 @@ from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
-from sedem.method.encoder import encode
 from sedem.errors import ConfigError
 from sedem.evaluation import results
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.storage import kv_bytes_per_token
+from sedem.method.encoder import encode
 
 METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sedem.backbone.decoder import Backbone
-from sedem.bench.contexts import DOCUMENT, context, source
-from sedem.inference.checkpoint import (BACKBONE, locate)
-from sedem.errors import DataError
 from sedem.backbone.loading import open_backbone
+from sedem.bench.contexts import DOCUMENT, context, source
+from sedem.errors import DataError
+from sedem.inference.checkpoint import BACKBONE, locate
 
 
 @pytest.fixture(scope="module")

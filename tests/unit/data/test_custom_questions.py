@@ -11,8 +11,8 @@ from datasets import Dataset
 
 from sedem import Document
 from sedem.data import custom_questions as own
-from sedem.data.question_sets import open_examples
 from sedem.data.examples import Evidence, Example
+from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sedem import Document
-from sedem.data.question_sets import open_examples
+from sedem.bank.blocks import BlockRow
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.inspection import (
     MOST_BINS,
@@ -18,10 +18,10 @@ from sedem.data.inspection import (
     plot,
 )
 from sedem.data.labels import from_evidence
+from sedem.data.question_sets import open_examples
 from sedem.data.texts import holds_texts, read_texts
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
 from sedem.errors import ConfigError, DataError
-from sedem.bank.blocks import BlockRow
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ import torch
 
 from sedem import Document
 from sedem.backbone.decoder import Backbone
-from sedem.data.question_sets import open_examples
+from sedem.bank.blocks import BlockRow, partition
 from sedem.data.examples import Evidence
 from sedem.data.labels import from_answers, from_evidence
-from sedem.bank.blocks import partition
+from sedem.data.question_sets import open_examples
 from sedem.method.segments import segment_text
-from sedem.bank.blocks import BlockRow
 
 TEXT = "The rent is 900 euros. It is due in May. The deposit is 1,800 euros."
 

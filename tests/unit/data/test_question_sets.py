@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sedem.data.question_sets import (SETS, open_examples, parse_records, sniff)
+from sedem.data.question_sets import SETS, open_examples, parse_records, sniff
 from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]

@@ -13,8 +13,8 @@ from datasets import Dataset
 
 from sedem.backbone.decoder import Backbone
 from sedem.data import windows as text_module
-from sedem.data.windows import (Tokens, Windows)
 from sedem.data.texts import read_texts
+from sedem.data.windows import Tokens, Windows
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]

@@ -14,16 +14,16 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
-from sedem.inference.requests import (Request, choose, start_of)
-from sedem.engine.eager import Eager
-from sedem.engine.static import (FIRST_STEPS, Static, round_up)
-from sedem.engine.open import open_engine
-from sedem.errors import ConfigError
-from sedem.engine.cuda_graphs import (Replay, pool_bytes)
-from sedem.engine.batch import (Bucket, Lane)
-from sedem.engine.interface import Start
 from sedem.backbone.loading import open_backbone
+from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.cuda_graphs import Replay, pool_bytes
+from sedem.engine.eager import Eager
+from sedem.engine.interface import Start
+from sedem.engine.open import open_engine
+from sedem.engine.static import FIRST_STEPS, Static, round_up
+from sedem.errors import ConfigError
 from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, choose, start_of
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
@@ -110,10 +110,10 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
     seen = []
     for rehearsed in (False, True):
         with fast.engine.start(rows, 8) as (_, step):
-            (lane,) = engine_of(fast)._used
+            (batch,) = engine_of(fast)._used
             if rehearsed:
-                lane.ids.copy_(tokens)
-                lane._step.rehearse(lane._run_step)
+                batch.ids.copy_(tokens)
+                batch._step.rehearse(batch._run_step)
             seen.append([step(tokens, [0, 1]).clone() for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
@@ -133,23 +133,23 @@ def test_nothing_moves_between_questions_and_nothing_of_the_last_is_left(
 ) -> None:
     first, other = "What is the rent?", "What is a plum?!?"
     fast.answer(bank, first)
-    (lane,) = engine_of(fast)._free
-    before = [buffer.data_ptr() for buffer in lane.buffers]
+    (batch,) = engine_of(fast)._free
+    before = [buffer.data_ptr() for buffer in batch.buffers]
     assert fast.answer(bank, other).text == slow.answer(bank, other).text
-    assert engine_of(fast)._free == [lane]
-    assert [buffer.data_ptr() for buffer in lane.buffers] == before
+    assert engine_of(fast)._free == [batch]
+    assert [buffer.data_ptr() for buffer in batch.buffers] == before
 
 
 def test_a_full_lane_is_refused_before_anything_is_run(fast: SeDeM, bank: MemoryBank) -> None:
-    lane = Lane(engine_of(fast).decoder, Bucket(rows=1, prefix=48, slots=16, steps=2))
-    lane.prefill(starts(fast, bank, 1))
+    batch = StaticBatch(engine_of(fast).decoder, Bucket(rows=1, prefix=48, slots=16, steps=2))
+    batch.prefill(starts(fast, bank, 1))
     token = torch.tensor([50])
-    lane.step(token)
-    lane.step(token)
-    before = [buffer.clone() for buffer in lane.buffers]
+    batch.step(token)
+    batch.step(token)
+    before = [buffer.clone() for buffer in batch.buffers]
     with pytest.raises(ConfigError, match="room for 2 tokens after its prefix"):
-        lane.step(token)
-    assert all(torch.equal(a, b) for a, b in zip(before, lane.buffers, strict=True))
+        batch.step(token)
+    assert all(torch.equal(a, b) for a, b in zip(before, batch.buffers, strict=True))
 
 
 def test_a_long_answer_moves_on_to_more_room(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
@@ -162,7 +162,7 @@ def test_a_long_answer_moves_on_to_more_room(slow: SeDeM, fast: SeDeM, bank: Mem
             with model.engine.start(rows, limit) as (_, step):
                 logits.append(torch.stack([step(ids, [0, 1]).clone() for ids in tokens]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
-    assert {lane.bucket.steps for lane in engine_of(fast)._free} == {64, 128, 160}
+    assert {batch.bucket.steps for batch in engine_of(fast)._free} == {64, 128, 160}
 
 
 def test_rows_that_are_finished_leave_the_batch(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
@@ -263,8 +263,8 @@ def test_lanes_and_questions_are_counted(fast: SeDeM, bank: MemoryBank) -> None:
     assert fast.engine.memory()["caches"] == 0
     fast.answer(bank, QUESTIONS[0], decoding=Decoding(4))
     engine = engine_of(fast)
-    (lane,), (questions,) = engine._free, engine._questions.values()
-    assert fast.engine.memory()["caches"] == size([*lane.buffers, *questions.buffers])
+    (batch,), (questions,) = engine._free, engine._questions.values()
+    assert fast.engine.memory()["caches"] == size([*batch.buffers, *questions.buffers])
 
 
 def test_bytes_of_graphs_are_those_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,18 +284,18 @@ def test_lanes_that_nobody_uses_are_let_go(
     monkeypatch.setattr("sedem.engine.static.FREE_BYTES", 0)
     for k in (1, 3, 8):
         fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
-    (lane,) = engine_of(fast)._free
-    assert lane.bucket.slots == 32
+    (batch,) = engine_of(fast)._free
+    assert batch.bucket.slots == 32
 
 
 def test_what_is_let_go_is_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
     fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
     engine = engine_of(fast)
-    lane, questions = ref(engine._free[0]), ref(next(iter(engine._questions.values())))
+    batch, questions = ref(engine._free[0]), ref(next(iter(engine._questions.values())))
     gc.disable()  # only what nothing refers to may go
     try:
         engine.release()
-        assert (lane(), questions()) == (None, None)
+        assert (batch(), questions()) == (None, None)
         assert engine.memory()["caches"] == 0
     finally:
         gc.enable()
@@ -304,11 +304,11 @@ def test_what_is_let_go_is_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
 def test_a_prefill_that_fails_leaves_its_lane(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(lane: Lane) -> None:
+    def fail(batch: StaticBatch) -> None:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Lane, "_run_prefill", fail)
+        patch.setattr(StaticBatch, "_run_prefill", fail)
         with pytest.raises(RuntimeError, match="memory"):
             fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
     assert not engine_of(fast)._used

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
-from sedem.inference.requests import Request
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.data.question_sets import open_examples
 from sedem.data.examples import Evidence, Example
+from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
 from sedem.evaluation.method import Setting
 from sedem.evaluation.readers import Sedem
 from sedem.evaluation.run import evaluate
 from sedem.inference.prompts import context_prompt
+from sedem.inference.requests import Request
 from sedem.method.segments import paragraphs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

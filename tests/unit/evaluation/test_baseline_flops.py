@@ -15,13 +15,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from unit.baselines.conftest import SMALL
 
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.beacon import BeaconConfig
 from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.evaluation.baseline_flops import COUNTED, baseline_flops
 from sedem.evaluation.cost import Workload
-from sedem.backbone.loading import open_backbone
 
 HEAD, ANSWER = 16, 5
 

@@ -16,13 +16,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sedem import (Decoding, Document, SeDeM, SedemConfig)
-from sedem.inference import checkpoint
-from sedem.backbone.lora import ADAPTER_WEIGHTS
+from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.errors import CheckpointError, ConfigError
-from sedem.backbone.loading import (INT8_FILE, open_backbone)
+from sedem.backbone.loading import INT8_FILE, open_backbone
+from sedem.backbone.lora import ADAPTER_WEIGHTS
 from sedem.backbone.safetensors import quantize_int8
+from sedem.errors import CheckpointError, ConfigError
+from sedem.inference import checkpoint
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 DOCUMENTS = (Document("lease.txt", LEASE), Document("recipe.txt", RECIPE))

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
-from sedem.backbone.decoder import (FAMILIES, Backbone)
-from sedem.errors import ConfigError
-from sedem.inference.generation import (Decoding, Transcript, generate)
-from sedem.engine.interface import Step
-from sedem.method.injection import (prefill, step)
+from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.engine.interface import Step
+from sedem.errors import ConfigError
+from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.method.injection import prefill, step
 
 PROMPTS = torch.tensor([[0, 50, 60, 70], [0, 80, 90, 100]])
 

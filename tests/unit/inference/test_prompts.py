@@ -4,7 +4,14 @@ import pytest
 
 from sedem.backbone.decoder import Backbone
 from sedem.errors import DataError
-from sedem.inference.prompts import (ANSWER_LIMIT, LONG_ANSWER_LIMIT, answer_ids, context_prompt, question_ids, question_prompt)
+from sedem.inference.prompts import (
+    ANSWER_LIMIT,
+    LONG_ANSWER_LIMIT,
+    answer_ids,
+    context_prompt,
+    question_ids,
+    question_prompt,
+)
 
 
 def test_answer_limits_are_the_papers() -> None:

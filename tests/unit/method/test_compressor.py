@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from sedem.method.compressor import (LinearCompressor, MLPCompressor, QueryCompressor, build_compressor)
 from sedem.config import SedemConfig
+from sedem.method.compressor import (
+    LinearCompressor,
+    MLPCompressor,
+    QueryCompressor,
+    build_compressor,
+)
 
 Vector = list[float]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedem.config import SedemConfig
-from sedem.method.decompressor import (Decompressor, build_decompressor)
+from sedem.method.decompressor import Decompressor, build_decompressor
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import torch
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.method.decompressor import Direct
 from sedem.engine.eager import start_decoding
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
+from sedem.method.decompressor import Direct
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sedem.backbone.decoder import Backbone
-from sedem.method.encoder import (LayerMixture, encode, states_at)
+from sedem.method.encoder import LayerMixture, encode, states_at
 
 IDS_ST = torch.randint(2, 258, (3, 10), generator=torch.Generator().manual_seed(0))
 

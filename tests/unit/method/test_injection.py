@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import StartPlacement
-from sedem.method.injection import (Prefilled, positions, prefill, step)
+from sedem.method.injection import Prefilled, positions, prefill, step
 
 PLACEMENTS: tuple[StartPlacement, ...] = ("front", "between")
 INJECT = 2

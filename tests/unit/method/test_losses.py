@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sedem.method.losses import (IGNORED, direction_loss, distillation_loss, info_nce_loss, margin_loss, next_token_loss, pooled_direction_loss, reconstruction_loss, selection_loss, state_regression_loss)
+from sedem.method.losses import (
+    IGNORED,
+    direction_loss,
+    distillation_loss,
+    info_nce_loss,
+    margin_loss,
+    next_token_loss,
+    pooled_direction_loss,
+    reconstruction_loss,
+    selection_loss,
+    state_regression_loss,
+)
 
 Vector = list[float]
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sedem.method.pooling import (pool, slot_tokens, state_mask)
+from sedem.method.pooling import pool, slot_tokens, state_mask
 
 
 def naive_pool(

@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sedem.backbone.decoder import Backbone
-from sedem.errors import DataError
 from sedem.backbone.loading import open_backbone
-from sedem.method.segments import (Segments, paragraphs, segment_text)
+from sedem.errors import DataError
+from sedem.method.segments import Segments, paragraphs, segment_text
 
 TEXTS = st.text(
     alphabet=st.one_of(

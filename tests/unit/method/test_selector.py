@@ -8,11 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sedem.bank.scores import key_scores
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.quantization import (DTYPES, Quantized, quantize)
-from sedem.method.selector import (Selector, arrange, block_scores, build_selector, resolve_budget, select)
-from sedem.bank.scores import key_scores
+from sedem.method.selector import (
+    Selector,
+    arrange,
+    block_scores,
+    build_selector,
+    resolve_budget,
+    select,
+)
+from sedem.quantization import DTYPES, Quantized, quantize
 
 Vector = list[float]
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.decoder import Backbone
-from sedem.method.encoder import encode
 from sedem.backbone.loading import open_backbone
+from sedem.method.encoder import encode
 from sedem.training import encodings
 from sedem.training.encodings import Encodings
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Example, ExampleSet
-from sedem.method.encoder import encode
 from sedem.errors import DataError
+from sedem.inference.prompts import answer_ids, question_ids
+from sedem.method.encoder import encode
 from sedem.method.losses import IGNORED
-from sedem.inference.prompts import (answer_ids, question_ids)
 from sedem.training.prepare import Collator, Prepared
 
 

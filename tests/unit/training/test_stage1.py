@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.method.injection import prefill
-from sedem.backbone.loading import open_backbone
 from sedem.training.stage1 import Stage1, Stage1Losses
 
 LENGTH, AFTER = 16, 5

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.data.examples import Example, ExampleSet
-from sedem.method.encoder import encode
-from sedem.errors import ConfigError
-from sedem.method.injection import prefill
 from sedem.backbone.loading import open_backbone
-from sedem.inference.prompts import (answer_ids, question_ids)
 from sedem.bank.blocks import partition
+from sedem.data.examples import Example, ExampleSet
+from sedem.errors import ConfigError
+from sedem.inference.prompts import answer_ids, question_ids
+from sedem.method.encoder import encode
+from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
 from sedem.training.prepare import Collator, Prepared
 from sedem.training.selecting import CONDITIONING

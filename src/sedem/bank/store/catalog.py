@@ -7,12 +7,11 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from sedem.bank.store.interface import Meta
 from sedem.errors import BankError
-from sedem.quantization import (BFLOAT16, DTYPES)
+from sedem.quantization import BFLOAT16, DTYPES
 
 CATALOG = "catalog.sqlite"
 PLAIN, SCALED = "1", "2"
@@ -36,21 +35,6 @@ CREATE TABLE blocks (
 );
 CREATE INDEX blocks_document ON blocks (document);
 """
-
-
-@dataclass(frozen=True)
-class Meta:
-    """What a catalog says of its bank as a whole.
-
-    Attributes:
-        fingerprint: of the model that made it.
-        made_by: the same for people.
-        dtype: what its slots are stored as.
-    """
-
-    fingerprint: str
-    made_by: dict[str, Any]
-    dtype: str = BFLOAT16
 
 
 def create(folder: Path, meta: Meta) -> None:

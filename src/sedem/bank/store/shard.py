@@ -9,7 +9,6 @@ import hashlib
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,6 @@ from sedem.quantization import Quantized
 
 MEMORY = "memory"
 SCALES = "scales"
-
-
-@dataclass(frozen=True)
-class BlockRow:
-    """One block beside its memory.
-
-    Attributes:
-        document: index of its document.
-        start: first character of its span.
-        end: character after its span.
-        slot_tokens: real tokens behind each of its J slots.
-    """
-
-    document: int
-    start: int
-    end: int
-    slot_tokens: tuple[int, ...]
 
 
 class Shard:
