@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from sedem.checkpoint import BACKBONE, EMBEDDED, locate, open_backbones
 from sedem.config import SedemConfig
 from sedem.evaluation.cost import PRESETS, shape_file
 from sedem.model import SeDeM
+from sedem.pretrained import empty_model
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 SEED = 0
@@ -49,7 +49,7 @@ def write_random_checkpoint(
 def _write_backbone(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
     # Drawn where they will run: drawing billions of numbers on a CPU takes minutes.
     with device:
-        model = AutoModelForCausalLM.from_config(shape_file(name), dtype=dtype)
+        model = empty_model(shape_file(name), dtype=dtype)
     model.save_pretrained(folder)
     for file in TOKENIZER:
         shutil.copy(locate(EMBEDDED) / BACKBONE / file, folder / file)
