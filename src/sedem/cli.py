@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from sedem import benching, inspecting, measuring, options, terminal
-from sedem.errors import SedemError
+from sedem.errors import BankError, SedemError
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -25,7 +26,7 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except SedemError as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {terminal.printable(str(error))}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -182,7 +183,8 @@ def bank_ls(bank: BankPath, as_json: Json = False) -> None:
         return
     for row in rows:
         typer.echo(
-            f"{row['characters']:>12,} characters {row['blocks']:>6} blocks  {row['document']}"
+            f"{row['characters']:>12,} characters {row['blocks']:>6} blocks  "
+            f"{terminal.printable(str(row['document']))}"
         )
 
 
@@ -197,7 +199,7 @@ def bank_show(bank: BankPath, as_json: Json = False) -> None:
         return
     for name, value in facts.items():
         shown = f"{value:,}" if isinstance(value, int) else value
-        typer.echo(f"{name.replace('_', ' '):<18} {shown}")
+        typer.echo(terminal.printable(f"{name.replace('_', ' '):<18} {shown}"))
 
 
 @bank_app.command("verify")
@@ -261,12 +263,26 @@ def _open_model(name: str, engine: str = "auto") -> SeDeM:
 
 
 def _model_of(bank: Path) -> str:
-    """The model that made a bank; the default for a bank that is yet to be made."""
+    """The model that made a bank; the default for a bank that is yet to be made.
+
+    A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
+
+    Raises:
+        BankError: the bank names another model.
+    """
     from sedem.bank import MemoryBank
+    from sedem.checkpoint import embedded
 
     if not bank.exists():
         return options.DEFAULT_MODEL
-    return str(MemoryBank.open(bank).made_by.get("model") or options.DEFAULT_MODEL)
+    claimed = str(MemoryBank.open(bank).made_by.get("model") or options.DEFAULT_MODEL)
+    # The folder, since one of the same name here would be opened in its place.
+    if (shipped := embedded(claimed)) is not None:
+        return str(shipped)
+    raise BankError(
+        f"bank '{bank}' says that it was built by model '{claimed}'; sedem follows a bank's word "
+        f"only for models that come with it; give -m {shlex.quote(claimed)} if you trust it"
+    )
 
 
 def _train(stage: str, config: Path, overrides: list[str] | None) -> None:
