@@ -192,6 +192,25 @@ def test_no_module_is_named_for_nothing() -> None:
 # What never occurs
 
 
+OPENERS = {"from_pretrained", "from_config"}
+
+
+def lacks_safe_options(call: ast.Call) -> Iterator[str]:
+    """Options that keep an opened backbone's code and pickles out, where a call leaves them out."""
+    owner, _, method = ast.unparse(call.func).rpartition(".")
+    kind = owner.rpartition(".")[2]
+    foreign = kind.startswith("Auto") or kind.startswith("Peft") or kind == "LoraConfig"
+    if not foreign or method not in OPENERS:
+        return
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    needed = {"trust_remote_code": "False"}
+    if method == "from_pretrained" and "Model" in kind:
+        needed["use_safetensors"] = "True"
+    for option, value in needed.items():
+        if given.get(option) != value:
+            yield f"line {call.lineno}: {kind}.{method} lacks {option}={value}"
+
+
 def forbidden(tree: ast.AST) -> Iterator[str]:
     """What can run foreign code or writes past the log."""
     for node in ast.walk(tree):
@@ -205,6 +224,7 @@ def forbidden(tree: ast.AST) -> Iterator[str]:
         called = ast.unparse(node.func)
         if called in {"print", "eval", "exec", "torch.load", "torch.save", "yaml.load"}:
             yield f"line {node.lineno}: calls {called}"
+        yield from lacks_safe_options(node)
         for keyword in node.keywords:
             if keyword.arg in {"trust_remote_code", "allow_pickle"} and not (
                 isinstance(keyword.value, ast.Constant) and keyword.value.value is False
@@ -225,6 +245,13 @@ def test_nothing_runs_foreign_code_or_prints(module: Module) -> None:
         "torch.load(path)",
         "print('done')",
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=False)",
+        "AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=safe)",
+        "AutoModel.from_pretrained(name, use_safetensors=True)",
+        "transformers.AutoModelForCausalLM.from_config(config)",
+        "AutoConfig.from_pretrained(name, revision=revision)",
+        "AutoTokenizer.from_pretrained(name)",
+        "PeftModel.from_pretrained(model, name)",
         "AutoModel.from_pretrained(name, trust_remote_code=flag)",
         "np.load(path, allow_pickle=True)",
         "eval('1')",
@@ -233,3 +260,24 @@ def test_nothing_runs_foreign_code_or_prints(module: Module) -> None:
 def test_what_is_forbidden_is_seen(source: str) -> None:
     assert list(forbidden(ast.parse(source)))
     assert not list(forbidden(ast.parse("model.fingerprint()\nmodel.eval()\nrun.print_all()")))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "AutoModel.from_pretrained(name, trust_remote_code=False, use_safetensors=True)",
+        "AutoModel.from_config(config, trust_remote_code=False)",
+        "AutoTokenizer.from_pretrained(name, trust_remote_code=False)",
+        "SeDeM.from_pretrained(name)",
+    ],
+)
+def test_what_opens_safely_is_allowed(source: str) -> None:
+    assert not list(forbidden(ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    "path", sorted((PACKAGE.parents[1] / "experiments").glob("*.py")), ids=lambda path: path.stem
+)
+def test_experiments_open_backbones_safely(path: Path) -> None:
+    calls = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Call)]
+    assert not [problem for call in calls for problem in lacks_safe_options(call)]

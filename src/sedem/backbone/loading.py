@@ -1,7 +1,12 @@
-"""Opening backbones: from a folder, in full or as int8 rows, or from the hub; do they suit?"""
+"""Opening backbones: from a folder, in full or as int8 rows, or from the hub; do they suit?
+
+Code that comes with a backbone never runs, and weights are read as safetensors only. Whatever opens
+a configuration, a tokenizer or a model goes through this module.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from sedem.backbone.decoder import ATTENTION, Backbone, check_family
@@ -22,6 +28,56 @@ from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weig
 from sedem.errors import CheckpointError, ConfigError
 
 INT8_FILE = "model.int8.safetensors"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTER_FILE = "adapter_config.json"
+
+
+def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
+    """Read the configuration of a backbone; no code that comes with it runs.
+
+    Args:
+        name: folder or hub id.
+        revision: hub revision.
+
+    Raises:
+        ConfigError: the backbone needs code of its own.
+        OSError: it cannot be found, as transformers puts it.
+        ValueError: transformers does not know its layout.
+    """
+    with _without_own_code(name):
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a backbone; no code that comes with it runs.
+
+    Args:
+        name: folder or hub id.
+        revision: hub revision.
+
+    Raises:
+        ConfigError: the tokenizer needs code of its own.
+        OSError: it cannot be found, as transformers puts it.
+        ValueError: its files do not make a tokenizer.
+    """
+    with _without_own_code(name):
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
+    """A model with fresh weights; no code that its configuration names runs.
+
+    Args:
+        config: its shape.
+        options: dtype and attn_implementation.
+
+    Raises:
+        ConfigError: the model needs code of its own.
+    """
+    with _without_own_code(config.name_or_path):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
 
 
 def open_backbone(
@@ -44,13 +100,14 @@ def open_backbone(
         attention: "sdpa" or "eager".
 
     Raises:
-        ConfigError: it cannot be found or its layout is not supported.
-        CheckpointError: its weights or its tokenizer are missing or damaged.
+        ConfigError: it cannot be found, its layout is not supported or it needs code of its own.
+        CheckpointError: its weights or its tokenizer are missing or damaged, or its weights are
+            not in safetensors format.
     """
     if attention not in ATTENTION:
         raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision)
+        config = read_config(name, revision)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         absent = "is neither a folder here nor to be had from the hub"
@@ -64,12 +121,12 @@ def open_backbone(
     else:
         model = _from_pretrained(name, revision, options)
     with _reading("tokenizer", name):
-        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+        tokenizer = read_tokenizer(name, revision)
     return Backbone(model.to(device), tokenizer, name, revision)
 
 
 def _from_int8(packed: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_config(config, **options)
+    model = empty_model(config, **options)
     weights = dequantize_int8(load_weights(packed), options["dtype"], str(packed))
     if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
@@ -79,10 +136,13 @@ def _from_int8(packed: Path, config: PretrainedConfig, options: dict[str, Any]) 
 
 
 def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -> PreTrainedModel:
-    with _reading("weights", name):
+    _check_files(name)
+    with _reading("weights", name), _without_own_code(name):
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
             revision=revision,
+            trust_remote_code=False,
+            use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # told of below, with both shapes
             **options,
@@ -101,11 +161,68 @@ def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -
     return model
 
 
+def _check_files(name: str) -> None:
+    """Refuse a folder whose weights are pickles, or that would load adapters unasked."""
+    folder = Path(name)
+    if (folder / ADAPTER_FILE).is_file():
+        raise CheckpointError(
+            f"backbone '{name}' holds adapters ({ADAPTER_FILE}); sedem needs plain weights: merge "
+            "them and save the model again"
+        )
+    if (folder / WEIGHTS_FILE).is_file():
+        return
+    if (folder / INDEX_FILE).is_file():
+        used = [file for file in _shards(name) if not file.endswith(".safetensors")]
+    else:
+        used = [file for file in PICKLES if (folder / file).is_file()]
+    if used:
+        raise _pickled(name, used[0])
+
+
+def _shards(name: str) -> list[str]:
+    """Files that the index of sharded weights names."""
+    try:
+        index = json.loads((Path(name) / INDEX_FILE).read_bytes())
+        return sorted({str(file) for file in index["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"the weights of backbone '{name}' cannot be read ({INDEX_FILE} is damaged); fetch it "
+            "again"
+        ) from None
+
+
+def _pickled(name: str, file: str) -> CheckpointError:
+    return CheckpointError(
+        f"the weights of backbone '{name}' are in pickle format ({file}), which can run code; "
+        "sedem reads safetensors only: convert them to safetensors, or give a backbone that has "
+        f"{WEIGHTS_FILE}"
+    )
+
+
+@contextmanager
+def _without_own_code(name: str) -> Iterator[None]:
+    """Tell in one sentence that a backbone needs code of its own.
+
+    transformers' message names the flag that would let it run.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(
+            f"backbone '{name}' wants to run its own code, which sedem never does; give one whose "
+            "layout and tokenizer transformers brings"
+        ) from None
+
+
 @contextmanager
 def _reading(what: str, name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
+        if "use_safetensors=True" in str(error):  # a repository on the hub that has none
+            raise _pickled(name, f"no {WEIGHTS_FILE}") from None
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
             f"the {what} of backbone '{name}' cannot be read ({reason}); fetch it again"

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
+from sedem.backbone.loading import empty_model
 from sedem.config import DEFAULT_MODEL, SedemConfig
 from sedem.evaluation.cost import PRESETS, shape_file
 from sedem.inference.checkpoint import BACKBONE, locate, open_backbones
@@ -49,7 +49,7 @@ def write_random_checkpoint(
 def _write_backbone(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
     # Drawn where they will run: drawing billions of numbers on a CPU takes minutes.
     with device:
-        model = AutoModelForCausalLM.from_config(shape_file(name), dtype=dtype)
+        model = empty_model(shape_file(name), dtype=dtype)
     model.save_pretrained(folder)
     for file in TOKENIZER:
         shutil.copy(locate(DEFAULT_MODEL) / BACKBONE / file, folder / file)

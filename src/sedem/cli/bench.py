@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sedem.cli import output as terminal
+from sedem.cli import output
 from sedem.cli.options import BudgetOption, EngineOption, Json, Model, budget
 from sedem.config import DEFAULT_MODEL
 
@@ -91,7 +91,7 @@ def bench(
     for note in notes(plan):
         typer.echo(f"note: {note}", err=True)
     disable_progress_bar()
-    with terminal.progress("measuring") as report_progress:
+    with output.progress("measuring") as report_progress:
         document = run_bench(plan, out, report_progress)
     if out is not None:
         from sedem.bench.plot import draw
@@ -105,4 +105,4 @@ def bench(
         return
     from sedem.bench.table import lines
 
-    terminal.print_columns(lines(document))
+    output.print_columns(lines(document))

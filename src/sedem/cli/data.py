@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sedem.cli import output as terminal
+from sedem.cli import output
 from sedem.cli.options import Json, OptionEntries, parse_options
 from sedem.errors import ConfigError
 
@@ -51,7 +51,7 @@ def inspect(
     from sedem.data.inspection import plot
 
     chosen = parse_options(options)
-    with terminal.progress("counting") as report_progress:
+    with output.progress("counting") as report_progress:
         if schema is None and _is_text(source):
             unused = {"split": split, "records": records, "option": chosen or None}
             for name, value in unused.items():

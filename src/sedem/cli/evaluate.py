@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem.cli import output as terminal
+from sedem.cli import output
 from sedem.cli.options import (
     BudgetOption,
     EngineOption,
@@ -99,7 +99,7 @@ def evaluate(
     from sedem.evaluation.registry import default_checkpoint
 
     disable_progress_bar()
-    with terminal.progress("answering") as report_progress:
+    with output.progress("answering") as report_progress:
         metrics = run_evaluation(
             str(context.info_name),
             data,
@@ -124,7 +124,7 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps(metrics))
         return
-    terminal.print_metrics(metrics)
+    output.print_metrics(metrics)
 
 
 @eval_app.command()
@@ -145,7 +145,7 @@ def report(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    terminal.print_report(result)
+    output.print_report(result)
 
 
 def cost(
@@ -169,6 +169,6 @@ def cost(
     if as_json:
         typer.echo(json.dumps(result))
     elif method:
-        terminal.print_baseline_cost(result)
+        output.print_baseline_cost(result)
     else:
-        terminal.print_cost(result)
+        output.print_cost(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sedem.cli import bench as benching
-from sedem.cli import data as inspecting
-from sedem.cli import evaluate as measuring
-from sedem.cli import options
-from sedem.cli import output as terminal
+from sedem.cli import bench, data, evaluate, options, output
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import SedemError
+from sedem.errors import BankError, SedemError
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
@@ -30,7 +27,7 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except SedemError as error:
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {output.printable(str(error))}", err=True)
             raise typer.Exit(1) from None
 
 
@@ -44,7 +41,7 @@ app = typer.Typer(
 )
 bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, take documents out.")
 train_app = typer.Typer(
-    cls=measuring.MethodOrVerb,
+    cls=evaluate.MethodOrVerb,
     no_args_is_help=True,
     rich_markup_mode=None,
     subcommand_metavar="stage1|stage2|METHOD ...",
@@ -52,8 +49,8 @@ train_app = typer.Typer(
 )
 app.add_typer(bank_app, name="bank")
 app.add_typer(train_app, name="train")
-app.add_typer(inspecting.data_app, name="data")
-app.add_typer(measuring.eval_app, name="eval")
+app.add_typer(data.data_app, name="data")
+app.add_typer(evaluate.eval_app, name="eval")
 
 BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
 Question = Annotated[
@@ -83,16 +80,16 @@ def demo(k: BudgetOption = None) -> None:
         type(document)(Path(document.name).name, document.text)
         for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
     ]
-    with terminal.progress("reading") as report_progress:
+    with output.progress("reading") as report_progress:
         bank = model.read(documents, progress=report_progress)
     typer.echo(
-        f"read {terminal.count(len(documents), 'document')}, "
+        f"read {output.count(len(documents), 'document')}, "
         f"{sum(len(d.text) for d in documents):,} characters, "
-        f"into {terminal.count(len(bank), 'block')}\n"
+        f"into {output.count(len(bank), 'block')}\n"
     )
     for question in QUESTIONS:
         typer.echo(f"? {question}")
-        terminal.print_answer(model, bank, question, options.budget(k))
+        output.print_answer(model, bank, question, options.budget(k))
     typer.echo("sedem-nano is a small model and often wrong; the spans it answered from are exact.")
 
 
@@ -126,7 +123,7 @@ def build(
     from sedem.inference.build import build_bank
 
     opened = _open_model(model or _model_of(bank))
-    with terminal.progress("reading") as report_progress:
+    with output.progress("reading") as report_progress:
         report = build_bank(
             opened,
             opened.engine,
@@ -139,8 +136,8 @@ def build(
         )
     typer.echo(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
-        f"the bank holds {terminal.count(report.documents, 'document')} "
-        f"in {terminal.count(report.blocks, 'block')}"
+        f"the bank holds {output.count(report.documents, 'document')} "
+        f"in {output.count(report.blocks, 'block')}"
     )
 
 
@@ -170,12 +167,12 @@ def ask(
     opened = MemoryBank.open(bank)
     answering = _open_model(model or _model_of(bank), engine)
     opened.check_made_by(answering.fingerprint())
-    for one in [question] if question is not None else terminal.questions_from_stdin():
+    for one in [question] if question is not None else output.questions_from_stdin():
         if as_json:
             answer = answering.answer(opened, one, k=budget, decoding=decoding)
             typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
         else:
-            terminal.print_answer(answering, opened, one, budget, decoding)
+            output.print_answer(answering, opened, one, budget, decoding)
 
 
 @bank_app.command("ls")
@@ -196,7 +193,8 @@ def bank_ls(bank: BankPath, as_json: Json = False) -> None:
         return
     for row in rows:
         typer.echo(
-            f"{row['characters']:>12,} characters {row['blocks']:>6} blocks  {row['document']}"
+            f"{row['characters']:>12,} characters {row['blocks']:>6} blocks  "
+            f"{output.printable(str(row['document']))}"
         )
 
 
@@ -211,7 +209,7 @@ def bank_show(bank: BankPath, as_json: Json = False) -> None:
         return
     for name, value in facts.items():
         shown = f"{value:,}" if isinstance(value, int) else value
-        typer.echo(f"{name.replace('_', ' '):<18} {shown}")
+        typer.echo(output.printable(f"{name.replace('_', ' '):<18} {shown}"))
 
 
 @bank_app.command("verify")
@@ -251,7 +249,7 @@ def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
     _train("stage2", config, overrides)
 
 
-@train_app.command(measuring.METHOD)
+@train_app.command(evaluate.METHOD)
 def train_method(context: typer.Context, config: RecipeOption, overrides: Overrides = None) -> None:
     """Train a baseline on text or on questions; a killed run goes on when started again."""
     from sedem.training.baseline import load_baseline_recipe, train_baseline
@@ -261,8 +259,8 @@ def train_method(context: typer.Context, config: RecipeOption, overrides: Overri
     typer.echo(str(train_baseline(recipe)))
 
 
-app.command()(measuring.cost)
-app.command()(benching.bench)
+app.command()(evaluate.cost)
+app.command()(bench.bench)
 
 
 def _open_model(name: str, engine: str = "auto") -> SeDeM:
@@ -275,12 +273,26 @@ def _open_model(name: str, engine: str = "auto") -> SeDeM:
 
 
 def _model_of(bank: Path) -> str:
-    """The model that made a bank; the default for a bank that is yet to be made."""
+    """The model that made a bank; the default for a bank that is yet to be made.
+
+    A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
+
+    Raises:
+        BankError: the bank names another model.
+    """
     from sedem.bank.memory_bank import MemoryBank
+    from sedem.inference.checkpoint import embedded
 
     if not bank.exists():
         return DEFAULT_MODEL
-    return str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
+    claimed = str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
+    # The folder, since one of the same name here would be opened in its place.
+    if (shipped := embedded(claimed)) is not None:
+        return str(shipped)
+    raise BankError(
+        f"bank '{bank}' says that it was built by model '{claimed}'; sedem follows a bank's word "
+        f"only for models that come with it; give -m {shlex.quote(claimed)} if you trust it"
+    )
 
 
 def _train(stage: str, config: Path, overrides: list[str] | None) -> None:

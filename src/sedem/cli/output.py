@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from sedem.types import Answer
 
 
+def printable(text: str) -> str:
+    """A text on one line, with escapes in place of what would steer the terminal.
+
+    Names of documents and models come with a bank, and anybody may have written it.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def print_answer(
     model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, decoding: Any = None
 ) -> None:
@@ -35,7 +43,7 @@ def print_sources(answer: Answer) -> None:
         snippet = " ".join(citation.text.split())
         shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
         score = "" if citation.score is None else f" ({citation.score:.1f})"
-        place = f"{citation.document}:{citation.start}-{citation.end}"
+        place = f"{printable(citation.document)}:{citation.start}-{citation.end}"
         typer.echo(f"  [{citation.rank}] {place}{score}  {shown}")
     for sentence in answer.cut:
         typer.echo(f"  note: {sentence}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
@@ -68,8 +68,9 @@ def embedded(name: str) -> Path | None:
         return None
     # Beside the package in an installed wheel, at the root of a source tree.
     for place in (package / "checkpoints", package.parents[1] / "checkpoints"):
-        if (place / name).is_dir():
-            return place / name
+        with suppress(OSError):  # a name that is too long for a file
+            if (place / name).is_dir():
+                return place / name
     return None
 
 

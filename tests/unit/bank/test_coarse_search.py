@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank import coarse_search as candidates
 from sedem.bank import blocks
+from sedem.bank import coarse_search as candidates
 from sedem.bank.coarse_search import pool_keys
 from sedem.bank.key_index import forget_keys, key_index, prepare, save_keys
 from sedem.inference.requests import Request, encode_questions, score_requests
