@@ -26,8 +26,8 @@ from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.bank.store import local as store
 from sedem.cli.main import app
+from sedem.evaluation.method import CONTROLS
 from sedem.evaluation.readers import Sedem
-from sedem.evaluation.registry import CONTROLS
 from sedem.inference import build
 
 RENT = "What is the rent?"
@@ -189,7 +189,7 @@ def test_help_names_every_verb_of_today() -> None:
 HELP_WITHOUT_TORCH = """
 import sys
 import sedem
-from sedem.cli import app
+from sedem.cli.main import app
 for words in (
     [], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["eval", "sedem"],
     ["eval", "report"], ["cost"], ["data", "inspect"],
@@ -209,7 +209,7 @@ def python(code: str, *arguments: object, **options: Any) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
 
-CALL = "from sedem.cli import app; app()"
+CALL = "from sedem.cli.main import app; app()"
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -310,18 +310,18 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
 def test_a_build_that_was_killed_goes_on(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, documents = SeDeM.read, ["lease.txt", "recipe.md", "note.txt"]
+    read, documents = build.read, ["lease.txt", "recipe.md", "note.txt"]
     Path("note.txt").write_text("The cellar key hangs behind the door.")
 
-    def killed(self: SeDeM, batch: list[Document], **options: Any) -> MemoryBank:
+    def killed(model: Any, engine: Any, batch: list[Document], **options: Any) -> MemoryBank:
         if batch[0].name == "recipe.md":
             raise KeyboardInterrupt
-        return read(self, batch, **options)
+        return read(model, engine, batch, **options)
 
     # Every document is a commit of its own.
     monkeypatch.setattr(build, "COMMIT", 1)
     with monkeypatch.context() as broken:
-        broken.setattr(SeDeM, "read", killed)
+        broken.setattr(build, "read", killed)
         assert sedem("build", "a.bank", *documents, "-m", TINY).exit_code != 0
     assert [d.name for d in MemoryBank.open("a.bank").documents] == documents[:1]
     assert succeeds("build", "a.bank", *documents).startswith(

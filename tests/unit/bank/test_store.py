@@ -235,9 +235,7 @@ def append_and_die(folder: Path, step: str) -> None:
 def children() -> Any:
     """Starts processes that have imported the store and done nothing else: safe to fork."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["sedem.bank.store.local", "sedem.bank.memory_bank", "pytest"]
-    )
+    context.set_forkserver_preload(["sedem.bank.store.local", "sedem.bank.memory_bank", "pytest"])
     return context
 
 
