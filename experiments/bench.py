@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.scales import RUNS, Scale
-from sedem.evaluation.methods import METHODS as EVERY
+from sedem.evaluation.registry import METHODS as EVERY
 
 CONTEXTS = {
     "smoke": (64,),

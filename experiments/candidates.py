@@ -22,13 +22,13 @@ from torch import Tensor
 
 from experiments.cells import RESULTS
 from sedem import MemoryBank, SeDeM
-from sedem.answering import encode_questions
-from sedem.candidates import pool_keys
-from sedem.data.catalog import open_examples
-from sedem.keys import key_parts, known_keys
-from sedem.packed import join
+from sedem.bank.coarse_search import pool_keys
+from sedem.bank.key_index import key_index, key_parts
+from sedem.bank.scores import key_scores
+from sedem.data.question_sets import open_examples
+from sedem.inference.requests import encode_questions
 from sedem.provenance import provenance
-from sedem.selector import key_scores
+from sedem.quantization import join
 
 GROUPS = (1, 2, 4, 8, 16)
 COUNTS = (32, 128, 512, 1024, 2048, 4096)
@@ -38,9 +38,9 @@ BUDGETS = (1, 2, 4, 10)
 @torch.no_grad()
 def measure(model: SeDeM, bank: MemoryBank, questions: Sequence[str]) -> dict[str, Any]:
     """Recall of the exact best K among the best C by pooled keys, for each G."""
-    hidden_BQE, mask_BQ = encode_questions(model, questions)
+    hidden_BQE, mask_BQ = encode_questions(model, model.engine, questions)
     query_BQRH = model.selector.queries(hidden_BQE)
-    keys, slots = known_keys(bank, model.selector), len(bank.blocks[0].slot_tokens)
+    keys, slots = key_index(bank, model.selector), len(bank.blocks[0].slot_tokens)
     exact, pooled = [], {groups: [] for groups in GROUPS}
     for indices, part in key_parts(bank, model.selector):
         padding_P = keys.padding_of(indices, slots)

@@ -16,8 +16,8 @@ from experiments.variants import (
     checkpoint,
     stage1_checkpoint,
 )
-from sedem.baselines.catalog import TRAINED
-from sedem.evaluation.methods import default_checkpoint
+from sedem.baselines.registry import TRAINED
+from sedem.evaluation.registry import default_checkpoint
 
 RESULTS = Path(__file__).parent / "results"
 SELECTING = ("sedem", "bm25", "rag")
@@ -183,7 +183,7 @@ def _rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 def _examples(cell: Cell, scale: Scale, data: Path) -> list[Any]:
-    from sedem.data.catalog import open_examples
+    from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
 
     questions = scale.sets[cell.questions]

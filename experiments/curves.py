@@ -8,7 +8,7 @@ from typing import Any
 from experiments import peers
 from experiments.scales import Scale
 from experiments.variants import main
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 
 STAGES = ("text", "questions")
 

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from sedem.data.articles import paragraphs, read_articles
+from sedem.data.custom_questions import to_entry
 from sedem.data.facts import generate
-from sedem.data.own import to_entry
 
 OUTPUT = Path(__file__).parent / "data" / "exact-facts-evaluation.jsonl.xz"
 EXAMPLES, FILLERS, SEED = 1000, 300, 0

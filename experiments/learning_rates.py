@@ -8,7 +8,7 @@ from experiments.scales import Scale
 from experiments.search import key
 from experiments.study import Number, Study, command
 from experiments.variants import main
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 
 
 def numbers(scale: Scale) -> list[Number]:

@@ -25,7 +25,7 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     from torch.utils.data import Subset
 
     from sedem import SeDeM
-    from sedem.data.text import Tokens, Windows
+    from sedem.data.windows import Tokens, Windows
     from sedem.evaluation.continuation import continuation_losses
     from sedem.provenance import provenance
 
@@ -115,7 +115,7 @@ def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
 
     from sedem.baselines.icae import ICAE
     from sedem.evaluation.rank import normalized_effective_rank
-    from sedem.prompts import context_prompt
+    from sedem.inference.prompts import context_prompt
     from sedem.provenance import provenance
 
     reader = ICAE.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()

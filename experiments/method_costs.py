@@ -7,8 +7,8 @@ from experiments.cells import SELECTING, Cell
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
 from experiments.variants import equal_budget, main
-from sedem.baselines.catalog import TRAINED
-from sedem.evaluation.methods import METHODS
+from sedem.baselines.registry import TRAINED
+from sedem.evaluation.registry import METHODS
 
 SET = "hotpotqa"
 RECALL = "recall@2"

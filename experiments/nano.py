@@ -141,15 +141,15 @@ def _answers(
 def _block_recall(questions: Questions, data: Path, model: str) -> dict[str, Any]:
     """BM25 over the very blocks that the selector chooses among."""
     from sedem import SeDeM
+    from sedem.bank.blocks import BlockRow
     from sedem.baselines.bm25 import bm25_scores, index_texts
-    from sedem.contracts import Document
     from sedem.data import labels
-    from sedem.data.catalog import open_examples
+    from sedem.data.question_sets import open_examples
     from sedem.evaluation.metrics import recall_at, summarize
     from sedem.evaluation.run import sample
+    from sedem.method.segments import segment_text
     from sedem.provenance import provenance
-    from sedem.segment import segment_text
-    from sedem.shard import BlockRow
+    from sedem.types import Document
 
     opened = SeDeM.from_pretrained(model)
     options = {"seed": 0} if questions.schema == "squad" else {}

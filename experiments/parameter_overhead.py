@@ -7,7 +7,7 @@ from experiments.cells import Cell
 from experiments.peers import PEERS
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
-from sedem.evaluation.methods import METHODS
+from sedem.evaluation.registry import METHODS
 
 BACKBONES = {"Llama-3.2-1B-Base": "llama-3.2-1b", "Llama-3.2-3B-Base": "llama-3.2-3b"}
 

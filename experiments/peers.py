@@ -7,8 +7,8 @@ from typing import Any
 from experiments.cells import Cell
 from experiments.scales import Scale
 from experiments.variants import Variant
-from sedem.baselines.catalog import TRAINED
-from sedem.evaluation.methods import METHODS
+from sedem.baselines.registry import TRAINED
+from sedem.evaluation.registry import METHODS
 
 PEERS = {
     "Backbone (Frozen)": "full-context",

@@ -165,10 +165,11 @@ def tiny_backbone() -> Path:
     if (folder / "model.safetensors").is_file():
         return folder
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from sedem.backbone.loading import empty_model, read_config
 
     own = SHIPPED / "backbone"
-    config = AutoConfig.from_pretrained(own)
+    config = read_config(str(own))
     config.update(
         {
             "hidden_size": 32,
@@ -180,7 +181,7 @@ def tiny_backbone() -> Path:
         }
     )
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    model = empty_model(config)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(own / name, folder / name)

@@ -8,7 +8,7 @@ from experiments import peers
 from experiments.scales import Scale
 from experiments.study import Number, Study, command
 from experiments.variants import main
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 
 SETS = ("hotpotqa", "2wiki")
 

@@ -18,12 +18,12 @@ import typer
 from torch import Tensor
 
 from experiments.scales import RUNS, SHIPPED
-from sedem.backbone import Backbone
-from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import default_checkpoint
-from sedem.pretrained import open_backbone
+from sedem.evaluation.registry import default_checkpoint
 
 RANK = 8
 NAMED_BACKBONE = "sedem-nano/backbone"

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.backbone import FAMILIES, Backbone
-from sedem.pretrained import open_backbone
+from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.backbone.loading import open_backbone
 
 START, END = "<start>", "<end>"
 WIDTH, DEPTH, POSITIONS = 32, 4, 512

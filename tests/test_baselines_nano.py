@@ -13,12 +13,12 @@ from unit.baselines.conftest import make
 
 from experiments.shipping import shrunk
 from sedem import Document
-from sedem.baselines.catalog import TRAINED
-from sedem.checkpoint import locate
-from sedem.cli import app
+from sedem.backbone.loading import open_backbone
+from sedem.baselines.registry import TRAINED
+from sedem.cli.main import app
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import METHODS, default_checkpoint
-from sedem.pretrained import open_backbone
+from sedem.evaluation.registry import METHODS, default_checkpoint
+from sedem.inference.checkpoint import locate
 
 SQUAD = Path(__file__).parent / "fixtures" / "squad.json"
 

@@ -14,7 +14,7 @@ from conftest import LEASE, RECIPE
 from typer.testing import CliRunner
 
 from experiments import nano
-from sedem.cli import app
+from sedem.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -20,7 +20,7 @@ from experiments.scales import NANO, PAPER, ROOT, SMOKE
 from experiments.search import best, search
 from experiments.study import NOT_RUN, Number, Study, fill
 from experiments.variants import Variant, main, supervision
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.run import Stage2Recipe

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
-from sedem.checkpoint import locate
-from sedem.cli import app
+from sedem.cli.main import app
 from sedem.demo import DOCUMENTS, QUESTIONS
+from sedem.inference.checkpoint import locate
 
 SOURCES = {
     "Who founded the Eastman Kodak Company?": ("george-eastman.txt", "Eastman Kodak Company"),

@@ -22,23 +22,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sedem.bank import MemoryBank as MemoryBank
+    from sedem.bank.memory_bank import MemoryBank as MemoryBank
     from sedem.config import SedemConfig as SedemConfig
-    from sedem.contracts import Answer as Answer
-    from sedem.contracts import Citation as Citation
-    from sedem.contracts import Document as Document
-    from sedem.contracts import Reader as Reader
     from sedem.errors import SedemError as SedemError
-    from sedem.generation import Decoding as Decoding
+    from sedem.inference.generation import Decoding as Decoding
     from sedem.model import SeDeM as SeDeM
+    from sedem.types import Answer as Answer
+    from sedem.types import Citation as Citation
+    from sedem.types import Document as Document
+    from sedem.types import Reader as Reader
 
 _HOMES = {
-    "Answer": "contracts",
-    "Citation": "contracts",
-    "Decoding": "generation",
-    "Document": "contracts",
-    "MemoryBank": "bank",
-    "Reader": "contracts",
+    "Answer": "types",
+    "Citation": "types",
+    "Decoding": "inference.generation",
+    "Document": "types",
+    "MemoryBank": "bank.memory_bank",
+    "Reader": "types",
     "SeDeM": "model",
     "SedemConfig": "config",
     "SedemError": "errors",

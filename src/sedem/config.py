@@ -18,6 +18,8 @@ StartPlacement = Literal["front", "between"]
 BlockOrder = Literal["document", "score"]
 
 CONFIG_FILE = "config.json"
+DEFAULT_MODEL = "sedem-nano"
+"""The checkpoint that sedem ships."""
 
 Kind = TypeVar("Kind")
 

@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import torch
 from huggingface_hub import HfApi
-from torch import Tensor, nn
+from torch import Tensor
 
-from sedem import checkpoint
-from sedem.answering import AnswerStream, Request, encode_questions, respond
-from sedem.backbone import Backbone
-from sedem.bank import MemoryBank
-from sedem.compressor import build_compressor
+from sedem.backbone.decoder import Backbone
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.search import score_questions
 from sedem.config import SedemConfig
-from sedem.contracts import Answer, Document
-from sedem.decompressor import build_decompressor
-from sedem.eager import Eager
-from sedem.encoder import LayerMixture
-from sedem.engine import Engine, open_engine
+from sedem.engine.eager import Eager
+from sedem.engine.interface import Engine
+from sedem.engine.open import open_engine
 from sedem.errors import ConfigError
-from sedem.generation import Decoding
-from sedem.pretrained import check_layers
-from sedem.reading import Progress, read
-from sedem.scoring import score_questions
-from sedem.selector import Budget, build_selector
+from sedem.inference import checkpoint
+from sedem.inference.answer import AnswerStream, respond
+from sedem.inference.generation import Decoding
+from sedem.inference.read import Progress, read
+from sedem.inference.requests import Request, encode_questions
+from sedem.method.modules import SedemModules
+from sedem.method.selector import Budget
+from sedem.types import Answer, Document
 
 GREEDY = Decoding()
 
 
-class SeDeM(nn.Module):
+class SeDeM(SedemModules):
     """Selective decompression of hidden-state memories.
-
-    The trained parts are kept in float32 whatever the backbones' type, so that a bank's fingerprint
-    does not depend on the machine.
 
     Args:
         config: the shape.
@@ -59,37 +53,10 @@ class SeDeM(nn.Module):
         name: str = "sedem",
         source: str | None = None,
     ) -> None:
-        super().__init__()
-        check_layers(config, encoder, decoder)
-        self.config = config
+        super().__init__(config, encoder, decoder)
         self.name = name
         self.source = source
-        self.encoder = encoder
-        self.decoder = decoder
-        self.mixture = LayerMixture(
-            len(config.extract_layers), learned=config.layer_mixing == "learned"
-        )
-        self.compressor = build_compressor(config, encoder.width, decoder.width)
-        self.selector = build_selector(config, encoder.width, decoder.width)
-        self.decompressor = build_decompressor(config, decoder.width)
         self.engine: Engine = Eager(self)
-        self._digest: tuple[tuple[int, ...], str] | None = None
-
-    @property
-    def device(self) -> torch.device:
-        """Where the decoder is."""
-        return self.decoder.device
-
-    def parts(self) -> nn.ModuleDict:
-        """What is trained beside the adapters, and what sedem.safetensors holds."""
-        return nn.ModuleDict(
-            {
-                "mixture": self.mixture,
-                "compressor": self.compressor,
-                "selector": self.selector,
-                "decompressor": self.decompressor,
-            }
-        )
 
     # Reading
 
@@ -105,33 +72,7 @@ class SeDeM(nn.Module):
         Raises:
             DataError: there are none, two have one name, or one has no tokens.
         """
-        return read(self, documents, progress)
-
-    def fingerprint(self) -> str:
-        """What memory depends on, as a hash: encoder, tokenizer, layers, T, C, N_B, compressor."""
-        writers = [self.mixture, self.compressor]
-        tensors = [t for part in writers for t in part.state_dict(keep_vars=True).values()]
-        state = tuple(value for t in tensors for value in (t.data_ptr(), t._version))
-        if self._digest is None or self._digest[0] != state:
-            digest = hashlib.sha256(json.dumps(self.made_by(), sort_keys=True).encode())
-            digest.update(self.encoder.digest.encode())
-            for tensor in tensors:
-                digest.update(_bytes(tensor))
-            self._digest = (state, digest.hexdigest())
-        return self._digest[1]
-
-    def made_by(self) -> dict[str, Any]:
-        """The settings that memory depends on, for people."""
-        config = self.config
-        return {
-            "extract_layers": list(config.extract_layers),
-            "segment_length": config.segment_length,
-            **({"segment_shift": config.segment_shift} if config.segment_shift else {}),
-            "compression": config.compression,
-            "block_slots": config.slots_per_block,
-            "compressor": config.compressor,
-            "width": self.decoder.width,
-        }
+        return read(self, self.engine, documents, source=self.source, progress=progress)
 
     # Answering
 
@@ -185,9 +126,9 @@ class SeDeM(nn.Module):
         requests = [Request(memory, one, k, blocks) for one in question]
         return [
             answer
-            for start in range(0, len(requests), self.engine.batch)
+            for start in range(0, len(requests), self.engine.batch_size)
             for answer in self.answer_requests(
-                requests[start : start + self.engine.batch], decoding
+                requests[start : start + self.engine.batch_size], decoding
             )
         ]
 
@@ -195,7 +136,7 @@ class SeDeM(nn.Module):
         self, requests: Sequence[Request], decoding: Decoding = GREEDY
     ) -> list[Answer]:
         """Answer questions as one batch; banks, K and prompt lengths may differ."""
-        answering = respond(self, requests, decoding)
+        answering = respond(self, self.engine, requests, decoding, self.name)
         while True:
             try:
                 next(answering)
@@ -215,12 +156,14 @@ class SeDeM(nn.Module):
         Returns:
             An iterator of text; when it is exhausted its `answer` is what `answer()` returns.
         """
-        return AnswerStream(respond(self, [Request(memory, question, k)], decoding))
+        requests = [Request(memory, question, k)]
+        return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
     def scores(self, memory: MemoryBank, question: str) -> Tensor:
         """The selector's score of every block `[N]` for one question, in fp32."""
         memory.check_made_by(self.fingerprint())
-        return score_questions(self, memory, *encode_questions(self, [question]))[0].cpu()
+        states = encode_questions(self, self.engine, [question])
+        return score_questions(self.selector, memory, *states)[0].cpu()
 
     # Checkpoints
 
@@ -325,7 +268,3 @@ class SeDeM(nn.Module):
                 repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
             )
         return str(commit.commit_url)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

@@ -22,13 +22,16 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from sedem import Document, MemoryBank, SeDeM, SedemConfig, building, store
-from sedem.cli import app
-from sedem.evaluation.methods import CONTROLS
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.bank.store import local as store
+from sedem.cli.main import app
+from sedem.evaluation.method import CONTROLS
 from sedem.evaluation.readers import Sedem
-from sedem.pretrained import open_backbone
+from sedem.inference import build
 
 RENT = "What is the rent?"
+TINY = "tiny"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
     "conditioning", "stored_bytes", "context_tokens",
 }  # fmt: skip
@@ -110,9 +113,10 @@ def trained(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two text files, to be in."""
+def here(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two text files, to be in; "tiny" is a checkpoint that ships with sedem."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sedem.inference.checkpoint.embedded", {TINY: checkpoint}.get)
     Path("lease.txt").write_text(LEASE, encoding="utf-8")
     Path("recipe.md").write_text(RECIPE, encoding="utf-8")
     return tmp_path
@@ -121,7 +125,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def bank(here: Path, checkpoint: Path) -> Path:
     """A bank of both files."""
-    succeeds("build", "both.bank", "lease.txt", "recipe.md", "-m", checkpoint)
+    succeeds("build", "both.bank", "lease.txt", "recipe.md", "-m", TINY)
     return Path("both.bank")
 
 
@@ -185,7 +189,7 @@ def test_help_names_every_verb_of_today() -> None:
 HELP_WITHOUT_TORCH = """
 import sys
 import sedem
-from sedem.cli import app
+from sedem.cli.main import app
 for words in (
     [], ["build"], ["ask"], ["bank", "rm"], ["train", "stage1"], ["eval"], ["eval", "sedem"],
     ["eval", "report"], ["cost"], ["data", "inspect"],
@@ -205,7 +209,7 @@ def python(code: str, *arguments: object, **options: Any) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
 
-CALL = "from sedem.cli import app; app()"
+CALL = "from sedem.cli.main import app; app()"
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -253,7 +257,7 @@ def test_building_says_what_it_did_and_shows_progress_only_on_stderr(
     here: Path, checkpoint: Path
 ) -> None:
     def build(*files: str, reads: bool = True) -> str:
-        result = sedem("build", "a.bank", *files, "-m", checkpoint)
+        result = sedem("build", "a.bank", *files, "-m", TINY)
         assert result.exit_code == 0
         assert ("reading" in result.stderr) == reads
         return str(result.stdout)
@@ -278,8 +282,8 @@ def test_building_says_what_it_did_and_shows_progress_only_on_stderr(
 def test_building_from_parts_of_a_bank_equals_building_at_once(
     here: Path, checkpoint: Path
 ) -> None:
-    succeeds("build", "once.bank", "lease.txt", "recipe.md", "-m", checkpoint)
-    succeeds("build", "twice.bank", "lease.txt", "-m", checkpoint)
+    succeeds("build", "once.bank", "lease.txt", "recipe.md", "-m", TINY)
+    succeeds("build", "twice.bank", "lease.txt", "-m", TINY)
     succeeds("build", "twice.bank", "recipe.md")
     once, twice = MemoryBank.open("once.bank"), MemoryBank.open("twice.bank")
     assert (once.documents, once.blocks) == (twice.documents, twice.blocks)
@@ -289,8 +293,8 @@ def test_building_from_parts_of_a_bank_equals_building_at_once(
 def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
     here: Path, checkpoint: Path
 ) -> None:
-    succeeds("build", "a.bank", "lease.txt", "-m", checkpoint)
-    succeeds("build", "b.bank", "lease.txt", "-m", checkpoint, "--dtype", "int8")
+    succeeds("build", "a.bank", "lease.txt", "-m", TINY)
+    succeeds("build", "b.bank", "lease.txt", "-m", TINY, "--dtype", "int8")
     succeeds("build", "b.bank", "recipe.md", "--keys", "fp8")
     plain, packed = (prints_json("bank", "show", name, "--json") for name in ("a.bank", "b.bank"))
     assert (plain["dtype"], packed["dtype"]) == ("bfloat16", "int8")
@@ -306,19 +310,19 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
 def test_a_build_that_was_killed_goes_on(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, documents = SeDeM.read, ["lease.txt", "recipe.md", "note.txt"]
+    read, documents = build.read, ["lease.txt", "recipe.md", "note.txt"]
     Path("note.txt").write_text("The cellar key hangs behind the door.")
 
-    def killed(self: SeDeM, batch: list[Document], **options: Any) -> MemoryBank:
+    def killed(model: Any, engine: Any, batch: list[Document], **options: Any) -> MemoryBank:
         if batch[0].name == "recipe.md":
             raise KeyboardInterrupt
-        return read(self, batch, **options)
+        return read(model, engine, batch, **options)
 
     # Every document is a commit of its own.
-    monkeypatch.setattr(building, "COMMIT", 1)
+    monkeypatch.setattr(build, "COMMIT", 1)
     with monkeypatch.context() as broken:
-        broken.setattr(SeDeM, "read", killed)
-        assert sedem("build", "a.bank", *documents, "-m", checkpoint).exit_code != 0
+        broken.setattr(build, "read", killed)
+        assert sedem("build", "a.bank", *documents, "-m", TINY).exit_code != 0
     assert [d.name for d in MemoryBank.open("a.bank").documents] == documents[:1]
     assert succeeds("build", "a.bank", *documents).startswith(
         "a.bank: 2 added, 0 replaced, 1 unchanged; the bank holds 3 documents"
@@ -328,11 +332,13 @@ def test_a_build_that_was_killed_goes_on(
 def test_progress_of_a_build_counts_all_characters_and_never_goes_back(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "COMMIT", 300)
+    monkeypatch.setattr(build, "COMMIT", 300)
     seen: list[tuple[int, int]] = []
     documents = [Document("lease.txt", LEASE), Document("long.txt", LEASE * 5)]
-    building.build_bank(
-        SeDeM.from_pretrained(checkpoint),
+    model = SeDeM.from_pretrained(checkpoint)
+    build.build_bank(
+        model,
+        model.engine,
         tmp_path / "a.bank",
         documents,
         lambda done, total: seen.append((done, total)),
@@ -361,7 +367,7 @@ def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
 ) -> None:
     content, words = BAD_FILES[name]
     Path(name).write_bytes(content)
-    refused("build", "a.bank", "lease.txt", name, "-m", checkpoint, words=words)
+    refused("build", "a.bank", "lease.txt", name, "-m", TINY, words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
 
 
@@ -401,7 +407,7 @@ def test_folders_missing_files_and_repeated_ones_are_refused(here: Path, checkpo
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "cp1252"])
 def test_a_named_encoding_is_used(encoding: str, here: Path, checkpoint: Path) -> None:
     Path("cafe.txt").write_bytes("Café in Görlitz".encode(encoding))
-    succeeds("build", "a.bank", "cafe.txt", "--encoding", encoding, "-m", checkpoint)
+    succeeds("build", "a.bank", "cafe.txt", "--encoding", encoding, "-m", TINY)
     assert MemoryBank.open("a.bank").documents == [Document("cafe.txt", "Café in Görlitz")]
 
 
@@ -418,7 +424,7 @@ def test_a_file_whose_name_is_no_text_is_refused(here: Path, checkpoint: Path) -
 
 def test_a_byte_order_mark_is_no_text(here: Path, checkpoint: Path) -> None:
     Path("mark.txt").write_bytes(b"\xef\xbb\xbfText.")
-    succeeds("build", "a.bank", "mark.txt", "-m", checkpoint)
+    succeeds("build", "a.bank", "mark.txt", "-m", TINY)
     assert MemoryBank.open("a.bank").documents[0].text == "Text."
 
 
@@ -557,7 +563,7 @@ def test_a_k_beyond_the_bank_is_the_whole_bank(bank: Path) -> None:
 
 def test_a_k_whose_states_do_not_fit_is_refused_with_numbers(here: Path, checkpoint: Path) -> None:
     Path("long.txt").write_text(LEASE * 3)
-    succeeds("build", "long.bank", "long.txt", "-m", checkpoint)
+    succeeds("build", "long.bank", "long.txt", "-m", TINY)
     words = rf"{3 * len(LEASE):,} selected states, .* positions, the decoder has {POSITIONS}; use k"
     for k in (10**9, "all"):
         refused("ask", "long.bank", RENT, "-k", k, words=rf"{words} of at most \d+")
@@ -582,18 +588,20 @@ def test_a_question_of_no_or_too_many_tokens_is_refused(
 # Banks
 
 
-def test_a_bank_finds_its_model_from_any_folder(
+def test_a_bank_names_its_model_from_any_folder(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(checkpoint, "model")
     succeeds("build", "a.bank", "lease.txt", "-m", "model")
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert prints_json("ask", "../a.bank", RENT, "--json")["model"] == "model"
-    succeeds("build", "../a.bank", "../recipe.md")
+    model = here / "model"
+    refused("ask", "../a.bank", RENT, words=f"by model '{model}'; .* give -m {model} if you trust")
+    assert prints_json("ask", "../a.bank", RENT, "--json", "-m", model)["model"] == "model"
+    succeeds("build", "../a.bank", "../recipe.md", "-m", model)
 
 
-def test_a_bank_is_listed_shown_and_reduced(bank: Path, checkpoint: Path) -> None:
+def test_a_bank_is_listed_shown_and_reduced(bank: Path) -> None:
     assert prints_json("bank", "ls", bank, "--json") == [
         {"document": "lease.txt", "characters": len(LEASE), "blocks": 17},
         {"document": "recipe.md", "characters": len(RECIPE), "blocks": 12},
@@ -605,7 +613,7 @@ def test_a_bank_is_listed_shown_and_reduced(bank: Path, checkpoint: Path) -> Non
     assert facts["blocks"] == 29
     assert facts["tokens"] == len(LEASE) + len(RECIPE.encode())
     assert facts["fingerprint"] == MemoryBank.open(bank).fingerprint
-    assert facts["model"] == str(checkpoint)
+    assert facts["model"] == TINY
     shown = succeeds("bank", "show", bank)
     assert all(name.replace("_", " ") in shown for name in facts)
     assert succeeds("bank", "rm", bank, "lease.txt") == "both.bank: removed 'lease.txt'\n"

@@ -14,13 +14,13 @@ from conftest import LEASE, POSITIONS, RECIPE
 from tokenizers import normalizers
 
 from sedem import Answer, Decoding, Document, MemoryBank, Reader, SeDeM, SedemConfig
-from sedem.answering import Request, choose
-from sedem.backbone import Backbone
-from sedem.bank import InMemory
+from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import InMemory
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.errors import BankError, ConfigError, DataError
-from sedem.packed import Packed
+from sedem.inference.requests import Request, choose
+from sedem.quantization import Quantized
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -157,7 +157,7 @@ def test_slots_behind_no_text_are_neither_scored_nor_answered_from(model: SeDeM)
     # One question after another would find itself in such a slot.
     noise = torch.randn(int(padding.sum()), memory.shape[-1], generator=torch.manual_seed(2))
     memory[padding] = noise.to(memory.dtype)
-    noisy = replace(bank, pieces=[InMemory(Packed(memory))], places=[])
+    noisy = replace(bank, pieces=[InMemory(Quantized(memory))], places=[])
     for question in QUESTIONS:
         assert torch.equal(model.scores(noisy, question), model.scores(bank, question))
         one, other = (model.answer(b, question, k="all", decoding=SHORT) for b in (bank, noisy))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.data import own
+from sedem.data import custom_questions as own
 from sedem.data.examples import Evidence, Example
 from sedem.training.recipe import DataSource, Optimization, Run, TextSource
 from sedem.training.run import (

@@ -12,10 +12,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Cache, DynamicCache
 
-from sedem.backbone import FAMILIES, Backbone
+from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload, cost, layer_flops
-from sedem.pretrained import open_backbone
 
 PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
 WIDTHS = {"llama-3.2-1b": 2048, "llama-3.2-3b": 3072}

@@ -10,13 +10,13 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.answering import Request, choose, start_of
-from sedem.backbone import FAMILIES
-from sedem.encoder import encode
-from sedem.engine import open_engine
-from sedem.lane import Start
-from sedem.pretrained import open_backbone
-from sedem.prompts import question_ids
+from sedem.backbone.decoder import FAMILIES
+from sedem.backbone.loading import open_backbone
+from sedem.engine.interface import Start
+from sedem.engine.open import open_engine
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, choose, start_of
+from sedem.method.encoder import encode
 
 WINDOW = 6
 KINDS: list[tuple[str, dict[str, object]]] = [

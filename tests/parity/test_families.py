@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem.backbone import ATTENTION, Backbone
+from sedem.backbone.decoder import ATTENTION, Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.config import StartPlacement
-from sedem.encoder import encode, states_at
-from sedem.injection import Prefilled, Stream, prefill, step
-from sedem.pretrained import open_backbone
+from sedem.method.encoder import encode, states_at
+from sedem.method.injection import Prefilled, Stream, prefill, step
 
 PLACEMENTS: tuple[StartPlacement, ...] = ("front", "between")
 WINDOW = 6
@@ -120,7 +120,7 @@ def test_ranges_of_layers_join_to_the_whole(opened: Backbone) -> None:
 
 def test_encoder_states_are_hidden_states_behind_a_start_token(opened: Backbone) -> None:
     ids = random_ids(2, 11)
-    with_start = torch.cat([torch.full((2, 1), opened.start_id), ids], dim=1)
+    with_start = torch.cat([torch.full((2, 1), opened.bos_token_id), ids], dim=1)
     states = opened.model(with_start, output_hidden_states=True).hidden_states
     for layer in range(opened.depth):
         assert torch.equal(states_at(opened, ids, [layer])[layer], states[layer])
@@ -161,7 +161,7 @@ def test_two_depths_without_memory_equal_the_full_forward(
 def test_raw_embeddings_at_depth_zero_equal_the_concatenation(
     opened: Backbone, placement: StartPlacement
 ) -> None:
-    start, question, context = [opened.start_id], QUESTION, CONTEXT
+    start, question, context = [opened.bos_token_id], QUESTION, CONTEXT
     order = start + context + question if placement == "front" else context + start + question
     expected = opened.model(torch.tensor([order])).logits
     memory = opened.embed(torch.tensor([context]))
@@ -186,7 +186,7 @@ def two_depth_reference(
     Returns:
         The context's states after `inject` layers, and all states after the last layer.
     """
-    order = [backbone.start_id, *context, *question]
+    order = [backbone.bos_token_id, *context, *question]
     is_context = [0 < at <= len(context) for at in range(len(order))]
     config = backbone.model.config
     decoder = backbone.model.get_decoder()
@@ -219,7 +219,7 @@ def check_true_states(backbone: Backbone, inject: int) -> None:
     """Inject the context's true states and compare with the reference, one token at a time too."""
     memory, expected = two_depth_reference(backbone, inject, CONTEXT, QUESTION)
     before, count = 3, len(CONTEXT)
-    start = [backbone.start_id]
+    start = [backbone.bos_token_id]
     result = filled(backbone, inject, torch.tensor([start + QUESTION]), memory)
     close(result.prefix, expected[:, [0, *range(1 + count, expected.shape[1])]])
     close(result.restored, expected[:, 1 : 1 + count])
@@ -240,7 +240,7 @@ def test_true_states_equal_the_forward_in_which_lower_layers_see_the_question_al
 
 def test_the_reference_at_depth_zero_is_the_full_forward(opened: Backbone) -> None:
     _, hidden = two_depth_reference(opened, 0, CONTEXT, QUESTION)
-    order = [opened.start_id, *CONTEXT, *QUESTION]
+    order = [opened.bos_token_id, *CONTEXT, *QUESTION]
     close(opened.logits(hidden), opened.model(torch.tensor([order])).logits)
 
 
@@ -252,7 +252,7 @@ def test_the_reference_at_depth_zero_is_the_full_forward(opened: Backbone) -> No
 def test_cached_decoding_equals_running_again_from_scratch(
     opened: Backbone, inject: int, placement: StartPlacement
 ) -> None:
-    ids = torch.tensor([[opened.start_id, *QUESTION, 33, 44, 55]])
+    ids = torch.tensor([[opened.bos_token_id, *QUESTION, 33, 44, 55]])
     memory = random_states(opened, 5)
     stream = filled(opened, inject, ids[:, :4], memory, placement, DynamicCache()).stream
     assert stream is not None
@@ -280,7 +280,7 @@ def padded_batch(
     restored = torch.full((len(ROWS), most, backbone.width), 50.0)
     restored_valid = torch.zeros(len(ROWS), most, dtype=torch.bool)
     for row, (question, count) in enumerate(ROWS):
-        ids[row, longest - 1 - len(question) :] = torch.tensor([backbone.start_id, *question])
+        ids[row, longest - 1 - len(question) :] = torch.tensor([backbone.bos_token_id, *question])
         valid[row, longest - 1 - len(question) :] = True
         restored[row, :count] = memories[row][0]
         restored_valid[row, :count] = True
@@ -302,7 +302,7 @@ def check_rows_of_a_batch(backbone: Backbone, inject: int, placement: StartPlace
     assert together.stream is not None
     alone: list[Stream] = []
     for row, (question, count) in enumerate(ROWS):
-        ids = torch.tensor([[backbone.start_id, *question]])
+        ids = torch.tensor([[backbone.bos_token_id, *question]])
         result = filled(backbone, inject, ids, memories[row], placement, DynamicCache())
         close(together.prefix[row, -ids.shape[1] :], result.prefix[0])
         close(together.restored[row, :count], result.restored[0])
@@ -337,7 +337,7 @@ def test_shifting_the_stream_of_positions_does_not_change_lower_layers(opened: B
 
 
 def test_memory_in_front_shifts_the_lower_layers_without_changing_them(opened: Backbone) -> None:
-    ids = torch.tensor([[opened.start_id, *QUESTION]])
+    ids = torch.tensor([[opened.bos_token_id, *QUESTION]])
     values = []
     for count in (0, 40):
         memory = random_states(opened, count)
@@ -388,7 +388,7 @@ def test_windowed_decoding_equals_hugging_face_beyond_the_window(windowed: Backb
 def test_windowed_raw_embeddings_at_depth_zero_equal_the_concatenation(
     windowed: Backbone, placement: StartPlacement
 ) -> None:
-    start = [windowed.start_id]
+    start = [windowed.bos_token_id]
     order = start + CONTEXT + QUESTION if placement == "front" else CONTEXT + start + QUESTION
     expected = windowed.model(torch.tensor([order])).logits[:, -len(QUESTION) :]
     memory = windowed.embed(torch.tensor([CONTEXT]))
@@ -418,7 +418,7 @@ def test_windowed_attention_of_both_kinds_agrees(windowed_folder: str, inject: i
     results = []
     for attention in ATTENTION:
         backbone = open_backbone(windowed_folder, attention=attention)
-        ids = torch.tensor([[backbone.start_id, 50, 60]])
+        ids = torch.tensor([[backbone.bos_token_id, 50, 60]])
         results.append(filled(backbone, inject, ids, random_states(backbone, 20)).prefix)
     close(*results)
 

@@ -30,16 +30,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
-from sedem.attention import KeyAxis
-from sedem.backbone import Backbone
-from sedem.baselines.held import Held
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import Begun, Remembered, own_generator
+from sedem.baselines.reindexed_cache import Held
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begun, padded_left
+from sedem.baselines.soft_prompt import begun, padded_left
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.injection import Stream
-from sedem.losses import next_token_loss
+from sedem.method.injection import Stream
+from sedem.method.losses import next_token_loss
 
 OWN = ("q", "k", "v")
 """Projections that a beacon token has of its own."""
@@ -101,7 +101,7 @@ class ActivationBeacon(TrainedReader):
 
     def __init__(self, config: BeaconConfig, backbone: Backbone) -> None:
         super().__init__(config, backbone)
-        end = torch.tensor([backbone.end_id], device=backbone.device)
+        end = torch.tensor([backbone.eos_token_id], device=backbone.device)
         with torch.no_grad():
             token: Any = self.parts()["token"]
             token.weight.copy_(backbone.embed(end))
@@ -212,7 +212,7 @@ class ActivationBeacon(TrainedReader):
     def remember(self, ids: list[int]) -> Remembered:
         """Keys and values of sink, beacons and the rest that fills no window, in bfloat16."""
         size = self.config.window
-        stream = torch.tensor([[self.backbone.start_id, *ids]], device=self.backbone.device)
+        stream = torch.tensor([[self.backbone.bos_token_id, *ids]], device=self.backbone.device)
         whole = stream.shape[1] // size
         held, row = self._nothing(1), torch.ones(1, dtype=torch.bool, device=stream.device)
         for n in range(whole):
@@ -296,7 +296,7 @@ class ActivationBeacon(TrainedReader):
                 f"text.context and text.continuation are {total:,} tokens and model.window is "
                 f"{self.config.window:,}; no beacon would stand among them, make texts longer"
             )
-        start_B1 = context.new_full((len(context), 1), self.backbone.start_id)
+        start_B1 = context.new_full((len(context), 1), self.backbone.bos_token_id)
         *windows, last_BP = torch.cat([start_B1, context, continuation], dim=1).split(
             self.config.window, dim=1
         )
@@ -316,7 +316,7 @@ class ActivationBeacon(TrainedReader):
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer; windows of all rows go together, as far as a row has any."""
         size = self.config.window
-        start = ids.new_tensor([self.backbone.start_id])
+        start = ids.new_tensor([self.backbone.bos_token_id])
         streams = [torch.cat([start, context]) for context in contexts]
         counts_B = torch.tensor([len(stream) // size for stream in streams], device=ids.device)
         held = self._nothing(len(streams))

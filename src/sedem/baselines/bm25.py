@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sedem.answering import Clock
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.paragraphs import Paragraph, cut_notes, split
-from sedem.contracts import Answer, Document
-from sedem.generation import Decoding
-from sedem.selector import Budget, resolve_budget
+from sedem.engine.device import Clock
+from sedem.inference.generation import Decoding
+from sedem.method.selector import Budget, resolve_budget
+from sedem.types import Answer, Document
 
 PARAGRAPH = 1024
 """Tokens of a paragraph, and half of the backbone's positions at most; longer ones are cut."""

@@ -24,15 +24,15 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
-from sedem.attention import KeyAxis
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begun, padded_left
+from sedem.baselines.soft_prompt import begun, padded_left
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
-from sedem.injection import Stream
-from sedem.losses import next_token_loss
+from sedem.method.injection import Stream
+from sedem.method.losses import next_token_loss
 
 Positions = Literal["restart", "continue"]
 
@@ -103,7 +103,7 @@ class Compressor500x(TrainedReader):
             contexts: tokens of each, at most `limit`.
         """
         backbone, config = self.backbone, self.config
-        ids_BT = contexts[0].new_full((len(contexts), config.limit), backbone.end_id)
+        ids_BT = contexts[0].new_full((len(contexts), config.limit), backbone.eos_token_id)
         for row, context in zip(ids_BT, contexts, strict=True):
             row[: len(context)] = context
         embedded_BTD = backbone.embed(ids_BT)
@@ -207,8 +207,8 @@ class Compressor500x(TrainedReader):
                 "what is beyond it could not be reproduced, make the context shorter"
             )
         kept = self.encode(list(context))
-        start_B1 = context.new_full((len(context), 1), self.backbone.start_id)
-        end_B1 = context.new_full((len(context), 1), self.backbone.end_id)
+        start_B1 = context.new_full((len(context), 1), self.backbone.bos_token_id)
+        end_B1 = context.new_full((len(context), 1), self.backbone.eos_token_id)
         ids_BP = torch.cat([start_B1, context], dim=1)
         with self.backbone.without_lora():
             states_BPD, _ = self.decode(kept, ids_BP, torch.ones_like(ids_BP, dtype=torch.bool))

@@ -32,11 +32,11 @@ from transformers import PretrainedConfig
 
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begin_soft, continuation_loss, run_soft
+from sedem.baselines.soft_prompt import begin_soft, continuation_loss, run_soft
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.losses import next_token_loss
-from sedem.slots import pool, slot_tokens
+from sedem.method.losses import next_token_loss
+from sedem.method.pooling import pool, slot_tokens
 
 ENCODED_TOGETHER = 16
 """Pieces, when a context is read."""
@@ -234,7 +234,7 @@ class ComprExIT(TrainedReader):
         The last are those after the closing norm; the start token in front is left out.
         """
         backbone = self.backbone
-        start = pieces[0].new_tensor([backbone.start_id])
+        start = pieces[0].new_tensor([backbone.bos_token_id])
         ids_ST = pad_sequence([torch.cat([start, piece]) for piece in pieces], batch_first=True)
         positions_ST = torch.arange(ids_ST.shape[1], device=ids_ST.device).expand_as(ids_ST)
         hidden_STD = backbone.embed(ids_ST)

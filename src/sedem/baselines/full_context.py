@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
-from sedem.answering import Clock
-from sedem.backbone import Backbone
-from sedem.contracts import Answer, Citation, Document, check_documents, check_tokens
+from sedem.backbone.decoder import Backbone
+from sedem.engine.device import Clock
 from sedem.errors import DataError
-from sedem.generation import Decoding, Transcript, generate
-from sedem.injection import prefill, step
-from sedem.prompts import context_prompt, question_ids
+from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.inference.prompts import context_prompt, question_ids
+from sedem.method.injection import prefill, step
+from sedem.types import Answer, Citation, Document, check_documents, check_tokens
 
 
 class FullContext:
@@ -125,7 +125,7 @@ class FullContext:
             backbone.logits(filled.prefix[:, -1]),
             advance,
             backbone.tokenizer,
-            backbone.end_id,
+            backbone.eos_token_id,
             self.decoding,
         ):
             transcript = rows[0]

@@ -17,9 +17,9 @@ from transformers import PretrainedConfig
 
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begin_soft, run_soft
+from sedem.baselines.soft_prompt import begin_soft, run_soft
 from sedem.baselines.trained import TrainedReader
-from sedem.losses import next_token_loss
+from sedem.method.losses import next_token_loss
 
 
 @dataclass(frozen=True)

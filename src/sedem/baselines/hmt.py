@@ -31,13 +31,13 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import Begun, Remembered
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begun, run_rows
+from sedem.baselines.soft_prompt import begun, run_rows
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
-from sedem.losses import IGNORED, next_token_loss
+from sedem.method.losses import IGNORED, next_token_loss
 
 ID_BYTES = 4
 """Of a token that is kept as it is."""
@@ -155,7 +155,7 @@ class HMT(TrainedReader):
 
     def remember(self, ids: list[int]) -> Remembered:
         """Memory of every whole segment, and the tokens after the last one."""
-        config, start = self.config, self.backbone.start_id
+        config, start = self.config, self.backbone.bos_token_id
         (trail,) = self._walk([torch.tensor([start, *ids], device=self.backbone.device)])
         segments = (1 + len(ids)) // config.tokens
         notes: tuple[str, ...] = ()
@@ -311,7 +311,7 @@ class HMT(TrainedReader):
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer in the last segment, gradients through all segments."""
-        start = ids.new_tensor([self.backbone.start_id])
+        start = ids.new_tensor([self.backbone.bos_token_id])
         trails = self._walk([torch.cat([start, context]) for context in contexts])
         prompts, answers = [], []
         for row, mask, target in zip(ids, valid, labels, strict=True):

@@ -26,10 +26,10 @@ from transformers import PretrainedConfig
 
 from sedem.baselines.memory import Begun, Remembered, own_generator
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft import begin_soft, continuation_loss, run_rows, run_soft
+from sedem.baselines.soft_prompt import begin_soft, continuation_loss, run_rows, run_soft
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.losses import IGNORED, next_token_loss
+from sedem.method.losses import IGNORED, next_token_loss
 
 SPECIAL = ("ae", "lm", "ft")
 """Tokens after the memory tokens in the table; LM is there as in the official code, but unused."""
@@ -113,7 +113,7 @@ class ICAE(TrainedReader):
         Padding stands on the left, so that memory tokens come last in every row.
         """
         backbone, memory = self.backbone, self.config.memory
-        start = segments[0].new_tensor([backbone.start_id])
+        start = segments[0].new_tensor([backbone.bos_token_id])
         rows = []
         for segment in segments:
             embedded_TD = backbone.embed(torch.cat([start, segment]))
@@ -185,7 +185,7 @@ class ICAE(TrainedReader):
         )
         parts: dict[str, Tensor] = {}
         if again_B.any():
-            ends_B1 = context.new_full((int(again_B.sum()), 1), self.backbone.end_id)
+            ends_B1 = context.new_full((int(again_B.sum()), 1), self.backbone.eos_token_id)
             target_BA = torch.cat([context[again_B], ends_B1], dim=1)
             rows = [self._marked(slots, "ae") for slots in slots_BUD[again_B]]
             parts["autoencode"] = self._text_loss(rows, target_BA, target_BA)

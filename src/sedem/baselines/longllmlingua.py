@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sedem.answering import Clock
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.paragraphs import Paragraph, cut_notes, split
-from sedem.baselines.thinning import Reading, thin, windows
-from sedem.contracts import Answer, Document
+from sedem.baselines.token_pruning import Reading, thin, windows
+from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
-from sedem.generation import Decoding
-from sedem.prompts import SEPARATOR, question_ids
+from sedem.inference.generation import Decoding
+from sedem.inference.prompts import SEPARATOR, question_ids
+from sedem.types import Answer, Document
 
 PROMISE = " The answer to this question can be found in the documents above."
 """Follows the question where paragraphs are ranked; the official words say the same."""
@@ -168,7 +168,7 @@ class LongLLMLingua(FullContext):
     def surprise_after(self, text: str, question: str) -> float:
         """Mean surprise of question and promise right after a paragraph."""
         backbone = self.backbone
-        ids = [backbone.start_id, *backbone.token_ids(text + question + PROMISE)]
+        ids = [backbone.bos_token_id, *backbone.token_ids(text + question + PROMISE)]
         surprise = Reading(backbone).surprise(torch.tensor(ids, device=backbone.device))
         return float(surprise[len(backbone.token_ids(text)) :].mean())
 

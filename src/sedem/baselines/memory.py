@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sedem.contracts import Document
-from sedem.generation import Step
+from sedem.engine.interface import Step
+from sedem.types import Document
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sedem.backbone import Backbone
-from sedem.contracts import Citation, Document, Span
-from sedem.segment import paragraphs, segment_text
+from sedem.backbone.decoder import Backbone
+from sedem.method.segments import paragraphs, segment_text
+from sedem.types import Citation, Document, Span
 
 
 @dataclass(frozen=True)

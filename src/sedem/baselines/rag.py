@@ -24,18 +24,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
 from sedem.baselines.memory import ContextMemory, Remembered
 from sedem.baselines.paragraphs import Paragraph, cut_notes, split
 from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
-from sedem.contracts import Answer, Document
-from sedem.encoder import encode
 from sedem.errors import ConfigError
-from sedem.generation import Decoding
-from sedem.prompts import SEPARATOR, question_ids
-from sedem.selector import Budget, Selector, block_scores, resolve_budget, select
+from sedem.inference.generation import Decoding
+from sedem.inference.prompts import SEPARATOR, question_ids
+from sedem.method.encoder import encode
+from sedem.method.selector import Budget, Selector, block_scores, resolve_budget, select
+from sedem.types import Answer, Document
 
 ENCODED_TOGETHER = 16
 """Paragraphs."""

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from sedem.backbone import LORA_TARGETS
+from sedem.backbone.lora import LORA_TARGETS
 from sedem.config import CONFIG_FILE, from_mapping
 from sedem.errors import CheckpointError, ConfigError
 

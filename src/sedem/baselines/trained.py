@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem import checkpoint
-from sedem.answering import Clock
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import cite, context_room
 from sedem.baselines.memory import Begun, ContextMemory, Remembered
 from sedem.baselines.settings import ReaderConfig, method_of
-from sedem.contracts import Answer, Document, check_documents, check_tokens
+from sedem.engine.device import Clock
 from sedem.errors import CheckpointError, ConfigError
-from sedem.generation import Decoding, Transcript, generate
-from sedem.prompts import context_prompt, question_ids
+from sedem.inference import checkpoint
+from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.inference.prompts import context_prompt, question_ids
+from sedem.types import Answer, Document, check_documents, check_tokens
 
 GREEDY = Decoding()
 
@@ -208,7 +208,7 @@ class TrainedReader(nn.Module, ABC):
             clock.lap("prefill_ms")
             backbone = self.backbone
             for transcripts in generate(
-                begun.logits, begun.advance, backbone.tokenizer, backbone.end_id, decoding
+                begun.logits, begun.advance, backbone.tokenizer, backbone.eos_token_id, decoding
             ):
                 rows = transcripts
                 if "ttft_ms" not in clock.timings:

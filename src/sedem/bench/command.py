@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 from sedem.bench.ceilings import Ceilings, measure_ceilings
 from sedem.bench.contexts import context, source
 from sedem.bench.floors import Work, floors
@@ -25,11 +25,12 @@ from sedem.bench.random_weights import write_random_checkpoint
 from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method, picks
+from sedem.evaluation.method import Setting
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
+from sedem.evaluation.registry import METHODS, default_checkpoint, open_method, picks
 from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
-from sedem.packed import BFLOAT16
+from sedem.quantization import BFLOAT16
 
 NEVER = -1
 """An end token that no model gives: every answer has as many tokens as are asked for."""
@@ -116,7 +117,7 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
             continue
         for subject in opened:
             if subject.backbone is not None:
-                subject.backbone.end_id = NEVER
+                subject.backbone.eos_token_id = NEVER
         subjects += opened
     if not subjects:
         raise ConfigError("; ".join(left_out.values()))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sedem.backbone import Backbone
-from sedem.contracts import Document
+from sedem.backbone.decoder import Backbone
+from sedem.data.documents import read_documents
 from sedem.demo import DOCUMENTS
 from sedem.errors import ConfigError, DataError
-from sedem.files import read_documents
+from sedem.types import Document
 
 DOCUMENT = 512
 """Tokens of one document of a context; the last one holds what is left."""

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
+from sedem.bank.key_index import cache_dtype
 from sedem.bench.ceilings import Ceilings
-from sedem.contracts import Answer
 from sedem.evaluation.cost import Workload, count_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
-from sedem.keys import held_type
+from sedem.inference.prompts import question_ids
 from sedem.model import SeDeM
-from sedem.prompts import question_ids
+from sedem.types import Answer
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     to_keys = model.selector.w_key
     slots = -(-answer.context_tokens // config.segment_length) * config.slots
     project = 2 * slots * to_keys.weight.numel()
-    held = slots * to_keys.out_features * held_type(to_keys.weight.device).itemsize
+    held = slots * to_keys.out_features * cache_dtype(to_keys.weight.device).itemsize
     asking = _bytes(model.selector) - _bytes(to_keys)
     return {
         "read": [Work(own["read"], reading + _bytes(model.compressor))],

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sedem.answering import Clock
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
-from sedem.contracts import Document
-from sedem.reading import batches
-from sedem.segment import segment_text
+from sedem.engine.device import Clock
+from sedem.inference.read import batches
+from sedem.method.segments import segment_text
+from sedem.types import Document
 
 
 class EncoderLayers:
@@ -47,7 +47,7 @@ class EncoderLayers:
         found = []
         for batch_B in batches(lengths_S, self.encoder.device):
             ids_BT = ids_ST[batch_B, : int(lengths_S[batch_B].max())]
-            start_B1 = ids_BT.new_full((len(ids_BT), 1), self.encoder.start_id)
+            start_B1 = ids_BT.new_full((len(ids_BT), 1), self.encoder.bos_token_id)
             found.append(torch.cat([start_B1, ids_BT], dim=1))
         return found
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from sedem.answering import Clock
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.bench.floors import Stages, sedem_work, text_work
@@ -19,9 +18,10 @@ from sedem.bench.memory import measure_memory
 from sedem.bench.peers import HuggingFace, PrefixCached
 from sedem.bench.spread import spread
 from sedem.bench.stages import build_stages
-from sedem.contracts import Answer, Document, Reader
+from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
-from sedem.prompts import question_ids
+from sedem.inference.prompts import question_ids
+from sedem.types import Answer, Document, Reader
 
 WARM_UP = 2
 """Turns that are not counted: the first compiles, allocates and fills caches."""

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from sedem.bench.peers import Compiled
-from sedem.contracts import Document, Reader
 from sedem.evaluation.readers import BoundSedem
+from sedem.types import Document, Reader
 
 PROCESS = Path("/proc/self")
 

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 
-from sedem.answering import Clock
-from sedem.backbone import Backbone
-from sedem.contracts import Answer, Document, check_documents
+from sedem.backbone.decoder import Backbone
+from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
-from sedem.generation import Decoding, generate
-from sedem.prompts import context_prompt, question_ids
+from sedem.inference.generation import Decoding, generate
+from sedem.inference.prompts import context_prompt, question_ids
+from sedem.types import Answer, Document, check_documents
 
 QUESTION_ROOM = 64
 """Positions that a context leaves to a question that is not known yet."""
@@ -73,7 +73,7 @@ class HuggingFace:
                 f"question and {self.decoding.max_new_tokens} answer tokens; ask for fewer"
             )
         ids = backbone.token_ids(context_prompt([document.text for document in documents]))
-        kept = torch.tensor([[backbone.start_id, *ids[:room]]], device=backbone.device)
+        kept = torch.tensor([[backbone.bos_token_id, *ids[:room]]], device=backbone.device)
         return Tokens(kept, len(ids), sum(len(d.text.encode()) for d in documents))
 
     @torch.no_grad()
@@ -92,7 +92,9 @@ class HuggingFace:
         clock.lap("select_ms")
         logits_1V, step = self.prefill(memory, prompt_1P)
         transcript = None
-        for rows in generate(logits_1V, step, backbone.tokenizer, backbone.end_id, self.decoding):
+        for rows in generate(
+            logits_1V, step, backbone.tokenizer, backbone.eos_token_id, self.decoding
+        ):
             transcript = rows[0]
             if "ttft_ms" not in clock.timings:
                 clock.mark("ttft_ms")

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 from sedem.bench.contexts import check_lengths, source
 from sedem.bench.peers import PEERS
 from sedem.bench.selection import check_blocks
-from sedem.checkpoint import locate
 from sedem.errors import ConfigError
 from sedem.evaluation.command import DTYPES, digest_of, weight_files
 from sedem.evaluation.cost import PRESETS
-from sedem.evaluation.methods import METHODS, default_checkpoint
-from sedem.packed import BFLOAT16, check_dtype
-from sedem.selector import Budget, resolve_budget
+from sedem.evaluation.registry import METHODS, default_checkpoint
+from sedem.inference.checkpoint import locate
+from sedem.method.selector import Budget, resolve_budget
+from sedem.quantization import BFLOAT16, check_dtype
 
 MOST_ANSWER_TOKENS = 512
 

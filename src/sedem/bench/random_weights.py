@@ -10,11 +10,11 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from sedem.checkpoint import BACKBONE, EMBEDDED, locate, open_backbones
-from sedem.config import SedemConfig
+from sedem.backbone.loading import empty_model
+from sedem.config import DEFAULT_MODEL, SedemConfig
 from sedem.evaluation.cost import PRESETS, shape_file
+from sedem.inference.checkpoint import BACKBONE, locate, open_backbones
 from sedem.model import SeDeM
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -49,10 +49,10 @@ def write_random_checkpoint(
 def _write_backbone(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
     # Drawn where they will run: drawing billions of numbers on a CPU takes minutes.
     with device:
-        model = AutoModelForCausalLM.from_config(shape_file(name), dtype=dtype)
+        model = empty_model(shape_file(name), dtype=dtype)
     model.save_pretrained(folder)
     for file in TOKENIZER:
-        shutil.copy(locate(EMBEDDED) / BACKBONE / file, folder / file)
+        shutil.copy(locate(DEFAULT_MODEL) / BACKBONE / file, folder / file)
 
 
 def _write_sedem(

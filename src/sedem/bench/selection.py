@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import torch
 
-from sedem.answering import Clock, encode_questions
-from sedem.bank import InMemory, MemoryBank
+from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.key_index import key_index, prepare
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.search import score_questions
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
-from sedem.contracts import Document
+from sedem.engine.device import Clock
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
-from sedem.keys import known_keys, prepare
+from sedem.inference.requests import encode_questions
 from sedem.model import SeDeM
-from sedem.packed import BFLOAT16, pack
-from sedem.scoring import score_questions
-from sedem.shard import BlockRow
+from sedem.quantization import BFLOAT16, quantize
+from sedem.types import Document
 
 DRAWN = 1000
 """Blocks of distinct memory; more are the same ones again, each with keys of its own."""
@@ -55,16 +56,16 @@ def measure_selection(
     model = reader.model
     bank = synthetic_bank(model, blocks)
     prepare(bank, model.selector)
-    hidden_1QE, mask_1Q = encode_questions(model, [question])
+    hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
     times = []
     for run in range(-WARM_UP, runs):
         clock = Clock(model.device)
-        score_questions(model, bank, hidden_1QE, mask_1Q)
+        score_questions(model.selector, bank, hidden_1QE, mask_1Q)
         clock.lap("score_ms")
         if run >= 0:
             times.append(clock.timings["score_ms"])
         tick()
-    held = known_keys(bank, model.selector).held
+    held = key_index(bank, model.selector).cached
     assert held is not None
     projected = model.selector.w_key.out_features
     match = 2 * int(mask_1Q.sum()) * blocks * model.config.slots_per_block * projected
@@ -93,6 +94,6 @@ def synthetic_bank(model: SeDeM, blocks: int) -> MemoryBank:
         model.made_by(),
         [Document("synthetic", "-")],
         [row] * blocks,
-        [InMemory(pack(drawn_NJD, BFLOAT16))],
+        [InMemory(quantize(drawn_NJD, BFLOAT16))],
         [(0, block % len(drawn_NJD)) for block in range(blocks)],
     )

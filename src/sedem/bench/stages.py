@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sedem.answering import Clock
-from sedem.contracts import Document
+from sedem.engine.device import Clock
+from sedem.method.segments import segment_text
 from sedem.model import SeDeM
-from sedem.segment import segment_text
+from sedem.types import Document
 
 
 def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float]:

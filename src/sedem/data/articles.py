@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sedem.data.fields import text
+from sedem.data.record_validation import text
 from sedem.data.records import Records, read_records
 
 Article = tuple[str, str]

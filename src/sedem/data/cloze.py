@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sedem.contracts import Document
 from sedem.data.articles import Article, articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.fields import at_least
+from sedem.data.record_validation import at_least
 from sedem.data.records import Records
 from sedem.errors import DataError
+from sedem.types import Document
 
 SHORTEST, LONGEST = 8, 32
 """Words of a sentence that is asked about."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sedem.contracts import Document, check_unicode
 from sedem.errors import DataError
+from sedem.types import Document, check_unicode
 
 NO_CONTEXT = "no context"
 """Why a question with nothing to read is left out, in every set."""

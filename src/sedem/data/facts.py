@@ -16,12 +16,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from sedem.contracts import Document
 from sedem.data.articles import articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.fields import at_least
+from sedem.data.record_validation import at_least
 from sedem.data.records import Records
 from sedem.errors import ConfigError, DataError
+from sedem.types import Document
 
 Split = Literal["train", "evaluation"]
 

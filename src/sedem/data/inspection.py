@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from sedem.bank.blocks import BlockRow
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.tokenizer import Span, Tokenizer
 from sedem.errors import DataError
-from sedem.shard import BlockRow
 
 TOGETHER = 64
 """Texts that are tokenized in one call."""

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from sedem.contracts import Document
+from sedem.bank.blocks import BlockRow
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
-from sedem.shard import BlockRow
+from sedem.types import Document
 
 Labelling = Literal["evidence", "answer"]
 """What says which block holds evidence: annotated spans, or the answer strings."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sedem.contracts import Document, check_unicode
 from sedem.data.examples import (
     NO_CONTEXT,
     Example,
@@ -20,9 +19,10 @@ from sedem.data.examples import (
     distinct_names,
     whole,
 )
-from sedem.data.fields import entries, text, within
+from sedem.data.record_validation import entries, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
+from sedem.types import Document, check_unicode
 
 NO_SENTENCE = "supporting fact past the last sentence"
 NO_PARAGRAPH = "supporting fact on a paragraph outside the context"

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
-from sedem.contracts import Document
 from sedem.data.examples import NO_CONTEXT, Evidence, Example, ExampleSet, distinct_answers
-from sedem.data.fields import entries, shown, text, within
+from sedem.data.record_validation import entries, shown, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import ConfigError
+from sedem.types import Document
 
 Drop = Literal["no-text-evidence", "unanswerable", "none"]
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from sedem.contracts import Document
 from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
-from sedem.data.fields import at_least, within
 from sedem.data.multihop import Question, parse, usable
+from sedem.data.record_validation import at_least, within
 from sedem.data.records import Records
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
 from sedem.errors import DataError
+from sedem.types import Document
 
 STEP = 10
 """Documents that a context has at least, and gives up at a time."""

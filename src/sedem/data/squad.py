@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from sedem.contracts import Document, check_unicode
 from sedem.data.examples import (
     NO_CONTEXT,
     Evidence,
@@ -20,9 +19,10 @@ from sedem.data.examples import (
     distinct_answers,
     distinct_names,
 )
-from sedem.data.fields import at_least, entries, number, text, within
+from sedem.data.record_validation import at_least, entries, number, text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
+from sedem.types import Document, check_unicode
 
 
 def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet:

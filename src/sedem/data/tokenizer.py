@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sedem.checkpoint import BACKBONE, EMBEDDED, locate
+from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import BACKBONE, locate
 
 Span = tuple[int, int]
 
@@ -55,16 +56,16 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
             that of sedem-nano.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or it needs code of its own.
     """
-    from transformers import AutoTokenizer
+    from sedem.backbone.loading import read_tokenizer
 
-    shown = name or EMBEDDED
-    folder = Path(name) if name else locate(EMBEDDED)
+    shown = name or DEFAULT_MODEL
+    folder = Path(name) if name else locate(DEFAULT_MODEL)
     if (folder / BACKBONE / "tokenizer_config.json").is_file():
         folder = folder / BACKBONE
     try:
-        opened = AutoTokenizer.from_pretrained(str(folder) if folder.is_dir() else shown)
+        opened = read_tokenizer(str(folder) if folder.is_dir() else shown)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

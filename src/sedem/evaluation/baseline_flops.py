@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import PretrainedConfig
 
-from sedem.baselines.catalog import reader_class
+from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload, answer_flops, backbone_shape, layer_flops

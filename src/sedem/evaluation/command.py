@@ -10,17 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import method_of
-from sedem.checkpoint import BACKBONE, EXTRA_ENTRIES, locate
 from sedem.config import SedemConfig
-from sedem.data.catalog import counts_tokens, identify, open_examples, sniff
 from sedem.data.examples import ExampleSet
+from sedem.data.question_sets import counts_tokens, identify, open_examples, sniff
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import Setting, open_method
+from sedem.evaluation.method import Setting
+from sedem.evaluation.registry import open_method
 from sedem.evaluation.run import Progress, evaluate, sample
-from sedem.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
-from sedem.selector import Budget
+from sedem.inference.checkpoint import BACKBONE, EXTRA_ENTRIES, locate
+from sedem.inference.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
+from sedem.method.selector import Budget
 
 DTYPES = ("float32", "bfloat16")
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sedem.encoder import encode, states_at
 from sedem.errors import ConfigError
 from sedem.evaluation.metrics import summarize
-from sedem.injection import prefill
-from sedem.losses import next_token_loss
+from sedem.inference.prompts import SEPARATOR
+from sedem.method.encoder import encode, states_at
+from sedem.method.injection import prefill
+from sedem.method.losses import next_token_loss
 from sedem.model import SeDeM
-from sedem.prompts import SEPARATOR
 
 BATCH = 32
 CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")
@@ -105,7 +105,7 @@ def _losses(
     skipped: int,
 ) -> list[float]:
     """One loss a window; the first tokens are no targets."""
-    start_B1 = wanted_BA.new_full((len(wanted_BA), 1), model.decoder.start_id)
+    start_B1 = wanted_BA.new_full((len(wanted_BA), 1), model.decoder.bos_token_id)
     if states is None:
         ids_BP = torch.cat([start_B1, context_BT, wanted_BA], dim=1)
         states, layer = torch.zeros(len(ids_BP), 0, model.decoder.width, device=model.device), 0

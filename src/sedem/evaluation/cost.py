@@ -16,15 +16,17 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
-from sedem.backbone import FAMILIES, LORA_TARGETS
-from sedem.compressor import build_compressor
+from sedem.backbone.decoder import FAMILIES
+from sedem.backbone.loading import empty_model, read_config
+from sedem.backbone.lora import LORA_TARGETS
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
-from sedem.decompressor import build_decompressor
 from sedem.errors import ConfigError
 from sedem.evaluation.paper_costs import beside_paper
-from sedem.selector import build_selector
+from sedem.method.compressor import build_compressor
+from sedem.method.decompressor import build_decompressor
+from sedem.method.selector import build_selector
 
 PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
     "llama-3.2-1b": (llama_1b, "llama-3.2-1b", "llama-3.2-1b"),
@@ -99,7 +101,8 @@ def backbone_size(
 ) -> tuple[int, int]:
     """Parameters of a backbone, and of adapters on it; rank 0 means none."""
     with torch.device("meta"):
-        backbone = AutoModelForCausalLM.from_config(shape)
+        # Named here, since a configuration may name an implementation that has to be fetched.
+        backbone = empty_model(shape, attn_implementation="eager")
         size = _size(backbone)
         if not lora_rank:
             return size, 0
@@ -218,7 +221,7 @@ def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]
 
 
 def _of_checkpoint(folder: Path) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
-    from sedem.checkpoint import EXTRA_ENTRIES
+    from sedem.inference.checkpoint import EXTRA_ENTRIES
 
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
 
@@ -230,7 +233,7 @@ def _of_checkpoint(folder: Path) -> tuple[SedemConfig, PretrainedConfig, Pretrai
 
 def _auto_config(name: str) -> PretrainedConfig:
     try:
-        shape = AutoConfig.from_pretrained(name)
+        shape = read_config(name)
     except (OSError, ValueError):
         raise ConfigError(
             f"backbone '{name}' is not known; give {', '.join(PRESETS)}, a folder or a hub id"

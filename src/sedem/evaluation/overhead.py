@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sedem.baselines.catalog import reader_class
+from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.evaluation.baseline_flops import baseline_flops
 from sedem.evaluation.cost import backbone_shape, backbone_size

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sedem.contracts import Document
 from sedem.evaluation.metrics import summarize
 from sedem.model import SeDeM
+from sedem.types import Document
 
 
 def effective_rank(memory_MD: Tensor) -> float:

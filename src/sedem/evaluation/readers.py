@@ -9,26 +9,26 @@ from typing import Any
 
 import torch
 
-from sedem.answering import Request, restored_sizes
-from sedem.backbone import Backbone
-from sedem.bank import InMemory, MemoryBank
+from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.checkpoint import EXTRA_ENTRIES, locate, open_backbones
 from sedem.config import SedemConfig
-from sedem.contracts import Answer, Document, Reader
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import CONTROLS, Method, Setting, refuse
+from sedem.evaluation.method import CONTROLS, Method, Setting, refuse
 from sedem.evaluation.run import Progress, evaluate
-from sedem.generation import Decoding
+from sedem.inference.checkpoint import EXTRA_ENTRIES, locate, open_backbones
+from sedem.inference.generation import Decoding
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, restored_sizes
+from sedem.method.selector import ALL, Budget, resolve_budget, select
 from sedem.model import SeDeM
-from sedem.packed import BFLOAT16, check_dtype
-from sedem.prompts import question_ids
-from sedem.selector import ALL, Budget, resolve_budget, select
-from sedem.shard import BlockRow
+from sedem.quantization import BFLOAT16, check_dtype
+from sedem.types import Answer, Document, Reader
 
 OF_SEDEM = ("control", "shift", "memory")
 """Settings that mean nothing to methods of raw text."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sedem.contracts import Answer, Span
 from sedem.data.examples import Example
 from sedem.errors import SedemError
 from sedem.evaluation.metrics import (
@@ -19,6 +18,7 @@ from sedem.evaluation.metrics import (
     summarize,
     token_f1,
 )
+from sedem.types import Answer, Span
 
 Record = dict[str, Any]
 

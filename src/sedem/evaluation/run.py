@@ -11,7 +11,7 @@ from typing import Any
 
 from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError, SedemError
-from sedem.evaluation.methods import Method
+from sedem.evaluation.method import Method
 from sedem.evaluation.records import Record, failed_record, measure, to_record
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.storage import compression

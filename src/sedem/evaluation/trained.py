@@ -8,16 +8,16 @@ from functools import lru_cache
 
 import torch
 
-from sedem.backbone import Backbone
-from sedem.baselines.catalog import reader_class
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import ContextMemory
+from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
-from sedem.contracts import Answer, Document, Reader
 from sedem.data.examples import Example
 from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import Method, Setting, refuse
-from sedem.generation import Decoding
+from sedem.evaluation.method import Method, Setting, refuse
+from sedem.inference.generation import Decoding
+from sedem.types import Answer, Document, Reader
 
 GIVEN = ("selected", "gold")
 KEPT = 32

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from transformers import set_seed
 
-from sedem.baselines.catalog import reader_class
+from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
-from sedem.checkpoint import open_named
-from sedem.data.text import collate_windows
+from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import open_named
 from sedem.training.fit import claim_output, fit
 from sedem.training.questions import QuestionItem, Questions, collate_questions
 from sedem.training.recipe import (

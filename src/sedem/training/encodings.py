@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
-from sedem.backbone import Backbone
-from sedem.encoder import encode
+from sedem.backbone.decoder import Backbone
+from sedem.method.encoder import encode
 
 BATCH = 32
 FLUSH = 64

@@ -16,17 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import BlockRow, partition
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
 from sedem.errors import DataError
-from sedem.losses import IGNORED
-from sedem.prompts import answer_ids, question_ids
-from sedem.reading import partition
-from sedem.segment import segment_text
-from sedem.shard import BlockRow
+from sedem.inference.prompts import answer_ids, question_ids
+from sedem.method.losses import IGNORED
+from sedem.method.segments import segment_text
 from sedem.training.encodings import Encodings
 from sedem.training.items import Items
 

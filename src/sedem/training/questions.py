@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling, gold_documents, some_documents
-from sedem.prompts import answer_ids, context_prompt, question_ids
+from sedem.inference.prompts import answer_ids, context_prompt, question_ids
 from sedem.training.items import Items
 from sedem.training.prepare import targets
 

@@ -19,12 +19,12 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Subset
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.rag import RAG
 from sedem.config import SedemConfig
-from sedem.encoder import encode
 from sedem.errors import ConfigError
-from sedem.selector import resolve_budget
+from sedem.method.encoder import encode
+from sedem.method.selector import resolve_budget
 from sedem.training.baseline import BaselineRecipe, Training, open_reader
 from sedem.training.fit import fit
 from sedem.training.prepare import Collator, Item, Prepared

@@ -12,14 +12,14 @@ import torch
 from torch.utils.data import Dataset, Subset
 from transformers import set_seed
 
-from sedem.backbone import Backbone
-from sedem.checkpoint import open_backbones
+from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
-from sedem.data.catalog import open_examples
 from sedem.data.hub import HOMES
-from sedem.data.text import Tokens, Windows
+from sedem.data.question_sets import open_examples
 from sedem.data.texts import hub_id
+from sedem.data.windows import Tokens, Windows
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import open_backbones
 from sedem.model import SeDeM
 from sedem.training.fit import claim_output, fit
 from sedem.training.items import Items

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sedem.errors import ConfigError
-from sedem.losses import selection_loss
+from sedem.method.losses import selection_loss
 
 CONDITIONING: dict[str, Callable[[float], float]] = {
     "selected": lambda progress: 0.0,

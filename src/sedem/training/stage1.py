@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sedem.data.text import collate_windows
-from sedem.encoder import encode, states_at
+from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
-from sedem.injection import prefill
-from sedem.losses import (
+from sedem.inference.prompts import SEPARATOR
+from sedem.method.encoder import encode, states_at
+from sedem.method.injection import prefill
+from sedem.method.losses import (
     IGNORED,
     distillation_loss,
     next_token_loss,
@@ -27,7 +28,6 @@ from sedem.losses import (
     state_regression_loss,
 )
 from sedem.model import SeDeM
-from sedem.prompts import SEPARATOR
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Stage1(nn.Module):
     def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
         """Logits of the continuation `[B, A, V]` when the decoder sees restored states alone."""
         model = self.model
-        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.start_id)
+        start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
         ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
         with model.decoder.without_lora():
             filled = prefill(

@@ -14,12 +14,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from sedem.encoder import encode
 from sedem.errors import ConfigError
-from sedem.injection import prefill
-from sedem.losses import next_token_loss, reconstruction_loss
+from sedem.method.encoder import encode
+from sedem.method.injection import prefill
+from sedem.method.losses import next_token_loss, reconstruction_loss
+from sedem.method.pooling import state_mask
 from sedem.model import SeDeM
-from sedem.slots import state_mask
 from sedem.training.prepare import Collator, Item
 from sedem.training.selecting import (
     CONDITIONING,

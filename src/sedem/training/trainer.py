@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+from sedem.backbone.safetensors import check_weights, load_weights
 from sedem.errors import ConfigError
-from sedem.weights import check_weights, load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.backbone.loading import open_backbone
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
-from sedem.pretrained import open_backbone
 from sedem.training.baseline import BaselineRecipe, QuestionData, WindowSource
 from sedem.training.recipe import DataSource, Optimization, Run
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 from unit.training.test_recipes import small_run, small_source, two_steps
 
-from sedem.baselines.catalog import TRAINED, reader_class
-from sedem.cli import app
+from sedem.baselines.registry import TRAINED, reader_class
+from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline

@@ -14,10 +14,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from unit.baselines.conftest import make
 
 from sedem import Document
-from sedem.backbone import FAMILIES, Backbone
+from sedem.backbone.decoder import FAMILIES, Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem.errors import ConfigError
-from sedem.pretrained import open_backbone
 from sedem.training.baseline import TextTraining
 from sedem.training.prepare import targets
 
@@ -130,7 +130,7 @@ def test_answering_from_memory_is_what_training_computed(
 ) -> None:
     reader: Any = make("beacon", tiny_folder(family))
     contexts = [torch.randint(2, 250, (n,)) for n in (15, 50, 7, 40)]
-    prompt = [reader.backbone.start_id, 5, 6, 7]
+    prompt = [reader.backbone.bos_token_id, 5, 6, 7]
     labels = targets([(prompt, [9])] * 4)
     contents = [reader.remember(context.tolist()).content for context in contexts]
     begun = reader.begin(contents, [len(c) for c in contexts], [prompt] * 4)
@@ -161,7 +161,9 @@ def test_beacons_of_frozen_projections_are_ordinary_tokens(
     reader = ActivationBeacon(BeaconConfig(backbone="none", **TINY), backbone).eval()
     ids = torch.randint(2, 250, (1, 16))
     states, held = reader._compress(ids, torch.tensor([True]), reader._nothing(1), 4)
-    mixed = torch.cat([ids.view(1, 4, 4), torch.full((1, 4, 1), backbone.end_id)], 2).view(1, 20)
+    mixed = torch.cat([ids.view(1, 4, 4), torch.full((1, 4, 1), backbone.eos_token_id)], 2).view(
+        1, 20
+    )
     output = backbone.model(mixed, output_hidden_states=True)
     logits = backbone.logits(states)
     plain = output.logits.view(1, 4, 5, -1)[:, :, :4].flatten(1, 2)

@@ -16,9 +16,9 @@ from unit.baselines.conftest import make
 from unit.baselines.waves import fill
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
-from sedem.pretrained import open_backbone
 from sedem.training.baseline import TextTraining
 from sedem.training.prepare import targets
 
@@ -69,7 +69,7 @@ def test_an_answer_after_a_short_context_costs_the_official_loss(
     context = torch.tensor(ids[: asked["context"]])
     question, answer = (ids[slice(*asked[name])] for name in ("question", "answer"))
     # Its questions have no start token; ours would stand in front of these ids.
-    batch = targets([(question, [*answer, reader.backbone.end_id])])
+    batch = targets([(question, [*answer, reader.backbone.eos_token_id])])
     loss = reader.question_loss([context], **batch)["loss"]
     assert float(loss) == pytest.approx(asked["loss"], rel=1e-4)
     kept = reader.encode([context])
@@ -85,7 +85,7 @@ def test_an_answer_after_a_short_context_costs_the_official_loss(
 def naive_kept(reader: Compressor500x, context: list[int]) -> list[tuple[Tensor, Tensor]]:
     """Keys and values at the memory tokens after the context and end tokens up to the limit."""
     backbone, config = reader.backbone, reader.config
-    filled = [*context, *[backbone.end_id] * (config.limit - len(context))]
+    filled = [*context, *[backbone.eos_token_id] * (config.limit - len(context))]
     row = torch.cat([backbone.embed(torch.tensor(filled)), reader.parts()["tokens"].weight])
     cache = backbone.model(inputs_embeds=row[None], use_cache=True).past_key_values
     at = config.limit
@@ -175,7 +175,7 @@ def test_only_the_first_tokens_count_and_the_answer_says_so(reader: Compressor50
 
 
 def text_ids(reader: Compressor500x, memory: Any) -> list[int]:
-    from sedem.prompts import context_prompt
+    from sedem.inference.prompts import context_prompt
 
     return reader.backbone.token_ids(context_prompt([d.text for d in memory.documents]))
 

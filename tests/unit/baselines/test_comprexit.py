@@ -108,7 +108,7 @@ def naive_slots(reader: ComprExIT, ids: list[int]) -> Tensor:
     fusion, transport, config = parts["fusion"], parts["transport"], reader.config
     slots = []
     for at in range(0, len(ids), config.piece):
-        own = [reader.backbone.start_id, *ids[at : at + config.piece]]
+        own = [reader.backbone.bos_token_id, *ids[at : at + config.piece]]
         output = reader.backbone.model(torch.tensor([own]), output_hidden_states=True)
         tokens = []
         for place in range(1, len(own)):
@@ -166,7 +166,7 @@ def test_a_batch_of_contexts_is_read_as_each_alone(reader: ComprExIT) -> None:
 def naive_loss(reader: ComprExIT, slots: Tensor, text: list[int], target: list[int]) -> Tensor:
     """Mean cross-entropy of `target` after [start; slots; text]."""
     embed = reader.backbone.embed
-    start = embed(torch.tensor([reader.backbone.start_id]))
+    start = embed(torch.tensor([reader.backbone.bos_token_id]))
     row = torch.cat([start, slots, embed(torch.tensor([*text, *target]))])
     logits = reader.backbone.model(inputs_embeds=row[None]).logits[0]
     return F.cross_entropy(logits[-1 - len(target) : -1], torch.tensor(target))

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from unit.baselines.conftest import make
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.full_context import FullContext
 from sedem.errors import ConfigError
-from sedem.generation import Decoding
-from sedem.pretrained import open_backbone
+from sedem.inference.generation import Decoding
 from sedem.training.prepare import targets
 
 

@@ -18,9 +18,9 @@ from unit.baselines.conftest import SMALL, make
 from unit.baselines.waves import fill
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.hmt import HMT, HMTConfig
 from sedem.errors import ConfigError, DataError
-from sedem.pretrained import open_backbone
 from sedem.training.baseline import BaselineRecipe, TextTraining, train_baseline
 from sedem.training.prepare import targets
 
@@ -78,7 +78,7 @@ def test_what_is_generated_is_the_official_answer(
     reader = as_official(tiny_folder(), official, "stage_2")
     ids = official["tokens"]
     # The official sequence has no start token of ours: one that stands for it is taken away.
-    reader.backbone.start_id = ids[0]
+    reader.backbone.bos_token_id = ids[0]
     kept = reader.remember(ids[1:38])
     begun = reader.begin([kept.content], [37], [[ids[0], *ids[38:]]])
     expected = torch.tensor(official["stage_2"]["logits"])
@@ -119,7 +119,7 @@ def naive_given(reader: HMT, memories: list[Tensor], segment: list[int]) -> Tens
 def naive_loss(reader: HMT, context: list[int], prompt: list[int], answer: list[int]) -> float:
     """Loss of an answer; start token in front of the context, all rows one by one."""
     config, embed = reader.config, reader.backbone.embed
-    unread, memories, sensory = [reader.backbone.start_id, *context], [], []
+    unread, memories, sensory = [reader.backbone.bos_token_id, *context], [], []
 
     def read(segment: list[int]) -> None:
         nonlocal sensory

@@ -36,7 +36,7 @@ def naive_slots(reader: ICAE, ids: list[int]) -> Tensor:
     size = -(-len(ids) // count)
     slots = []
     for n in range(count):
-        own = [reader.backbone.start_id, *ids[n * size : (n + 1) * size]]
+        own = [reader.backbone.bos_token_id, *ids[n * size : (n + 1) * size]]
         embedded = torch.cat([reader.backbone.embed(torch.tensor(own)), table[:memory]])
         output = reader.backbone.model.get_decoder()(inputs_embeds=embedded[None])
         slots.append(output.last_hidden_state[0, -memory:])
@@ -51,7 +51,7 @@ def special(reader: ICAE, name: str) -> Tensor:
 def naive_loss(reader: ICAE, soft: Tensor, text: list[int], target: list[int], skip: int) -> float:
     """Mean cross-entropy of `target` after [start; soft tokens; text], frozen weights alone."""
     embed = reader.backbone.embed
-    start = embed(torch.tensor([reader.backbone.start_id]))
+    start = embed(torch.tensor([reader.backbone.bos_token_id]))
     row = [start, soft, embed(torch.tensor([*text, *target], dtype=torch.long))]
     with reader.backbone.without_lora():
         logits = logits_of(reader, torch.cat(row))
@@ -102,7 +102,7 @@ def test_the_losses_on_text_are_those_of_the_equations(tiny_folder: Callable[...
     again, on = [], []
     for row, after in zip(context.tolist(), continuation.tolist(), strict=True):
         slots = naive_slots(reader, row)
-        end = reader.backbone.end_id
+        end = reader.backbone.eos_token_id
         again.append(
             naive_loss(reader, torch.cat([slots, special(reader, "ae")]), [], [*row, end], 0)
         )

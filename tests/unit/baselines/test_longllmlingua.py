@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from sedem import Document
+from sedem.backbone.loading import open_backbone
 from sedem.baselines import longllmlingua
 from sedem.baselines.longllmlingua import PROMISE, LongLLMLingua, LongLLMLinguaConfig, spread
 from sedem.baselines.paragraphs import split
-from sedem.baselines.thinning import Reading, thin, windows
-from sedem.data.catalog import open_examples
+from sedem.baselines.token_pruning import Reading, thin, windows
+from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
-from sedem.generation import Decoding
-from sedem.pretrained import open_backbone
+from sedem.inference.generation import Decoding
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OFFICIAL = json.loads((FIXTURES / "longllmlingua.json").read_text(encoding="utf-8"))["examples"]
@@ -89,7 +89,7 @@ def test_a_paragraph_is_ranked_by_the_surprise_of_the_question_after_it(
 ) -> None:
     text = "The rent is 900 euros."
     asked = QUESTION + PROMISE
-    start, *ids = [small.backbone.start_id, *small.backbone.token_ids(text + asked)]
+    start, *ids = [small.backbone.bos_token_id, *small.backbone.token_ids(text + asked)]
     wanted = naive_surprise(small, [start, *ids])[-len(asked) :]
     found = small.surprise_after(text, QUESTION)
     assert found == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)

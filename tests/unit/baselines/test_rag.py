@@ -17,13 +17,13 @@ from unit.baselines.test_baseline_training import assert_resumes_alike
 from sedem import Document
 from sedem.baselines.paragraphs import split
 from sedem.baselines.rag import RAG, RAGConfig
-from sedem.data.catalog import open_examples
+from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.methods import Setting
+from sedem.evaluation.method import Setting
 from sedem.evaluation.trained import Trained
-from sedem.generation import Decoding
-from sedem.prompts import context_prompt
+from sedem.inference.generation import Decoding
+from sedem.inference.prompts import context_prompt
 from sedem.training.baseline import BaselineRecipe, train_baseline
 from sedem.training.prepare import Collator, Prepared
 from sedem.training.rag import RAGBlocks, RAGTraining
@@ -47,7 +47,7 @@ def naive_scores(reader: RAG, documents: list[Document], question: str) -> list[
     backbone, selector = reader.backbone, reader.selector
 
     def states(text: str) -> Tensor:
-        ids = torch.tensor([[backbone.start_id, *backbone.token_ids(text)]])
+        ids = torch.tensor([[backbone.bos_token_id, *backbone.token_ids(text)]])
         with backbone.without_lora():
             found = backbone.model(input_ids=ids, output_hidden_states=True).hidden_states
         return found[reader.config.extract_layer][0, 1:]

@@ -15,19 +15,20 @@ from tokenizers import normalizers
 from unit.baselines.conftest import SMALL, make
 
 from sedem import Document, SeDeM
-from sedem.backbone import Backbone
-from sedem.baselines.catalog import TRAINED, reader_class
+from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import ContextMemory
+from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
-from sedem.data.catalog import open_examples
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
+from sedem.data.question_sets import open_examples
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.methods import METHODS, Setting, default_checkpoint, open_method
+from sedem.evaluation.method import Setting
+from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
-from sedem.generation import Decoding
+from sedem.inference.generation import Decoding
 from sedem.training.baseline import QuestionTraining
 from sedem.training.questions import Questions, collate_questions
 
@@ -86,7 +87,7 @@ def test_adapters_and_parts_matter(
 
     def logits(reader: TrainedReader) -> torch.Tensor:
         memory = reader.read(documents)
-        prompt = [reader.backbone.start_id, *reader.backbone.token_ids(RENT)]
+        prompt = [reader.backbone.bos_token_id, *reader.backbone.token_ids(RENT)]
         with torch.no_grad(), reader.answering():
             seen = reader.seen(len(memory.ends), len(prompt), 5)
             return reader.begin([memory.remembered.content], [seen], [prompt]).logits

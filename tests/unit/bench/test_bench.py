@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sedem import Answer, Document
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
@@ -21,11 +21,11 @@ from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
-from sedem.encoder import encode
 from sedem.errors import ConfigError
 from sedem.evaluation import results
 from sedem.evaluation.readers import BoundSedem
 from sedem.evaluation.storage import kv_bytes_per_token
+from sedem.method.encoder import encode
 
 METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.bench.contexts import DOCUMENT, context, source
-from sedem.checkpoint import BACKBONE, locate
 from sedem.errors import DataError
-from sedem.pretrained import open_backbone
+from sedem.inference.checkpoint import BACKBONE, locate
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM
+from sedem.bank.key_index import cache_dtype, key_index
 from sedem.bench import floors as floors_module
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work, floors, sedem_work, text_work
 from sedem.bench.spread import spread
 from sedem.evaluation.cost import layer_flops
-from sedem.generation import Decoding
-from sedem.keys import held_type, known_keys
-from sedem.prompts import question_ids
+from sedem.inference.generation import Decoding
+from sedem.inference.prompts import question_ids
 
 ONE = Decoding(max_new_tokens=1)
 
@@ -85,9 +85,9 @@ def test_keys_are_counted_in_the_type_in_which_they_are_held(
     bank = model.read(documents)
     answer = model.answer(bank, "Rent?", k=2, decoding=ONE)
     on_cpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
-    held = known_keys(bank, model.selector).held
-    assert held is not None and held.values.dtype == held_type(held.values.device)
-    monkeypatch.setattr(floors_module, "held_type", lambda device: torch.bfloat16)
+    held = key_index(bank, model.selector).cached
+    assert held is not None and held.values.dtype == cache_dtype(held.values.device)
+    monkeypatch.setattr(floors_module, "cache_dtype", lambda device: torch.bfloat16)
     on_gpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
     assert on_cpu - on_gpu == held.nbytes / 2
 

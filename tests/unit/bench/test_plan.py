@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 from sedem.bench.plan import Plan
 from sedem.errors import ConfigError
-from sedem.evaluation.methods import METHODS
+from sedem.evaluation.registry import METHODS
 
 
 @pytest.mark.parametrize(

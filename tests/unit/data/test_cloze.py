@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sedem.data.articles import paragraphs, read_articles
-from sedem.data.catalog import open_examples
 from sedem.data.cloze import LONGEST, SHORTEST, clozes, generate
+from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
 
 load = partial(open_examples, schema="cloze")

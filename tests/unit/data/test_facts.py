@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from sedem.data.articles import paragraphs, read_articles
-from sedem.data.catalog import open_examples
 from sedem.data.examples import Example
 from sedem.data.facts import Split, generate, split_of, templates
+from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 
 load = partial(open_examples, schema="exact-facts")

@@ -14,8 +14,8 @@ import pytest
 from datasets import Dataset
 from huggingface_hub.errors import OfflineModeIsEnabled
 
-from sedem.data.catalog import identify, open_examples, sniff
 from sedem.data.hub import HOMES
+from sedem.data.question_sets import identify, open_examples, sniff
 from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sedem import Document
-from sedem.data.catalog import open_examples
+from sedem.bank.blocks import BlockRow
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.inspection import (
     MOST_BINS,
@@ -18,10 +18,10 @@ from sedem.data.inspection import (
     plot,
 )
 from sedem.data.labels import from_evidence
+from sedem.data.question_sets import open_examples
 from sedem.data.texts import holds_texts, read_texts
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
 from sedem.errors import ConfigError, DataError
-from sedem.shard import BlockRow
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_lengths_and_labels_are_those_of_the_examples(letters: Tokenizer) -> Non
 
 
 def test_blocks_are_the_windows_that_are_read(fixtures: Path, backbone: object) -> None:
-    from sedem.segment import segment_text
+    from sedem.method.segments import segment_text
 
     examples = open_examples(fixtures / "covidqa.json").examples
     text = examples[0].documents[0].text

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from sedem import Document
-from sedem.backbone import Backbone
-from sedem.data.catalog import open_examples
+from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import BlockRow, partition
 from sedem.data.examples import Evidence
 from sedem.data.labels import from_answers, from_evidence
-from sedem.reading import partition
-from sedem.segment import segment_text
-from sedem.shard import BlockRow
+from sedem.data.question_sets import open_examples
+from sedem.method.segments import segment_text
 
 TEXT = "The rent is 900 euros. It is due in May. The deposit is 1,800 euros."
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sedem.data.catalog import open_examples, sniff
 from sedem.data.examples import Example, ExampleSet
+from sedem.data.question_sets import open_examples, sniff
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sedem.data.catalog import open_examples
 from sedem.data.examples import Example
+from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
 
 Write = Callable[[str, Any], Path]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sedem.data.catalog import open_examples
+from sedem.data.question_sets import open_examples
 from sedem.data.ruler import STEP, TEMPLATE
 from sedem.data.tokenizer import open_tokenizer
 from sedem.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from sedem import Answer, Citation, Document
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Evidence, Example
 from sedem.errors import DataError
 

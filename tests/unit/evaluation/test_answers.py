@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
-from sedem.answering import Request
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.data.catalog import open_examples
 from sedem.data.examples import Evidence, Example
+from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
-from sedem.evaluation.methods import Setting
+from sedem.evaluation.method import Setting
 from sedem.evaluation.readers import Sedem
 from sedem.evaluation.run import evaluate
-from sedem.prompts import context_prompt
-from sedem.segment import paragraphs
+from sedem.inference.prompts import context_prompt
+from sedem.inference.requests import Request
+from sedem.method.segments import paragraphs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 QUESTION, SHORT = "What is the rent?", Decoding(max_new_tokens=4)

@@ -15,13 +15,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from unit.baselines.conftest import SMALL
 
+from sedem.backbone.loading import open_backbone
 from sedem.baselines.beacon import BeaconConfig
-from sedem.baselines.catalog import reader_class
+from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.evaluation.baseline_flops import COUNTED, baseline_flops
 from sedem.evaluation.cost import Workload
-from sedem.pretrained import open_backbone
 
 HEAD, ANSWER = 16, 5
 
@@ -77,7 +77,7 @@ def test_reading_and_answering(
 ) -> None:
     folder = tiny_folder("llama", head_dim=HEAD)
     reader = tiny(method, folder, changes)
-    prompt = [reader.backbone.start_id, *range(40, 40 + question)]
+    prompt = [reader.backbone.bos_token_id, *range(40, 40 + question)]
     kept: list[Any] = []
 
     def remember() -> None:

@@ -16,12 +16,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
-from sedem.answering import Request, choose, encode_questions, start_of
-from sedem.eager import start_decoding
+from sedem.backbone.loading import open_backbone
+from sedem.bank.search import score_questions
+from sedem.engine.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops
-from sedem.pretrained import open_backbone
-from sedem.prompts import question_ids
-from sedem.scoring import score_questions
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, choose, encode_questions, start_of
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
@@ -70,8 +70,8 @@ def test_reading(model: SeDeM) -> None:
 
 def test_selecting(model: SeDeM, bank: MemoryBank) -> None:
     def select() -> None:
-        hidden_1QE, mask_1Q = encode_questions(model, [QUESTION])
-        score_questions(model, bank, hidden_1QE, mask_1Q)
+        hidden_1QE, mask_1Q = encode_questions(model, model.engine, [QUESTION])
+        score_questions(model.selector, bank, hidden_1QE, mask_1Q)
 
     tokens = len(QUESTION) + 1
     beside = hidden_half(model, 3, tokens)

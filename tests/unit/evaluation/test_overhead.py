@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 from sedem.evaluation.overhead import baseline_parameters
 
 # Table "inference-time parameter overhead": millions as printed, by backbone.

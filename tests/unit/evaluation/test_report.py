@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from unit.evaluation.conftest import Echo, hill
 
+from sedem.cli.output import print_report
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.plot import draw, name_of
 from sedem.evaluation.report import load, report
 from sedem.evaluation.run import evaluate
-from sedem.terminal import print_report
 
 
 def make(out: Path, count: int = 6, right: bool = True, bad: tuple[str, ...] = ()) -> Path:

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, DynamicCache
 from unit.evaluation.conftest import Echo, hill
 
-from sedem.backbone import FAMILIES
+from sedem.backbone.decoder import FAMILIES
+from sedem.backbone.loading import open_backbone
 from sedem.evaluation.run import evaluate
 from sedem.evaluation.storage import compression, kv_bytes_per_token, state_bytes_per_token
-from sedem.pretrained import open_backbone
 
 
 @pytest.mark.parametrize("family", FAMILIES)

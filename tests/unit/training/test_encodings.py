@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.backbone import Backbone
-from sedem.encoder import encode
-from sedem.pretrained import open_backbone
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.method.encoder import encode
 from sedem.training import encodings
 from sedem.training.encodings import Encodings
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sedem import SeDeM, SedemConfig
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet
 from sedem.training.prepare import Collator, Prepared
 from sedem.training.stage1 import Stage1, Stage1Losses

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sedem import Document, SeDeM, SedemConfig
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Example, ExampleSet
-from sedem.encoder import encode
 from sedem.errors import DataError
-from sedem.losses import IGNORED
-from sedem.prompts import answer_ids, question_ids
+from sedem.inference.prompts import answer_ids, question_ids
+from sedem.method.encoder import encode
+from sedem.method.losses import IGNORED
 from sedem.training.prepare import Collator, Prepared
 
 
@@ -158,7 +158,7 @@ def test_prefix_and_answer_are_predicted_token_by_token(model: SeDeM, examples: 
     for row, example in enumerate(examples.examples):
         prefix = question_ids(model.decoder, example.question)
         answer = answer_ids(model.decoder, example.answers[0])
-        assert answer[-1] == model.decoder.end_id
+        assert answer[-1] == model.decoder.eos_token_id
         assert ids_BP[row][valid_BP[row]].tolist() == [*prefix, *answer[:-1]]
         assert valid_BP[row].tolist() == sorted(valid_BP[row].tolist())  # padding on the left
         labels_A = labels_BA[row]

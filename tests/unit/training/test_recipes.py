@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sedem import SeDeM, SedemConfig
-from sedem.baselines.catalog import TRAINED
+from sedem.baselines.registry import TRAINED
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import DataSource, Optimization, Run, as_yaml, load_recipe
 from sedem.training.run import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sedem import SeDeM, SedemConfig
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
-from sedem.injection import prefill
-from sedem.pretrained import open_backbone
+from sedem.method.injection import prefill
 from sedem.training.stage1 import Stage1, Stage1Losses
 
 LENGTH, AFTER = 16, 5
@@ -30,7 +30,7 @@ def windows(count: int, after: int = AFTER, seed: int = 0) -> dict[str, Tensor]:
 
 def hugging_face_states(backbone: Backbone, ids: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
     """Hidden states by layers run and logits `[P, V]`, start token in front."""
-    given = torch.tensor([[backbone.start_id, *ids]])
+    given = torch.tensor([[backbone.bos_token_id, *ids]])
     output = backbone.model(input_ids=given, output_hidden_states=True, use_cache=False)
     return tuple(state[0] for state in output.hidden_states), output.logits[0]
 
@@ -70,7 +70,7 @@ def naive_parts(
     _, logits = hugging_face_states(model.decoder, [*context, *target[:-1]])
     teacher = logits[len(context) :]
     # Student: the same decoder on restored states.
-    ids = torch.tensor([[model.decoder.start_id, *target[:-1]]])
+    ids = torch.tensor([[model.decoder.bos_token_id, *target[:-1]]])
     filled = prefill(
         model.decoder,
         config.inject_layer,

@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sedem import SeDeM, SedemConfig
-from sedem.backbone import Backbone
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.bank.blocks import partition
 from sedem.data.examples import Example, ExampleSet
-from sedem.encoder import encode
 from sedem.errors import ConfigError
-from sedem.injection import prefill
-from sedem.pretrained import open_backbone
-from sedem.prompts import answer_ids, question_ids
-from sedem.reading import partition
-from sedem.segment import segment_text
+from sedem.inference.prompts import answer_ids, question_ids
+from sedem.method.encoder import encode
+from sedem.method.injection import prefill
+from sedem.method.segments import segment_text
 from sedem.training.prepare import Collator, Prepared
 from sedem.training.selecting import CONDITIONING
 from sedem.training.stage2 import Stage2, Stage2Losses

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sedem import SeDeM
-from sedem.data.text import Windows
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
 from sedem.training import run as training_run
 from sedem.training.prepare import Prepared

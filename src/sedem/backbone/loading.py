@@ -1,0 +1,229 @@
+"""Opening backbones: from a folder, in full or as int8 rows, or from the hub; do they suit?
+
+Code that comes with a backbone never runs, and weights are read as safetensors only. Whatever opens
+a configuration, a tokenizer or a model goes through this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from sedem.backbone.decoder import ATTENTION, Backbone, check_family
+from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights
+from sedem.errors import CheckpointError, ConfigError
+
+INT8_FILE = "model.int8.safetensors"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTER_FILE = "adapter_config.json"
+
+
+def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
+    """Read the configuration of a backbone; no code that comes with it runs.
+
+    Args:
+        name: folder or hub id.
+        revision: hub revision.
+
+    Raises:
+        ConfigError: the backbone needs code of its own.
+        OSError: it cannot be found, as transformers puts it.
+        ValueError: transformers does not know its layout.
+    """
+    with _without_own_code(name):
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Read the tokenizer of a backbone; no code that comes with it runs.
+
+    Args:
+        name: folder or hub id.
+        revision: hub revision.
+
+    Raises:
+        ConfigError: the tokenizer needs code of its own.
+        OSError: it cannot be found, as transformers puts it.
+        ValueError: its files do not make a tokenizer.
+    """
+    with _without_own_code(name):
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+
+
+def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
+    """A model with fresh weights; no code that its configuration names runs.
+
+    Args:
+        config: its shape.
+        options: dtype and attn_implementation.
+
+    Raises:
+        ConfigError: the model needs code of its own.
+    """
+    with _without_own_code(config.name_or_path):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+
+
+def open_backbone(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    attention: str = "sdpa",
+) -> Backbone:
+    """Open a backbone from a folder or the hub.
+
+    A folder may hold the weights as int8 rows with a scale a row (`model.int8.safetensors`).
+
+    Args:
+        name: folder or hub id.
+        revision: hub revision.
+        dtype: type of weights and hidden states.
+        device: where to put it.
+        attention: "sdpa" or "eager".
+
+    Raises:
+        ConfigError: it cannot be found, its layout is not supported or it needs code of its own.
+        CheckpointError: its weights or its tokenizer are missing or damaged, or its weights are
+            not in safetensors format.
+    """
+    if attention not in ATTENTION:
+        raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
+    try:
+        config = read_config(name, revision)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        absent = "is neither a folder here nor to be had from the hub"
+        problem = "cannot be opened" if Path(name).is_dir() else absent
+        raise ConfigError(f"backbone '{name}' {problem}: {reason}") from None
+    check_family(config.model_type, name)
+    options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    packed = Path(name) / INT8_FILE
+    if packed.is_file():
+        model = _from_int8(packed, config, options)
+    else:
+        model = _from_pretrained(name, revision, options)
+    with _reading("tokenizer", name):
+        tokenizer = read_tokenizer(name, revision)
+    return Backbone(model.to(device), tokenizer, name, revision)
+
+
+def _from_int8(packed: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+    model = empty_model(config, **options)
+    weights = dequantize_int8(load_weights(packed), options["dtype"], str(packed))
+    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    check_weights(model.state_dict(), weights, str(packed))
+    model.load_state_dict(weights)
+    return model
+
+
+def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -> PreTrainedModel:
+    _check_files(name)
+    with _reading("weights", name), _without_own_code(name):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            name,
+            revision=revision,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told of below, with both shapes
+            **options,
+        )
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"backbone '{name}' lacks {len(info['missing_keys'])} weights, "
+            f"'{sorted(info['missing_keys'])[0]}' among them; fetch it again"
+        )
+    if info["mismatched_keys"]:
+        weight, given, needed = min(info["mismatched_keys"])
+        raise CheckpointError(
+            f"backbone '{name}' does not fit its config.json: {weight} has shape "
+            f"{list(given)}, {list(needed)} is needed"
+        )
+    return model
+
+
+def _check_files(name: str) -> None:
+    """Refuse a folder whose weights are pickles, or that would load adapters unasked."""
+    folder = Path(name)
+    if (folder / ADAPTER_FILE).is_file():
+        raise CheckpointError(
+            f"backbone '{name}' holds adapters ({ADAPTER_FILE}); sedem needs plain weights: merge "
+            "them and save the model again"
+        )
+    if (folder / WEIGHTS_FILE).is_file():
+        return
+    if (folder / INDEX_FILE).is_file():
+        used = [file for file in _shards(name) if not file.endswith(".safetensors")]
+    else:
+        used = [file for file in PICKLES if (folder / file).is_file()]
+    if used:
+        raise _pickled(name, used[0])
+
+
+def _shards(name: str) -> list[str]:
+    """Files that the index of sharded weights names."""
+    try:
+        index = json.loads((Path(name) / INDEX_FILE).read_bytes())
+        return sorted({str(file) for file in index["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"the weights of backbone '{name}' cannot be read ({INDEX_FILE} is damaged); fetch it "
+            "again"
+        ) from None
+
+
+def _pickled(name: str, file: str) -> CheckpointError:
+    return CheckpointError(
+        f"the weights of backbone '{name}' are in pickle format ({file}), which can run code; "
+        "sedem reads safetensors only: convert them to safetensors, or give a backbone that has "
+        f"{WEIGHTS_FILE}"
+    )
+
+
+@contextmanager
+def _without_own_code(name: str) -> Iterator[None]:
+    """Tell in one sentence that a backbone needs code of its own.
+
+    transformers' message names the flag that would let it run.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(
+            f"backbone '{name}' wants to run its own code, which sedem never does; give one whose "
+            "layout and tokenizer transformers brings"
+        ) from None
+
+
+@contextmanager
+def _reading(what: str, name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, SafetensorError) as error:
+        if "use_safetensors=True" in str(error):  # a repository on the hub that has none
+            raise _pickled(name, f"no {WEIGHTS_FILE}") from None
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"the {what} of backbone '{name}' cannot be read ({reason}); fetch it again"
+        ) from None

@@ -1,0 +1,115 @@
+"""LoRA adapters of a Hugging Face decoder: attached, switched off, saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from sedem.backbone.safetensors import check_weights, load_weights
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+class LoraModel(nn.Module):
+    """A decoder whose matrices can have adapters.
+
+    Args:
+        model: the causal language model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        # Layers from here on have their adapters merged; their frozen weights are gone.
+        self.merged_from: int | None = None
+        self._adapters_off = False
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether adapters are attached."""
+        return bool(getattr(self.model, "peft_config", None))
+
+    def add_lora(
+        self,
+        rank: int,
+        alpha: int,
+        targets: Sequence[str] = LORA_TARGETS,
+        dropout: float = 0.0,
+    ) -> None:
+        """Attach adapters to matrices of every layer (appendix Trainable Parameters).
+
+        Args:
+            rank: r.
+            alpha: numerator of their scaling.
+            targets: names of the matrices; q, k, v and o as they stand.
+            dropout: share of their inputs that is dropped in training.
+        """
+        self.model.add_adapter(
+            LoraConfig(
+                r=rank,
+                lora_alpha=alpha,
+                target_modules=list(targets),
+                lora_dropout=dropout,
+                bias="none",
+            )
+        )
+        for name, parameter in self.model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+
+    def lora_parameters(self) -> list[nn.Parameter]:
+        """The adapters' factors A and B."""
+        return [p for n, p in self.model.named_parameters() if "lora_" in n]
+
+    @contextmanager
+    def without_lora(self) -> Iterator[None]:
+        """Run the frozen weights alone inside the block, as the encoder must."""
+        adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
+        layers = [layer for layer in adapted if not layer.disable_adapters]
+        trainable = [p for p in self.lora_parameters() if p.requires_grad]
+        for layer in layers:
+            layer.enable_adapters(False)
+        outermost, self._adapters_off = not self._adapters_off, True
+        try:
+            yield
+        finally:
+            self._adapters_off = not outermost
+            for layer in layers:
+                layer.enable_adapters(True)
+            # Enabling marks every factor trainable, whatever it was before.
+            for parameter in self.lora_parameters():
+                parameter.requires_grad_(False)
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+
+    def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
+        """Write the adapters of the backbone named `base` in PEFT's layout, factors as `dtype`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = get_peft_model_state_dict(self.model)
+        save_file(
+            {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
+        )
+        config = copy(self.model.peft_config["default"])
+        config.base_model_name_or_path = base
+        config.save_pretrained(str(folder))
+
+    def load_lora(self, folder: Path) -> None:
+        """Read adapters that `add_lora` has made room for.
+
+        Raises:
+            CheckpointError: a file is missing or a factor is missing, extra or of another shape.
+        """
+        weights = load_weights(folder / ADAPTER_WEIGHTS)
+        expected = get_peft_model_state_dict(self.model)
+        check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))
+        set_peft_model_state_dict(self.model, weights)

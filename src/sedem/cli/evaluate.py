@@ -1,0 +1,174 @@
+"""The verbs that measure: eval, eval report and cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from sedem.cli import output
+from sedem.cli.options import (
+    BudgetOption,
+    EngineOption,
+    Json,
+    Model,
+    OptionEntries,
+    budget,
+    parse_options,
+)
+
+METHOD = "METHOD"
+
+
+class MethodOrVerb(TyperGroup):
+    """A group whose first word is one of its verbs, or else the method that is evaluated."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """The verb that a word names; every other word names a method."""
+        if args[0] in self.commands:
+            return super().resolve_command(ctx, args)
+        return args[0], self.commands[METHOD], args[1:]
+
+
+eval_app = typer.Typer(
+    cls=MethodOrVerb,
+    rich_markup_mode=None,
+    subcommand_metavar="METHOD|report ...",
+    help="Measure a method on a set of questions, or report on what was measured.",
+    epilog="'sedem eval sedem --help' shows the options of a method.",
+)
+
+
+@eval_app.callback(invoke_without_command=True)
+def evaluations(
+    context: typer.Context,
+    list_methods: Annotated[bool, typer.Option("--list", help="List the methods.")] = False,
+) -> None:
+    """Measure a method on a set of questions, or report on what was measured."""
+    if list_methods:
+        from sedem.evaluation.registry import METHODS
+
+        for name, (_, what) in METHODS.items():
+            typer.echo(f"{name:<20} {what}")
+    elif context.invoked_subcommand is None:
+        raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
+
+
+@eval_app.command(METHOD)
+def evaluate(
+    context: typer.Context,
+    data: Annotated[str, typer.Option(help="File of questions, or name of a public set.")],
+    schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
+    records: Annotated[str | None, typer.Option(help="Records of the set, as start:stop.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a set that has several.")] = None,
+    option: OptionEntries = None,
+    limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
+    k: BudgetOption = None,
+    control: Annotated[
+        str, typer.Option(help="Blocks to use: selected, gold, gold-documents, wrong or none.")
+    ] = "selected",
+    model: Model = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Limit of an answer in tokens. [default: the set's own]")
+    ] = None,
+    batch: Annotated[
+        int, typer.Option(help="Questions that SeDeM answers together; 1 to measure times.")
+    ] = 32,
+    shift: Annotated[
+        int, typer.Option(help="Tokens by which boundaries between segments are moved.")
+    ] = 0,
+    memory: Annotated[
+        str, typer.Option(help="What SeDeM stores slots as: bfloat16, int8 or fp8.")
+    ] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    engine: EngineOption = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a method on a set of questions."""
+    blocks = budget(k)
+    from transformers.utils.logging import disable_progress_bar
+
+    from sedem.evaluation.command import run_evaluation
+    from sedem.evaluation.registry import default_checkpoint
+
+    disable_progress_bar()
+    with output.progress("answering") as report_progress:
+        metrics = run_evaluation(
+            str(context.info_name),
+            data,
+            schema=schema,
+            records=records,
+            split=split,
+            options=parse_options(option),
+            limit=limit,
+            k=blocks,
+            control=control,
+            checkpoint=model or default_checkpoint(str(context.info_name)),
+            max_new_tokens=max_new_tokens,
+            batch=batch,
+            shift=shift,
+            memory=memory,
+            dtype=dtype,
+            engine=engine,
+            seed=seed,
+            out=out,
+            progress=report_progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(metrics))
+        return
+    output.print_metrics(metrics)
+
+
+@eval_app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="What --out named.")],
+    as_json: Json = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the runs into this .svg, .png or .pdf.")
+    ] = None,
+) -> None:
+    """Put runs side by side, and compare each with the first where the examples are the same."""
+    from sedem.evaluation.plot import draw
+    from sedem.evaluation.report import report as compare_runs
+
+    result = compare_runs(folders)
+    if plot is not None:
+        draw(result, plot)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    output.print_report(result)
+
+
+def cost(
+    backbone: Annotated[
+        str,
+        typer.Argument(
+            metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."
+        ),
+    ],
+    method: Annotated[
+        str | None,
+        typer.Option(help="A baseline in SeDeM's place: icae, hmt, 500x or beacon."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Count parameters and FLOPs of SeDeM or a baseline on a backbone, without weights."""
+    from sedem.evaluation.cost import cost as count
+    from sedem.evaluation.overhead import baseline_cost
+
+    result = baseline_cost(method, backbone) if method else count(backbone)
+    if as_json:
+        typer.echo(json.dumps(result))
+    elif method:
+        output.print_baseline_cost(result)
+    else:
+        output.print_cost(result)

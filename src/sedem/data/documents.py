@@ -1,0 +1,58 @@
+"""Files that people have, as documents: .txt and .md in UTF-8 or a named encoding."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from sedem.errors import DataError
+from sedem.types import Document
+
+ENDINGS = (".txt", ".md")
+
+
+def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Document]:
+    """Read files as documents, named as they were given.
+
+    Raises:
+        DataError: one of them is missing, a folder, of another type, binary, empty or in another
+            encoding; nothing has been read then.
+    """
+    return [read_document(path, encoding) for path in paths]
+
+
+def read_document(path: Path, encoding: str = "utf-8") -> Document:
+    """Read one file as a document.
+
+    Raises:
+        DataError: it cannot be a document; says why and what is possible.
+    """
+    if path.is_dir():
+        raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
+    if not path.exists():
+        raise DataError(f"there is no file '{path}'")
+    if path.suffix.lower() not in ENDINGS:
+        raise DataError(
+            f"'{path}' is of the type '{path.suffix or 'without ending'}'; "
+            f"{' and '.join(ENDINGS)} files can be read: save it as plain text"
+        )
+    content = path.read_bytes()
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        if b"\0" in content:
+            raise _binary(path) from None
+        raise DataError(
+            f"'{path}' is not {encoding} text (byte {error.start}); "
+            "name its encoding, such as --encoding latin-1"
+        ) from None
+    except LookupError:
+        raise DataError(f"there is no encoding '{encoding}'; try utf-8 or latin-1") from None
+    if "\0" in text:
+        raise _binary(path)
+    return Document(os.path.normpath(path), text.removeprefix("\ufeff"))
+
+
+def _binary(path: Path) -> DataError:
+    return DataError(f"'{path}' holds binary data, not text; save it as plain text")

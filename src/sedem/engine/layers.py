@@ -1,0 +1,185 @@
+"""Decoder layers of the Llama kind for inference alone: fused matrices, few operations, no modules.
+
+The same arithmetic as Hugging Face's layers, operation by operation, so that in float32 on a CPU
+the states of the same batch without padding are the same to the bit.
+
+Letters: B batch, P positions of one call, K keys, D width, F query heads, G query heads of one
+key head, H width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sedem.backbone.masks import KeyAxis
+
+Bias = Tensor | None
+"""What is added to attention logits `[B, 1, P, K]`; None is plain causal attention."""
+
+Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes a layer's number in its range and its new keys and values `[B, heads, P, H]`; gives those
+that are attended to."""
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """The weights of one layer.
+
+    Attributes:
+        qkv: query, key and value projections below one another.
+        qkv_bias: their biases, or None.
+        out: output projection of attention.
+        out_bias: its bias, or None.
+        gate_up: gate and up projections below one another.
+        gate_up_bias: their biases, or None.
+        down: down projection.
+        down_bias: its bias, or None.
+        attention_norm: scale of the norm before attention `[D]`.
+        mlp_norm: scale of the norm before the MLP `[D]`.
+        head_norm: scales of the norms of query and key heads `[heads, H]`, or None.
+        heads: query heads.
+        key_heads: key and value heads.
+        eps: of all norms.
+        activation: of the gate.
+        window: how far back attention sees; None is all the way.
+    """
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    head_norm: Tensor | None
+    heads: int
+    key_heads: int
+    eps: float
+    activation: Callable[[Tensor], Tensor]
+    window: int | None
+
+    @property
+    def head_width(self) -> int:
+        """H."""
+        return self.qkv.shape[0] // (self.heads + 2 * self.key_heads)
+
+    def project(
+        self, hidden_BPD: Tensor, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `[B, F, P, H]`, keys and values `[B, heads, P, H]`, turned to their positions."""
+        normed = F.rms_norm(hidden_BPD, self.attention_norm.shape, self.attention_norm, self.eps)
+        heads = F.linear(normed, self.qkv, self.qkv_bias).unflatten(-1, (-1, self.head_width))
+        turned, value = heads.split([self.heads + self.key_heads, self.key_heads], dim=2)
+        if self.head_norm is not None:
+            turned = F.rms_norm(turned, turned.shape[-1:], None, self.eps) * self.head_norm
+        turned = rotate(turned, rope)
+        query, key = turned.split([self.heads, self.key_heads], dim=2)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+    def feed(self, hidden_BPD: Tensor) -> Tensor:
+        """What the MLP adds."""
+        normed = F.rms_norm(hidden_BPD, self.mlp_norm.shape, self.mlp_norm, self.eps)
+        gate, up = F.linear(normed, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
+        return F.linear(self.activation(gate) * up, self.down, self.down_bias)
+
+
+def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotary positions, queries and keys in one go; `rope` is of `signed_rope`."""
+    cosine, sine = rope
+    half = heads_BPFH.shape[-1] // 2
+    return (heads_BPFH * cosine).add_(heads_BPFH.roll(half, -1).mul_(sine))
+
+
+def signed_rope(cosine_BPH: Tensor, sine_BPH: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotary factors for `rotate`: the sign of the half that rolls over is in the sine."""
+    first, second = sine_BPH.chunk(2, dim=-1)
+    return cosine_BPH[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
+
+
+def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor:
+    """Grouped-query attention `[B, P, F * H]`.
+
+    A single position never copies keys or values: its query heads stand as rows under their key
+    head. Several positions with a bias do, for fused kernels take no bias with grouped heads.
+    """
+    rows, heads, count, width = query_BFPH.shape
+    groups = heads // key.shape[1]
+    if bias is None:
+        mixed = F.scaled_dot_product_attention(
+            query_BFPH, key, value, is_causal=True, enable_gqa=groups > 1
+        )
+    elif count == 1:
+        grouped = query_BFPH.reshape(rows, -1, groups, width)
+        mixed = F.scaled_dot_product_attention(grouped, key, value, attn_mask=bias)
+        return mixed.reshape(rows, 1, heads * width)
+    else:
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+        mixed = F.scaled_dot_product_attention(query_BFPH, key, value, attn_mask=bias)
+    return mixed.transpose(1, 2).reshape(rows, count, heads * width)
+
+
+def run_layers(
+    layers: Sequence[FusedLayer],
+    hidden_BPD: Tensor,
+    rope: tuple[Tensor, Tensor],
+    biases: Mapping[int | None, Bias],
+    keep: Keep | None = None,
+    last: int | None = None,
+) -> Tensor:
+    """Run a range of layers.
+
+    Args:
+        layers: the range.
+        hidden_BPD: states before it.
+        rope: of `signed_rope`.
+        biases: by window, of `biases_of`.
+        keep: takes keys and values into a cache; None attends to this call's own.
+        last: how many states, counted from the end, are wanted after the last layer; None is all.
+            Needs biases.
+
+    Returns:
+        States after the range `[B, P or last, D]`.
+    """
+    for index, layer in enumerate(layers):
+        query, key, value = layer.project(hidden_BPD, rope)
+        bias = biases[layer.window]
+        if keep is not None:
+            key, value = keep(index, key, value)
+        if last is not None and index == len(layers) - 1:
+            assert bias is not None, "causal attention counts from the first position"
+            hidden_BPD, query, bias = hidden_BPD[:, -last:], query[:, :, -last:], bias[:, :, -last:]
+        mixed = attend(query, key, value, bias)
+        hidden_BPD = hidden_BPD + F.linear(mixed, layer.out, layer.out_bias)
+        hidden_BPD = hidden_BPD + layer.feed(hidden_BPD)
+    return hidden_BPD
+
+
+def biases_of(
+    layers: Sequence[FusedLayer],
+    keys: KeyAxis,
+    positions_BP: Tensor,
+    valid_BP: Tensor,
+    dtype: torch.dtype,
+) -> dict[int | None, Bias]:
+    """The bias of each window that a range of layers has, made once for all of them.
+
+    None where nothing but causal attention over this call's own columns is meant: `keys` is not
+    padded, stands in reading order and is no longer than the window.
+    """
+    biases: dict[int | None, Bias] = {}
+    for window in {layer.window for layer in layers}:
+        if not keys.padded and (window is None or keys.span <= window):
+            biases[window] = None
+            continue
+        hidden = ~keys.visible_to(positions_BP, valid_BP, window)[:, None]
+        zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        biases[window] = zeros.masked_fill(hidden, -torch.inf)
+    return biases

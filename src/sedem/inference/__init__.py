@@ -1,0 +1,1 @@
+"""The two walks: documents into a bank, a question into an answer."""

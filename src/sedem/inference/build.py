@@ -1,0 +1,131 @@
+"""Building a bank on disk from documents, commit by commit, and describing one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sedem.bank.key_index import save_keys, stored_bytes
+from sedem.bank.memory_bank import MemoryBank
+from sedem.engine.interface import Engine
+from sedem.errors import BankError
+from sedem.inference.read import Progress, read
+from sedem.method.modules import SedemModules
+from sedem.quantization import check_dtype
+from sedem.types import Document, check_documents
+
+COMMIT = 400_000
+"""Characters read between two commits: about 8 MB of memory for a 1B model at C = 4."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a build did, and what the bank holds now."""
+
+    added: int
+    replaced: int
+    unchanged: int
+    documents: int
+    blocks: int
+
+
+def build_bank(
+    model: SedemModules,
+    engine: Engine,
+    path: Path,
+    documents: Sequence[Document],
+    progress: Progress | None = None,
+    *,
+    source: str | None = None,
+    dtype: str | None = None,
+    keys: str | None = None,
+) -> Report:
+    """Create or extend a bank.
+
+    Documents it holds unchanged are passed over; changed ones are replaced. Each commit is durable,
+    so a build that was killed goes on when it is started again.
+
+    Args:
+        model: its encoder and compressor read.
+        engine: runs the encoder.
+        path: folder of the bank.
+        documents: names differ.
+        progress: called with characters read and characters in all.
+        source: where the model was opened from; the bank remembers it.
+        dtype: what a new bank stores its slots as; None means bfloat16, or what an older bank does.
+        keys: also keep the selector's keys of the whole bank, as this type; None keeps none.
+
+    Raises:
+        BankMismatchError: another model made the bank.
+        BankError: the bank stores its slots as another type.
+        ConfigError: there is no such type.
+        DataError: two documents have one name.
+    """
+    check_documents(documents)
+    for name in filter(None, (dtype, keys)):
+        check_dtype(name)
+    held: dict[str, str] = {}
+    if path.exists():
+        bank = MemoryBank.open(path)
+        bank.check_made_by(model.fingerprint())
+        if dtype not in (None, bank.dtype):
+            raise BankError(
+                f"bank '{path}' stores its slots as {bank.dtype}, {dtype} was asked for; "
+                "leave the type out, or build another bank"
+            )
+        held = {document.name: document.text for document in bank.documents}
+    new = [document for document in documents if held.get(document.name) != document.text]
+    replaced = sum(document.name in held for document in new)
+    total = sum(len(document.text) for document in new)
+    done = 0
+    for group in _groups(new):
+        size = sum(len(document.text) for document in group)
+
+        def report(segments: int, all_segments: int, done: int = done, size: int = size) -> None:
+            if progress is not None:
+                progress(done + size * segments // all_segments, total)
+
+        part = read(model, engine, group, source=source, progress=report)
+        if path.exists():
+            MemoryBank.open(path).append(part)
+        else:
+            part.save(path, dtype)
+        done += size
+    bank = MemoryBank.open(path)
+    if keys is not None:
+        save_keys(bank, model.selector, keys)
+    return Report(
+        len(new) - replaced, replaced, len(documents) - len(new), len(bank.documents), len(bank)
+    )
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Facts about a bank on disk: what made it, what it holds, how large it is."""
+    bank = MemoryBank.open(path)
+    tokens = bank.tokens
+    return {
+        "documents": len(bank.documents),
+        "blocks": len(bank),
+        "tokens": tokens,
+        "dtype": bank.dtype,
+        "memory_bytes": bank.memory_bytes,
+        "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
+        "key_bytes": stored_bytes(path),
+        "fingerprint": bank.fingerprint,
+        **bank.made_by,
+    }
+
+
+def _groups(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    group: list[Document] = []
+    size = 0
+    for document in documents:
+        group.append(document)
+        size += len(document.text)
+        if size >= COMMIT:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

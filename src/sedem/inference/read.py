@@ -1,0 +1,115 @@
+"""The first walk: documents -> segments -> hidden states -> memory -> blocks of a bank.
+
+No question is needed, adapters are off and nothing is differentiated.
+
+Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a block, D decoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sedem.bank.blocks import BlockRow, InMemory, to_blocks
+from sedem.bank.memory_bank import MemoryBank
+from sedem.engine.interface import Engine
+from sedem.method.modules import SedemModules
+from sedem.method.pooling import slot_tokens
+from sedem.method.segments import segment_text
+from sedem.quantization import Quantized
+from sedem.types import Document, check_documents
+
+BATCHES = {"cpu": 8, "cuda": 32}
+"""Segments encoded together; the states of more do not stay in the caches of a CPU."""
+
+Progress = Callable[[int, int], None]
+"""Called with segments done and segments in all."""
+
+
+@torch.no_grad()
+def read(
+    model: SedemModules,
+    engine: Engine,
+    documents: Sequence[Document],
+    *,
+    source: str | None = None,
+    progress: Progress | None = None,
+) -> MemoryBank:
+    """Read documents into a new bank.
+
+    Args:
+        model: its encoder and compressor read them.
+        engine: runs the encoder.
+        documents: with names that differ.
+        source: where the model was opened from; the bank remembers it.
+        progress: called after every batch.
+
+    Raises:
+        DataError: there are none, two have one name, or one has no tokens.
+    """
+    check_documents(documents)
+    config = model.config
+    length, how, shift = config.segment_length, config.segmentation, config.segment_shift
+    segments = [segment_text(d.text, model.encoder, length, how, shift) for d in documents]
+    memory_SMD = compress(
+        model,
+        engine,
+        torch.cat([s.ids for s in segments]),
+        torch.cat([s.lengths for s in segments]),
+        progress,
+    )
+    blocks: list[BlockRow] = []
+    memories = []
+    for index, (part, memory) in enumerate(
+        zip(segments, memory_SMD.split([len(s) for s in segments]), strict=True)
+    ):
+        rows, memory_NJD = to_blocks(
+            part, memory, index, config.compression, config.slots_per_block
+        )
+        blocks += rows
+        memories.append(memory_NJD)
+    return MemoryBank(
+        model.fingerprint(),
+        {**model.made_by(), "model": source},
+        list(documents),
+        blocks,
+        [InMemory(Quantized(torch.cat(memories)))],
+    )
+
+
+def compress(
+    model: SedemModules,
+    engine: Engine,
+    ids_ST: Tensor,
+    lengths_S: Tensor,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Memory of segments `[S, M, D]`, in bf16 on the CPU: what a bank stores.
+
+    Segments of like length are encoded together, so that short ones cost what they hold.
+    """
+    slots, compression = model.config.slots, model.config.compression
+    memory_SMD = torch.zeros(len(ids_ST), slots, model.decoder.width, dtype=torch.bfloat16)
+    done = 0
+    for batch_B in batches(lengths_S, model.device):
+        longest = -(-int(lengths_S[batch_B].max()) // compression) * compression
+        ids_BT = ids_ST[batch_B, :longest].to(model.encoder.device)
+        mask_BT = torch.arange(longest) < lengths_S[batch_B, None]
+        states = engine.encode(ids_BT)
+        mask_BT = mask_BT.to(states.device)
+        memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
+        # Padding is zero whatever a segment was encoded with, for a bank's bytes depend on it.
+        padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
+        memory_BMD = memory_BMD.masked_fill(padding_BM1, 0.0)
+        memory_SMD[batch_B, : memory_BMD.shape[1]] = memory_BMD.to("cpu", torch.bfloat16)
+        done += len(batch_B)
+        if progress is not None:
+            progress(done, len(ids_ST))
+    return memory_SMD
+
+
+def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
+    """Segments by number as they are encoded together, the longest first."""
+    return lengths_S.argsort(descending=True, stable=True).split(BATCHES[device.type])

@@ -1,0 +1,173 @@
+"""What is asked: a question's states, its scores, the blocks it uses and where its answer starts.
+
+Letters: B questions, Q question tokens, N blocks, K selected blocks, J slots of a block, U restored
+states, E encoder width, D decoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from sedem.bank import coarse_search
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.search import score_questions
+from sedem.engine.interface import Engine, Start
+from sedem.errors import ConfigError, DataError
+from sedem.method.modules import SedemModules
+from sedem.method.pooling import state_mask
+from sedem.method.selector import Budget, arrange, resolve_budget, select
+from sedem.types import check_unicode
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to one bank.
+
+    Attributes:
+        bank: what to ask.
+        question: what about.
+        k: selection budget; None means the model's own.
+        blocks: use exactly these blocks instead of selecting (training and controls).
+        ranking: whether the answer is to name every block in the order of its score.
+    """
+
+    bank: MemoryBank
+    question: str
+    k: Budget | None = None
+    blocks: Sequence[int] | None = None
+    ranking: bool = False
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The blocks one question uses.
+
+    Attributes:
+        ranked: their indices, best first.
+        arranged: the same in the order in which the decoder sees them.
+        scores: of all blocks `[N]`.
+    """
+
+    ranked: list[int]
+    arranged: list[int]
+    scores: Tensor
+
+
+@torch.no_grad()
+def encode_questions(
+    model: SedemModules, engine: Engine, questions: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """States of questions at the extraction layer (section 3.2), the start token's dropped.
+
+    Returns:
+        States `[B, Q, E]` and mask `[B, Q]`, padded on the right.
+
+    Raises:
+        DataError: a question is empty, no Unicode text or longer than the encoder can read.
+    """
+    limit = model.encoder.max_positions - 1
+    rows = []
+    for question in questions:
+        check_unicode(question, "the question")
+        ids = model.encoder.token_ids(question.strip())
+        if not ids:
+            raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
+        if len(ids) > limit:
+            raise DataError(
+                f"the question has {len(ids):,} tokens, the model reads at most {limit:,}; "
+                "ask something shorter and put long text into a document"
+            )
+        rows.append(torch.tensor(ids))
+    device = model.encoder.device
+    ids_BQ = pad_sequence(rows, batch_first=True).to(device)
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
+    mask_BQ = torch.arange(ids_BQ.shape[1], device=device) < lengths_B1
+    return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
+
+
+def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection:
+    """Which blocks a request uses: the selector's best K, or the forced ones.
+
+    Raises:
+        ConfigError: K or a forced block cannot be used.
+    """
+    if request.blocks is None:
+        k = model.config.k if request.k is None else request.k
+        ranked = select(scores_N, resolve_budget(k, len(scores_N)))
+    else:
+        if len(set(request.blocks)) < len(request.blocks):
+            raise ConfigError(f"blocks {list(request.blocks)} name a block twice; name each once")
+        for index in request.blocks:
+            if not 0 <= index < len(scores_N):
+                raise ConfigError(f"block {index} was asked for, the bank has {len(scores_N)}")
+        forced = torch.tensor(list(request.blocks), dtype=torch.long, device=scores_N.device)
+        ranked = forced[select(scores_N[forced], len(forced))]
+    arranged = arrange(ranked, model.config.block_order)
+    return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
+
+
+def start_of(model: SedemModules, bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
+    """Where a row starts from: the memory of its blocks, what of it is real, and its prefix."""
+    real_KU = state_mask(bank.slot_tokens(selection.arranged), model.decompressor.states_per_slot)
+    return Start(bank.memory(selection.arranged).flatten(0, 1), real_KU.flatten(), prefix)
+
+
+def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:
+    """How many decoder states each of some blocks is restored to."""
+    real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
+    return real_KU.sum(1).tolist()
+
+
+def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: int) -> None:
+    """Refuse what would run past the decoder's positions.
+
+    Args:
+        model: whose decoder.
+        sizes: states of each selected block, best first.
+        prefix: prompt tokens.
+        limit: answer tokens.
+
+    Raises:
+        ConfigError: with all the numbers, and the largest K that fits.
+    """
+    room = model.decoder.max_positions
+    states = sum(sizes)
+    if states + prefix + limit <= room:
+        return
+    most = sum(total + prefix + limit <= room for total in accumulate(sizes))
+    remedy = f"use k of at most {most}" if most else "ask something shorter"
+    raise ConfigError(
+        f"{states:,} selected states, {prefix:,} prompt tokens and an answer of up to {limit:,} "
+        f"tokens make {states + prefix + limit:,} positions, the decoder has {room:,}; {remedy}"
+    )
+
+
+def score_requests(
+    model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
+) -> list[Tensor]:
+    """Scores `[N]` for each request; questions to one bank are scored together."""
+    together: dict[int, list[int]] = {}
+    for row, request in enumerate(requests):
+        together.setdefault(id(request.bank), []).append(row)
+    scores: dict[int, Tensor] = {}
+    for rows in together.values():
+        bank = requests[rows[0]].bank
+        every = any(_needs_every_score(model, requests[row]) for row in rows)
+        found_BN = score_questions(
+            model.selector, bank, hidden_BQE[rows], mask_BQ[rows], every=every
+        )
+        scores |= zip(rows, found_BN, strict=True)
+    return [scores[row] for row in range(len(requests))]
+
+
+def _needs_every_score(model: SedemModules, request: Request) -> bool:
+    if request.blocks is not None or request.ranking:
+        return True
+    k = model.config.k if request.k is None else request.k
+    return resolve_budget(k, len(request.bank)) > coarse_search.COUNT

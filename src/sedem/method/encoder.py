@@ -1,0 +1,85 @@
+"""Hidden states of segments at the extraction layer, with early exit (section 3.1, first equation).
+
+Letters: S segments, T tokens, E encoder width, X extraction layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sedem.backbone.decoder import Backbone
+
+
+def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+    """Hidden states after each of some layers, start token first; deeper layers are not run.
+
+    Args:
+        backbone: run as it stands, adapters and all.
+        ids_BP: token ids without the start token, padded on the right.
+        layers: numbers of layers run.
+
+    Returns:
+        States `[B, 1 + P, E]` by number of layers run.
+    """
+    start_B1 = ids_BP.new_full((ids_BP.shape[0], 1), backbone.bos_token_id)
+    positions = torch.arange(ids_BP.shape[1] + 1, device=ids_BP.device).expand(len(ids_BP), -1)
+    hidden = backbone.embed(torch.cat([start_B1, ids_BP], dim=1))
+    states: dict[int, Tensor] = {}
+    done = 0
+    for layer in sorted(set(layers)):
+        hidden = states[layer] = backbone.run(hidden, done, layer, positions)
+        done = layer
+    return states
+
+
+@torch.no_grad()
+def encode(backbone: Backbone, ids_ST: Tensor, layers: Sequence[int]) -> Tensor:
+    """Hidden states of frozen weights after each of `layers`.
+
+    The start token is encoded in front and its state dropped: the first token of any sequence
+    becomes an attention sink whose state is many times larger than the others. Padding stands on
+    the right, where causal attention keeps it from mattering.
+
+    Args:
+        backbone: the encoder; its adapters are off while it runs.
+        ids_ST: token ids, one segment a row, padded on the right.
+        layers: numbers of layers run; more than one for a mixture.
+
+    Returns:
+        States `[X, S, T, E]`, in the order of `layers`.
+    """
+    with backbone.without_lora():
+        states = states_at(backbone, ids_ST, layers)
+    return torch.stack([states[layer][:, 1:] for layer in layers])
+
+
+class LayerMixture(nn.Module):
+    """Several extraction layers as one: a softmax-weighted sum, learned or uniform.
+
+    Appendix Extraction and Injection Depth, "Mixing extraction layers".
+
+    Args:
+        count: number of layers.
+        learned: whether the weights are trained; uniform weights have no parameter.
+    """
+
+    def __init__(self, count: int, *, learned: bool) -> None:
+        super().__init__()
+        self.count = count
+        self.logits = nn.Parameter(torch.zeros(count)) if learned and count > 1 else None
+
+    def weights(self) -> Tensor:
+        """Normalised weights `[X]`."""
+        if self.logits is None:
+            return torch.full((self.count,), 1.0 / self.count)
+        return self.logits.softmax(0)
+
+    def forward(self, states_XSTE: Tensor) -> Tensor:
+        """Weighted sum over layers: `[X, S, T, E]` to `[S, T, E]`."""
+        if self.count == 1:
+            return states_XSTE[0]
+        weights_X = self.weights().to(states_XSTE)
+        return torch.einsum("x,xste->ste", weights_X, states_XSTE)

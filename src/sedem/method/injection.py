@@ -1,0 +1,170 @@
+"""Two-depth decoding: the question below the injection layer, memory and question above it.
+
+Section 3.3, last two paragraphs. Memory stands in front: [start; restored; question; answer], all
+in one stream of positions that every layer shares. Rotary positions are relative, so the lower
+layers, which never see the memory's positions, hardly notice the gap.
+
+Letters: B batch, P positions of one call, U restored states, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
+from sedem.config import StartPlacement
+
+
+@dataclass
+class Stream:
+    """Where a decoding stands: one cache whose layers differ in length.
+
+    Attributes:
+        cache: keys and values; layers up to the injection layer hold question and answer, those
+            above hold the restored states too.
+        lower: columns of the lower layers.
+        upper: columns of the upper layers.
+        next_position: position of the next token of each row `[B]`.
+    """
+
+    cache: DynamicCache
+    lower: KeyAxis
+    upper: KeyAxis
+    next_position: Tensor
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """What a prefill leaves.
+
+    Attributes:
+        prefix: states of the prefix after the last layer `[B, P, D]`.
+        restored: states at the restored positions after the last layer `[B, U, D]`.
+        stream: where decoding goes on; None without a cache.
+    """
+
+    prefix: Tensor
+    restored: Tensor
+    stream: Stream | None
+
+
+def positions(
+    valid_BP: Tensor, restored_valid_BU: Tensor, placement: StartPlacement
+) -> tuple[Tensor, Tensor]:
+    """Positions of prefix and restored states in the shared stream; padding takes none.
+
+    Args:
+        valid_BP: False where a prefix token is padding; the first valid one is the start token.
+        restored_valid_BU: False where a restored state is padding.
+        placement: "front": start token 0, memory from 1, question after it; "between": memory from
+            0, then start token and question, the paper's "prepend" to the letter.
+
+    Returns:
+        Prefix positions `[B, P]` and restored positions `[B, U]`; 0 at padding.
+    """
+    prefix_BP = valid_BP.long().cumsum(1) - 1
+    restored_BU = restored_valid_BU.long().cumsum(1) - 1
+    count_B1 = restored_valid_BU.sum(1, keepdim=True)
+    if placement == "front":
+        prefix_BP = prefix_BP + count_B1 * (prefix_BP > 0)
+        restored_BU = restored_BU + 1
+    else:
+        prefix_BP = prefix_BP + count_B1
+    return prefix_BP * valid_BP, restored_BU * restored_valid_BU
+
+
+def prefill(
+    backbone: Backbone,
+    inject_layer: int,
+    ids_BP: Tensor,
+    valid_BP: Tensor,
+    restored_BUD: Tensor,
+    restored_valid_BU: Tensor,
+    *,
+    placement: StartPlacement = "front",
+    cache: DynamicCache | None = None,
+) -> Prefilled:
+    """Run a prefix through both depths.
+
+    Rows may differ in the number of restored states and in prefix length: pad restored states
+    anywhere, prefixes on the left.
+
+    Args:
+        backbone: the decoder.
+        inject_layer: layers that see the prefix alone.
+        ids_BP: start token, question and, in training, answer.
+        valid_BP: False where a token is padding.
+        restored_BUD: decompressed states, in the order in which the decoder is to see them.
+        restored_valid_BU: False where a restored state is padding.
+        placement: where the start token stands.
+        cache: an empty cache to go on from with `step`; None when nothing follows.
+    """
+    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, placement)
+    padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
+    span = ids_BP.shape[1] + restored_BUD.shape[1]
+    lower = KeyAxis(prefix_BP, valid_BP, padded, span)
+    hidden_BPD = backbone.run(
+        backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
+    )
+    # With padding a mask decides by position who sees whom, so any layout is right and memory goes
+    # first. Without, columns must stand in reading order, and no mask is needed.
+    head = 1 if placement == "front" and not padded else 0
+
+    def join(prefix: Tensor, memory: Tensor) -> Tensor:
+        return torch.cat([prefix[:, :head], memory, prefix[:, head:]], dim=1)
+
+    upper = KeyAxis(join(prefix_BP, memory_BU), join(valid_BP, restored_valid_BU), padded, span)
+    joined_BLD = backbone.run(
+        join(hidden_BPD, restored_BUD.to(hidden_BPD.dtype)),
+        inject_layer,
+        backbone.depth,
+        upper.positions,
+        upper.valid,
+        upper,
+        cache,
+    )
+    count = restored_BUD.shape[1]
+    first_BD, restored_BUD, rest_BD = joined_BLD.split(
+        [head, count, joined_BLD.shape[1] - head - count], dim=1
+    )
+    next_B = valid_BP.sum(1) + restored_valid_BU.sum(1)
+    stream = None if cache is None else Stream(cache, lower, upper, next_B)
+    return Prefilled(torch.cat([first_BD, rest_BD], dim=1), restored_BUD, stream)
+
+
+def step(backbone: Backbone, inject_layer: int, ids_B: Tensor, stream: Stream) -> Tensor:
+    """Run one more token of each row through both depths.
+
+    Args:
+        backbone: the decoder.
+        inject_layer: as in the prefill.
+        ids_B: the tokens.
+        stream: where the rows stand; moved on by one.
+
+    Returns:
+        States after the last layer `[B, D]`.
+    """
+    position_B1 = stream.next_position[:, None]
+    valid_B1 = torch.ones_like(position_B1, dtype=torch.bool)
+    stream.lower = stream.lower.extended(position_B1, valid_B1)
+    stream.upper = stream.upper.extended(position_B1, valid_B1)
+    stream.next_position = stream.next_position + 1
+    hidden_B1D = backbone.embed(ids_B[:, None])
+    hidden_B1D = backbone.run(
+        hidden_B1D, 0, inject_layer, position_B1, valid_B1, stream.lower, stream.cache
+    )
+    hidden_B1D = backbone.run(
+        hidden_B1D,
+        inject_layer,
+        backbone.depth,
+        position_B1,
+        valid_B1,
+        stream.upper,
+        stream.cache,
+    )
+    return hidden_B1D[:, 0]

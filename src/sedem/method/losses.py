@@ -1,0 +1,167 @@
+"""Every loss of section 4 and of the appendix Selection Supervision, as pure functions.
+
+Letters: B batch, S segments, T tokens, M slots, N blocks, P positions, D decoder width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sedem.method.pooling import pool
+
+IGNORED = -100
+"""Label of a position that does not count."""
+
+
+def direction_loss(restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor) -> Tensor:
+    """L_dir, mean over segments: 1 - mean cosine between restored and target states.
+
+    Args:
+        restored_STD: H-hat.
+        target_STD: H-tilde.
+        mask_ST: False where a token is padding.
+    """
+    cosine_ST = F.cosine_similarity(restored_STD.float(), target_STD.float(), dim=-1)
+    mean_S = (cosine_ST * mask_ST).sum(1) / mask_ST.sum(1).clamp_min(1)
+    return (1 - mean_S)[mask_ST.any(1)].mean()
+
+
+def pooled_direction_loss(
+    restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor, compression: int
+) -> Tensor:
+    """L_pool, mean over segments: L_dir between Pool_C of both."""
+    return direction_loss(
+        pool(restored_STD.float(), mask_ST, compression),
+        pool(target_STD.float(), mask_ST, compression),
+        mask_ST.unflatten(1, (-1, compression)).any(2),
+    )
+
+
+def reconstruction_loss(
+    restored_STD: Tensor,
+    target_STD: Tensor,
+    mask_ST: Tensor,
+    compression: int,
+    pool_weight: float,
+) -> Tensor:
+    """L_rec = L_dir + pool_weight * L_pool (section 4; the paper's gamma of this sum)."""
+    direction = direction_loss(restored_STD, target_STD, mask_ST)
+    pooled = pooled_direction_loss(restored_STD, target_STD, mask_ST, compression)
+    return direction + pool_weight * pooled
+
+
+def next_token_loss(logits_BPV: Tensor, labels_BP: Tensor) -> Tensor:
+    """L_ctx of stage 1 and L_LM of stage 2: mean over a row's labelled tokens, then over rows.
+
+    A row without labels does not count.
+
+    Args:
+        logits_BPV: prediction of the next token at each position.
+        labels_BP: that next token; -100 where a position does not count.
+    """
+    labelled_BP = labels_BP != IGNORED
+    loss_BP = F.cross_entropy(
+        logits_BPV.flatten(0, 1).float(), labels_BP.flatten(), reduction="none"
+    ).view_as(labels_BP)
+    counts_B = labelled_BP.sum(1)
+    return _mean_where(loss_BP.sum(1) / counts_B.clamp_min(1), counts_B > 0)
+
+
+def distillation_loss(
+    student_BPV: Tensor, teacher_BPV: Tensor, mask_BP: Tensor, temperature: float
+) -> Tensor:
+    """L_distill: KL from teacher to student at one temperature, mean over continuation tokens.
+
+    Args:
+        student_BPV: logits of the decoder on restored states.
+        teacher_BPV: logits of the same decoder on the raw context.
+        mask_BP: which positions count.
+        temperature: the paper's tau of this loss.
+    """
+    student = (student_BPV.float() / temperature).log_softmax(-1)
+    teacher = (teacher_BPV.float() / temperature).log_softmax(-1)
+    divergence_BP = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return divergence_BP[mask_BP].mean()
+
+
+def info_nce_loss(
+    scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, temperature: float | Tensor
+) -> Tensor:
+    """L_InfoNCE: evidence blocks against all blocks of the example.
+
+    Args:
+        scores_BN: s_n.
+        evidence_BN: e_n.
+        blocks_BN: False where a block is padding.
+        temperature: the paper's tau of this loss; `[B, 1]` for one an example.
+
+    Returns:
+        Mean over the examples that have evidence; zero when none has.
+    """
+    logits_BN = (scores_BN / temperature).masked_fill(~blocks_BN, -torch.inf)
+    log_p_BN = logits_BN.log_softmax(-1).masked_fill(~evidence_BN, 0.0)
+    positives_B = evidence_BN.sum(1)
+    loss_B = -log_p_BN.sum(1) / positives_B.clamp_min(1)
+    return _mean_where(loss_B, positives_B > 0)
+
+
+def margin_loss(scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, margin: float) -> Tensor:
+    """L_margin: mean hinge over all pairs of an evidence block and another block.
+
+    Args:
+        scores_BN: s_n.
+        evidence_BN: e_n.
+        blocks_BN: False where a block is padding.
+        margin: the gap to reach (the paper's gamma of this loss).
+
+    Returns:
+        Mean over the examples that have both kinds of block; zero when none has.
+    """
+    negative_BN = blocks_BN & ~evidence_BN
+    pair_BNN = evidence_BN[:, :, None] & negative_BN[:, None, :]
+    scores_BN = scores_BN.masked_fill(~blocks_BN, 0.0)
+    hinge_BNN = (margin - scores_BN[:, :, None] + scores_BN[:, None, :]).clamp_min(0)
+    pairs_B = pair_BNN.sum((1, 2))
+    loss_B = (hinge_BNN * pair_BNN).sum((1, 2)) / pairs_B.clamp_min(1)
+    return _mean_where(loss_B, pairs_B > 0)
+
+
+def selection_loss(
+    scores_BN: Tensor,
+    evidence_BN: Tensor,
+    blocks_BN: Tensor,
+    *,
+    temperature: float | Tensor,
+    margin: float,
+    margin_weight: float,
+) -> Tensor:
+    """L_ret = L_InfoNCE + margin_weight * L_margin; the paper selects, but names the loss ret."""
+    contrast = info_nce_loss(scores_BN, evidence_BN, blocks_BN, temperature)
+    return contrast + margin_weight * margin_loss(scores_BN, evidence_BN, blocks_BN, margin)
+
+
+def _mean_where(loss_B: Tensor, counts_B: Tensor) -> Tensor:
+    return torch.where(counts_B, loss_B, 0.0).sum() / counts_B.sum().clamp_min(1)
+
+
+def state_regression_loss(
+    restored_STD: Tensor, own_STD: Tensor, mask_ST: Tensor, spread_D: Tensor
+) -> Tensor:
+    """Regression of restored states onto the decoder's own states at the injection layer.
+
+    Ours, not the paper's: its losses are cosines and never correct scale. Squared error in units of
+    the states' spread, plus L_dir.
+
+    Args:
+        restored_STD: H-hat.
+        own_STD: the decoder's states of the same tokens.
+        mask_ST: False where a token is padding.
+        spread_D: standard deviation of each dimension of the decoder's states.
+    """
+    error_STD = (restored_STD.float() - own_STD.float()) / spread_D
+    square_ST = error_STD.square().mean(-1)
+    mean_square = square_ST[mask_ST].mean()
+    return mean_square + direction_loss(restored_STD, own_STD, mask_ST)

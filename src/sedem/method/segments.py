@@ -1,0 +1,94 @@
+"""Documents into segments of T tokens, with exact character spans (section 3, first paragraph).
+
+Letters: S segments, T tokens of a segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from sedem.backbone.decoder import Backbone
+from sedem.config import Segmentation
+from sedem.types import check_tokens
+
+# Lines up to a blank one; every run of white space is looked at once, however long it is.
+_PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The segments of one text.
+
+    Attributes:
+        ids: token ids `[S, T]`; 0 where a short segment is padded.
+        lengths: tokens of each segment `[S]`, T for all but short ones.
+        starts: first character of each token `[S, T]`.
+        ends: character after each token `[S, T]`.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+    starts: Tensor
+    ends: Tensor
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def mask(self) -> Tensor:
+        """False where a token is padding `[S, T]`."""
+        return torch.arange(self.ids.shape[1])[None, :] < self.lengths[:, None]
+
+
+def segment_text(
+    text: str, backbone: Backbone, length: int, how: Segmentation, shift: int = 0
+) -> Segments:
+    """Cut a text into segments of at most `length` tokens.
+
+    Args:
+        text: the document.
+        backbone: whose tokenizer counts.
+        length: T.
+        how: "window" cuts every T tokens; "paragraph" starts a new segment at every paragraph
+            (blank lines separate them) and cuts long ones every T tokens.
+        shift: tokens of a shorter first segment, which moves every later boundary; 0 for none.
+
+    Raises:
+        DataError: the tokenizer finds nothing in the text.
+    """
+    pieces = [(0, text)] if how == "window" else list(paragraphs(text)) or [(0, "")]
+    encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
+    rows: list[tuple[list[int], list[tuple[int, int]]]] = []
+    for (origin, _), ids, spans in zip(
+        pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
+        for at, to in pairwise(cuts):
+            moved = [(start + origin, end + origin) for start, end in spans[at:to]]
+            rows.append((ids[at:to], moved))
+    check_tokens(rows)
+    return _to_tensors(rows, length)
+
+
+def paragraphs(text: str) -> Iterable[tuple[int, str]]:
+    """Paragraphs of a text with the character each starts at; blank lines separate them."""
+    for match in _PARAGRAPH.finditer(text):
+        yield match.start(), match.group().rstrip()
+
+
+def _to_tensors(rows: list[tuple[list[int], list[tuple[int, int]]]], length: int) -> Segments:
+    shape = (len(rows), length)
+    ids, starts, ends = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
+    for row, (tokens, spans) in enumerate(rows):
+        count = len(tokens)
+        ids[row, :count] = torch.tensor(tokens)
+        starts[row, :count] = torch.tensor([start for start, _ in spans])
+        ends[row, :count] = torch.tensor([end for _, end in spans])
+    lengths = torch.tensor([len(tokens) for tokens, _ in rows])
+    return Segments(ids, lengths, starts, ends)

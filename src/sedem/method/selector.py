@@ -1,0 +1,139 @@
+"""Which memory blocks a question needs: R_phi, late interaction and top-K (section 3.2).
+
+Letters: B batch, Q question tokens, N blocks, J slots of a block, R heads, H width of a head,
+E encoder width, D decoder width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sedem.backbone.safetensors import weights_digest
+from sedem.config import BlockOrder, SedemConfig
+from sedem.errors import ConfigError
+
+Budget = int | str
+ALL = "all"
+
+
+def block_scores(
+    query_BQRH: Tensor, query_mask_BQ: Tensor, keys_BNJRH: Tensor, slot_mask_BNJ: Tensor
+) -> Tensor:
+    """Late-interaction score s_n of each block (section 3.2, equations of alpha, MaxSim and s_n).
+
+    Args:
+        query_BQRH: unit vectors, one a question token and head.
+        query_mask_BQ: False where a question token is padding.
+        keys_BNJRH: unit vectors, one a slot and head.
+        slot_mask_BNJ: False where a slot is padding.
+
+    Returns:
+        fp32 scores `[B, N]`: best slot a question token, summed over tokens, mean over heads. A
+        block of padding alone scores -inf.
+    """
+    cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
+    # Filled before the maximum: a padded slot at zero would beat a negative cosine.
+    cosine_BRQNJ = cosine_BRQNJ.masked_fill(~slot_mask_BNJ[:, None, None], -torch.inf)
+    best_BRQN = cosine_BRQNJ.amax(-1)
+    best_BRQN = torch.where(query_mask_BQ[:, None, :, None], best_BRQN, 0.0)
+    return best_BRQN.sum(2).mean(1)
+
+
+class Selector(nn.Module):
+    """Projections of question states and memory slots into R scoring spaces.
+
+    W_Q and W_K start as one and the same random orthogonal projection a head when the widths
+    agree, so that selection works before any training; docs/deviations.md has the measurement.
+
+    Args:
+        d_enc: E.
+        d_dec: D.
+        heads: R.
+        dim: H.
+    """
+
+    def __init__(self, d_enc: int, d_dec: int, heads: int, dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self._digest: tuple[tuple[int, ...], str] | None = None
+        self.norm_query = nn.LayerNorm(d_enc)
+        self.norm_key = nn.LayerNorm(d_dec)
+        self.w_query = nn.Linear(d_enc, heads * dim, bias=False)
+        self.w_key = nn.Linear(d_dec, heads * dim, bias=False)
+        with torch.no_grad():
+            for head in range(heads):
+                rows = slice(head * dim, (head + 1) * dim)
+                nn.init.orthogonal_(self.w_query.weight[rows])
+                nn.init.orthogonal_(self.w_key.weight[rows])
+            if d_enc == d_dec:
+                self.w_key.weight.copy_(self.w_query.weight)
+
+    def digest(self) -> str:
+        """A hash of what keys depend on; keys of one selector mean nothing to another."""
+        tensors = {
+            "norm.weight": self.norm_key.weight,
+            "norm.bias": self.norm_key.bias,
+            "projection": self.w_key.weight,
+        }
+        state = tuple(value for t in tensors.values() for value in (t.data_ptr(), t._version))
+        if self._digest is None or self._digest[0] != state:
+            self._digest = (state, weights_digest(tensors, f"{self.heads} heads"))
+        return self._digest[1]
+
+    def queries(self, hidden_QE: Tensor) -> Tensor:
+        """q_{r,n_q}: unit vectors `[..., Q, R, H]` of question states `[..., Q, E]`."""
+        projected = self.w_query(self.norm_query(hidden_QE)).unflatten(-1, (self.heads, -1))
+        return F.normalize(projected, dim=-1)
+
+    def keys(self, memory_NJD: Tensor) -> Tensor:
+        """k_{r,n,n_b}: unit vectors `[..., J, R, H]` of memory slots `[..., J, D]`."""
+        projected = self.w_key(self.norm_key(memory_NJD)).unflatten(-1, (self.heads, -1))
+        return F.normalize(projected, dim=-1)
+
+    def forward(
+        self,
+        hidden_BQE: Tensor,
+        query_mask_BQ: Tensor,
+        memory_BNJD: Tensor,
+        slot_mask_BNJ: Tensor,
+    ) -> Tensor:
+        """Scores `[B, N]` of each question against its own blocks."""
+        return block_scores(
+            self.queries(hidden_BQE), query_mask_BQ, self.keys(memory_BNJD), slot_mask_BNJ
+        )
+
+
+def build_selector(config: SedemConfig, d_enc: int, d_dec: int) -> Selector:
+    """The selector that a configuration describes; R * H = d_dec unless it says otherwise."""
+    return Selector(
+        d_enc, d_dec, config.selector_heads, config.selector_dim or d_dec // config.selector_heads
+    )
+
+
+def resolve_budget(k: Budget, blocks: int) -> int:
+    """How many blocks a budget means: never more than there are.
+
+    Args:
+        k: a whole number of at least 1, or "all" for the full bank.
+        blocks: blocks of the bank.
+
+    Raises:
+        ConfigError: k is neither.
+    """
+    if k == ALL:
+        return blocks
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ConfigError(f"k is {k!r}; it must be a whole number of at least 1, or 'all'")
+    return min(k, blocks)
+
+
+def select(scores_N: Tensor, count: int) -> Tensor:
+    """Indices of the `count` best blocks, best first; of equal scores the earlier block wins."""
+    return scores_N.sort(descending=True, stable=True).indices[:count]
+
+
+def arrange(selected_K: Tensor, order: BlockOrder) -> Tensor:
+    """Selected blocks in the order in which the decoder sees them."""
+    return selected_K.sort().values if order == "document" else selected_K

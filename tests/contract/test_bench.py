@@ -1,0 +1,61 @@
+"""`sedem bench`: what it prints, where it keeps results, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sedem import SeDeM
+from sedem.bench import command
+from sedem.cli.main import app
+
+
+def bench(*words: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, words)])
+
+
+def test_a_bench_is_printed_kept_and_drawn(
+    model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measure_ceilings", lambda *_: command.Ceilings(1e10, 1e11))
+    model.decoder.add_lora(4, 8)
+    model.save_pretrained(tmp_path / "tiny")
+    words = (
+        "sedem", "full-context", "-m", tmp_path / "tiny", "--context", 40, "--context", 600,
+        "--runs", 1, "--answer-tokens", 3, "--device", "cpu", "--out", tmp_path / "out",
+    )  # fmt: skip
+    result = bench(*words, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout.splitlines()[-1])
+    assert document == json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert list(document["results"]) == ["sedem", "full-context"]
+    assert "times of the CPU" in result.stderr
+    assert (tmp_path / "out" / "ttft.svg").is_file() and (tmp_path / "out" / "ttft.png").is_file()
+    table = bench(*words).stdout.splitlines()
+    assert [line.split()[:2] for line in table[1:]] == [
+        ["40", "sedem"], ["40", "full-context"], ["600", "sedem"], ["600", "full-context"]
+    ]  # fmt: skip
+    assert " of 600" in table[4] and "all" in table[3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "there is no method 'nothing'; there are sedem"),
+        (["--context", "0"], "a context of 0 tokens"),
+        (["sedem", "-k", "none"], "k is 'none'"),
+        (["sedem", "--runs", "0"], "runs is 0"),
+        (["sedem", "--text", "nowhere.txt"], "there is no file 'nowhere.txt'"),
+        (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is no folder here"),
+        (["sedem", "--out", "/dev/null/out"], "'/dev/null/out' cannot be a folder for results"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(words: list[str], message: str) -> None:
+    result = bench(*words)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and message in last
+    assert not result.stdout

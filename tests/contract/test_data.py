@@ -1,0 +1,94 @@
+"""`sedem data`: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from sedem.cli.main import app
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, ["data", "inspect", *map(str, words)])
+
+
+def found(*words: object) -> dict[str, object]:
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def test_a_set_is_told_in_numbers_and_bars() -> None:
+    result = run(FIXTURES / "qasper.json")
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["examples", "3"] in lines and ["left", "out", "1"] in lines
+    assert ["1", "unanswerable", "(such", "as", "1909.00694-2)"] in lines
+    assert "tokens per context: mean" in result.stdout and "█" in result.stdout
+    assert "blocks of 128 tokens per context" in result.stdout
+
+
+def test_json_holds_the_same_for_programs(tmp_path: Path) -> None:
+    picture = tmp_path / "squad.svg"
+    told = found(FIXTURES / "squad.json", "--records", ":1", "--limit", "2", "--plot", picture)
+    assert (told["name"], told["examples"], told["measured"]) == ("squad", 12, 2)
+    assert picture.stat().st_size > 1000
+    told = found(FIXTURES / "qasper.json")
+    assert told["dropped"] == {"unanswerable": 1}
+    assert told["dropped_ids"] == {"unanswerable": ["1909.00694-2"]}
+
+
+def test_options_reach_the_set() -> None:
+    options = ("--option", "distractors=3", "--option", "seed=1")
+    assert found(FIXTURES / "squad.json", *options)["measures"]["documents per context"] == {  # type: ignore[index]
+        "mean": 4, "median": 4, "min": 4, "max": 4
+    }  # fmt: skip
+    told = found(FIXTURES / "qasper.json", "--option", "drop=none")
+    assert told["noted"] == {"unanswerable, kept": 1}
+
+
+def test_the_tokenizer_counts_and_builds(tiny_folder: object) -> None:
+    folder = tiny_folder()  # type: ignore[operator]
+    told = found(FIXTURES / "musique.jsonl", "--tokenizer", folder)
+    assert told["tokenizer"] == folder
+    result = run(
+        FIXTURES / "hotpotqa-hub.jsonl", "--schema", "ruler-qa2", "--tokenizer", folder,
+        "--option", "length=1000000",
+    )  # fmt: skip
+    # Letters, not words: the two records have some five thousand of them.
+    assert result.exit_code == 1 and "which all make 4,998;" in result.output
+
+
+def test_plain_text_is_measured_as_texts() -> None:
+    told = found(FIXTURES / "articles.jsonl")
+    assert (told["texts"], told["dropped"]) == (9, {})
+    assert found(FIXTURES / "articles.jsonl", "--schema", "cloze")["examples"] == 65
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "there is no file 'nowhere' and no public set of that name; the names are"),
+        (["covidqa"], "covidqa has no home on the hub"),
+        (
+            [FIXTURES / "squad.json", "--option", "seed"],
+            "'seed' is not of the form KEY=VALUE",
+        ),
+        (
+            [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],
+            "option 'split' is none of a set's; schema, records and split have their own",
+        ),
+        ([FIXTURES / "squad.json", "--split", "train"], "is a file: leave it out"),
+        ([FIXTURES / "articles.jsonl", "--records", ":2"], "--records is for questions; "),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: list[object], message: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ") and message in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and not result.stdout

@@ -1,0 +1,326 @@
+"""Nothing that comes with a backbone or a bank is run, whatever stdin says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LEASE
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from sedem import SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.cli.main import app
+from sedem.errors import CheckpointError
+
+ARTICLES = Path(__file__).parents[1] / "fixtures" / "articles.jsonl"
+CONSENT = "y\ny\ny\ny\n"
+QUESTION = "What is the rent?"
+OWN_CODE = "wants to run its own code, which sedem never does; give one whose"
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with HF_HUB_OFFLINE=1, which the hub's client reads only once."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to be in, with a text and a set of questions."""
+    monkeypatch.chdir(tmp_path)
+    # Code that is trusted is first copied there.
+    modules = tmp_path / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
+    Path("lease.txt").write_text(LEASE, encoding="utf-8")
+    documents = [{"name": "lease.txt", "text": LEASE}]
+    entry = {"documents": documents, "question": QUESTION, "answers": ["900 euros"]}
+    Path("questions.jsonl").write_text(json.dumps(entry) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def marker(here: Path) -> Path:
+    """A file that the code of a hostile backbone writes."""
+    return here / "ran"
+
+
+@pytest.fixture
+def folder(tiny_folder: Callable[..., str], here: Path) -> Path:
+    """A backbone of one's own."""
+    shutil.copytree(tiny_folder(), here / "backbone")
+    return here / "backbone"
+
+
+def edit(file: Path, **changes: object) -> None:
+    """Change entries of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def make_hostile(folder: Path, marker: Path, model_type: str, tokenizer: str) -> None:
+    """Give a backbone code for its configuration, its model and its tokenizer."""
+    bases = {
+        "configuration": ("PreTrainedConfig", "Config"),
+        "modeling": ("PreTrainedModel", "Model"),
+        "tokenization": ("PreTrainedTokenizerFast", "Tokenizer"),
+    }
+    for module, (base, name) in bases.items():
+        (folder / f"{module}_own.py").write_text(
+            f"from transformers import {base}\n"
+            f"open({str(marker)!r}, 'a').write('{module} ')\n"
+            f"class {name}({base}):\n    model_type = '{model_type}'\n"
+        )
+    edit(
+        folder / "config.json",
+        model_type=model_type,
+        auto_map={
+            "AutoConfig": "configuration_own.Config",
+            "AutoModelForCausalLM": "modeling_own.Model",
+        },
+    )
+    edit(
+        folder / "tokenizer_config.json",
+        tokenizer_class=tokenizer,
+        auto_map={"AutoTokenizer": [None, "tokenization_own.Tokenizer"]},
+    )
+
+
+def make_pickled(folder: Path) -> None:
+    """Keep the weights of a backbone in pickle format only."""
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def sedem(*words: object, stdin: str = CONSENT) -> Result:
+    """Run the command line with consent to everything on stdin."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def error_of(*words: object, stdin: str = CONSENT) -> str:
+    """The one line with which a command refuses, having asked nothing."""
+    result = sedem(*words, stdin=stdin)
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+def write_checkpoint(path: Path, backbone: Path) -> Path:
+    """A checkpoint with fresh parts that stands on a backbone."""
+    config = SedemConfig(
+        encoder=str(backbone), extract_layers=(3,), inject_layer=2, segment_length=16,
+        compression=4, lora_rank=0,
+    )  # fmt: skip
+    opened = open_backbone(str(backbone))
+    SeDeM(config, opened, opened).save_pretrained(path)
+    return path
+
+
+def write_recipe(backbone: Path) -> Path:
+    """A recipe that trains on a backbone."""
+    recipe = Path("recipe.yaml")
+    recipe.write_text(
+        "run: {output: out}\n"
+        f"text: {{path: {json.dumps(str(ARTICLES))}, continuation: 8}}\n"
+        "optimization: {steps: 1, batch_size: 1, learning_rates: {compressor: 1.0e-3,"
+        " decompressor: 1.0e-3}}\n"
+        f"model: {{encoder: {json.dumps(str(backbone))}, extract_layers: [3], inject_layer: 2,"
+        " segment_length: 16, compression: 4}\n"
+    )
+    return recipe
+
+
+@pytest.fixture
+def verbs(folder: Path, here: Path) -> dict[str, list[object]]:
+    """Every verb that opens a backbone, on one that is hostile when the verb runs."""
+    checkpoint = write_checkpoint(here / "checkpoint", folder)
+    built = sedem("build", "a.bank", "lease.txt", "-m", checkpoint)
+    assert built.exit_code == 0, built.output
+    return {
+        "build": ["build", "b.bank", "lease.txt", "-m", checkpoint],
+        "extend": ["build", "a.bank", "lease.txt", "-m", checkpoint],
+        "ask": ["ask", "a.bank", "-m", checkpoint],
+        "eval": ["eval", "sedem", "--data", "questions.jsonl", "-m", checkpoint],
+        "eval raw": ["eval", "full-context", "--data", "questions.jsonl", "-m", checkpoint],
+        "train": ["train", "stage1", "--config", write_recipe(folder)],
+        "cost": ["cost", folder],
+        "cost of a checkpoint": ["cost", checkpoint],
+        "cost of a baseline": ["cost", folder, "--method", "icae"],
+        "data": ["data", "inspect", "questions.jsonl", "--tokenizer", folder],
+    }
+
+
+VERBS = (
+    "build", "extend", "ask", "eval", "eval raw", "train", "cost", "cost of a checkpoint",
+    "cost of a baseline", "data",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_backbone_with_a_layout_of_its_own_is_refused_and_its_code_not_run(
+    verb: str, verbs: dict[str, list[object]], folder: Path, marker: Path
+) -> None:
+    make_hostile(folder, marker, "own", "Tokenizer")
+    told = error_of(*verbs[verb])
+    assert OWN_CODE in told and f"'{folder}'" in told
+    assert not marker.exists()
+    assert error_of(*verbs[verb], stdin="") == told
+
+
+@pytest.mark.parametrize("verb", ["build", "ask", "eval", "cost", "data"])
+def test_code_beside_a_known_layout_is_passed_over(
+    verb: str, verbs: dict[str, list[object]], folder: Path, marker: Path
+) -> None:
+    make_hostile(folder, marker, "llama", "PreTrainedTokenizerFast")
+    result = sedem(*verbs[verb])
+    assert result.exit_code == 0, result.output
+    assert not marker.exists()
+    assert "[y/N]" not in result.output
+
+
+@pytest.mark.parametrize("verb", ["build", "ask", "eval", "train", "data"])
+def test_a_tokenizer_of_its_own_is_refused_and_its_code_not_run(
+    verb: str, verbs: dict[str, list[object]], folder: Path, marker: Path
+) -> None:
+    make_hostile(folder, marker, "llama", "Tokenizer")
+    assert OWN_CODE in error_of(*verbs[verb])
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("verb", ["build", "ask", "eval", "train"])
+def test_weights_in_pickle_format_are_refused_by_every_verb_that_reads_them(
+    verb: str, verbs: dict[str, list[object]], folder: Path
+) -> None:
+    make_pickled(folder)
+    told = error_of(*verbs[verb])
+    assert f"'{folder}' are in pickle format (pytorch_model.bin)" in told
+    assert "convert them to safetensors" in told
+
+
+def test_an_index_of_shards_may_not_lead_to_pickles(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "shard.bin")
+    shards = dict.fromkeys(load_file(folder / "model.safetensors"), "shard.bin")
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    with pytest.raises(CheckpointError, match=r"in pickle format \(shard\.bin\)"):
+        open_backbone(str(folder))
+    for damaged in ("{", "{}", "[]"):
+        index.write_text(damaged)
+        with pytest.raises(CheckpointError, match=r"weights of backbone .* cannot be read"):
+            open_backbone(str(folder))
+
+
+def test_a_repository_of_pickles_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **options: object) -> None:
+        assert options["use_safetensors"] is True
+        raise OSError("cannot be loaded. Please do not set `use_safetensors=True`.")
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", absent)
+    with pytest.raises(CheckpointError, match=r"in pickle format \(no model\.safetensors\)"):
+        open_backbone(str(folder))
+
+
+def test_a_backbone_with_adapters_is_refused(folder: Path) -> None:
+    opened = open_backbone(str(folder))
+    opened.add_lora(2, 4)
+    opened.save_lora(folder, str(folder))
+    with pytest.raises(CheckpointError, match=r"holds adapters .*merge them and save"):
+        open_backbone(str(folder))
+
+
+def test_a_cost_fetches_no_attention_that_a_configuration_names(folder: Path) -> None:
+    edit(folder / "config.json", attn_implementation="owner/kernel")
+    assert sedem("cost", folder).exit_code == 0
+
+
+# What a bank says
+
+
+def claim(bank: Path, model: object) -> None:
+    """Make a bank say which model built it."""
+    with closing(sqlite3.connect(bank / "catalog.sqlite")) as connection, connection:
+        ((told,),) = connection.execute("SELECT value FROM meta WHERE key = 'made_by'")
+        changed = json.dumps({**json.loads(told), "model": model})
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'made_by'", (changed,))
+
+
+BANK_VERBS: tuple[tuple[str, ...], ...] = (
+    ("ask", "a.bank"),
+    ("ask", "a.bank", QUESTION, "--json"),
+    ("build", "a.bank", "lease.txt"),
+)
+
+
+@pytest.mark.parametrize("words", BANK_VERBS, ids=" ".join)
+def test_a_bank_that_names_a_hostile_model_is_refused(
+    words: tuple[str, ...], verbs: dict[str, list[object]], folder: Path, marker: Path, here: Path
+) -> None:
+    checkpoint = here / "checkpoint"
+    make_hostile(folder, marker, "own", "Tokenizer")
+    told = error_of(*words)
+    assert f"bank 'a.bank' says that it was built by model '{checkpoint}'; " in told
+    assert told.endswith(f"; give -m {checkpoint} if you trust it")
+    claim(Path("a.bank"), "checkpoint")
+    assert told.replace(str(checkpoint), "checkpoint") == error_of(*words)
+    assert OWN_CODE in error_of(*words, "-m", "checkpoint")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("words", BANK_VERBS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        ("owner/name", "-m owner/name if"),
+        ("a b'; rm -rf $HOME", """-m 'a b'"'"'; rm -rf $HOME' if"""),
+        ("\x1b]0;title\x07\n\u202e", r"model '\x1b]0;title\x07\n\u202e'; "),
+        ("../checkpoint", "-m ../checkpoint if"),
+        ("x" * 5000, f"model '{'x' * 5000}'"),
+        (["sedem-nano"], "model '['sedem-nano']'"),
+    ],
+)
+def test_what_a_bank_claims_is_quoted(
+    model: object, shown: str, words: tuple[str, ...], verbs: dict[str, list[object]]
+) -> None:
+    claim(Path("a.bank"), model)
+    told = error_of(*words)
+    assert shown in told
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize("words", BANK_VERBS, ids=" ".join)
+def test_the_name_of_a_shipped_model_leads_to_that_and_not_to_a_folder_here(
+    words: tuple[str, ...],
+    verbs: dict[str, list[object]],
+    folder: Path,
+    marker: Path,
+    here: Path,
+) -> None:
+    (here / "checkpoint").rename("sedem-nano")
+    make_hostile(folder, marker, "own", "Tokenizer")
+    claim(Path("a.bank"), "sedem-nano")
+    assert "was built by model" in error_of(*words) and not marker.exists()
+
+
+def test_names_in_a_bank_do_not_steer_the_terminal(verbs: dict[str, list[object]]) -> None:
+    claim(Path("a.bank"), "\x1b[2J")
+    with closing(sqlite3.connect("a.bank/catalog.sqlite")) as connection, connection:
+        connection.execute("UPDATE documents SET name = ?", ("\x1b[2J.txt",))
+    shown = sedem("bank", "show", "a.bank").stdout
+    assert r"\x1b[2J" in shown and "\x1b" not in shown
+    listed = sedem("bank", "ls", "a.bank").stdout
+    assert r"\x1b[2J.txt" in listed and "\x1b" not in listed
+    asked = sedem("ask", "a.bank", QUESTION, "-m", "checkpoint").stdout
+    assert r"\x1b[2J.txt:" in asked

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from sedem.backbone.safetensors import (
+    check_weights,
+    dequantize_int8,
+    load_weights,
+    quantize_int8,
+    weights_digest,
+)
+from sedem.errors import CheckpointError
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_rows_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
+    weight = torch.randn(20, 30, generator=torch.Generator().manual_seed(0)) * 3
+    weight[4] *= 1e-4
+    weight[5] *= 1e4
+    weight = weight.to(dtype)
+    packed = quantize_int8({"w": weight})
+    assert packed["w"].dtype == torch.int8
+    assert packed["w.scale"].shape == (20,)
+    restored = dequantize_int8(packed, torch.float32)["w"]
+    step = weight.float().abs().amax(1) / 127
+    error = (restored - weight.float()).abs()
+    assert (error <= step[:, None] * 0.5001).all()
+    assert error.max() > 0
+    torch.testing.assert_close(restored.abs().amax(1), weight.float().abs().amax(1))
+
+
+def test_vectors_are_packed_exactly() -> None:
+    weights = {"norm": torch.randn(7), "bias": torch.randn(3).bfloat16(), "one": torch.tensor(2.5)}
+    packed = quantize_int8(weights)
+    assert packed.keys() == weights.keys()
+    restored = dequantize_int8(packed, torch.float32)
+    assert all(torch.equal(restored[name], weights[name].float()) for name in weights)
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    weight = torch.zeros(2, 3)
+    weight[1] = torch.tensor([1.0, -2.0, 0.0])
+    restored = dequantize_int8(quantize_int8({"w": weight}), torch.float32)["w"]
+    assert restored[0].eq(0).all()
+    assert restored.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unpacked_weights_have_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
+    restored = dequantize_int8(quantize_int8({"w": torch.randn(2, 3), "v": torch.randn(3)}), dtype)
+    assert {tensor.dtype for tensor in restored.values()} == {dtype}
+
+
+def test_packing_twice_changes_nothing_more() -> None:
+    once = dequantize_int8(quantize_int8({"w": torch.randn(8, 16)}), torch.float32)
+    twice = dequantize_int8(quantize_int8(once), torch.float32)
+    torch.testing.assert_close(twice["w"], once["w"], rtol=1e-6, atol=0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(values=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=8))
+def test_any_row_comes_back_within_half_a_step(values: list[float]) -> None:
+    weight = torch.tensor([values])
+    restored = dequantize_int8(quantize_int8({"w": weight}), torch.float32)["w"]
+    step = max(abs(value) for value in values) / 127
+    assert (restored - weight).abs().max() <= step * 0.501 + 1e-12
+
+
+def test_int8_rows_without_their_scale_are_refused() -> None:
+    packed = quantize_int8({"w": torch.randn(2, 3)})
+    del packed["w.scale"]
+    with pytest.raises(CheckpointError, match=r"'w' .*'w\.scale'"):
+        dequantize_int8(packed, torch.float32)
+
+
+def test_load_weights_gives_back_what_was_saved(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(2, 3), "b": torch.arange(4)}
+    save_file(weights, tmp_path / "w.safetensors")
+    loaded = load_weights(tmp_path / "w.safetensors")
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_a_missing_file_makes_the_checkpoint_incomplete(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"w\.safetensors' is missing; the checkpoint is inc"):
+        load_weights(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00",
+        b"not a weight file at all, only words",
+        (2**63 - 1).to_bytes(8, "little") + b"{}",
+        (100).to_bytes(8, "little") + b"{}",
+        (7).to_bytes(8, "little") + b"garbage",
+        b"\x80\x04\x95pickle",
+    ],
+    ids=["empty", "one byte", "words", "huge header", "cut header", "no json", "pickle"],
+)
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"w\.safetensors' is truncated or not a safetensors"):
+        load_weights(path)
+
+
+@pytest.mark.parametrize("kept", [0.99, 0.5, 0.1, 0.01])
+def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"a": torch.randn(50, 50)}, path)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(CheckpointError, match="truncated"):
+        load_weights(path)
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        load_weights(tmp_path)
+
+
+def test_weights_that_fit_pass() -> None:
+    check_weights({"a": torch.zeros(2)}, {"a": torch.ones(2)}, "here")
+
+
+def test_another_shape_is_refused_with_both_shapes() -> None:
+    expected = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
+    found = {"a": torch.zeros(2, 3), "b": torch.zeros(5, 1)}
+    with pytest.raises(CheckpointError, match=r"'here' .* b has shape \[5, 1\], \[4\] is needed"):
+        check_weights(expected, found, "here")
+
+
+def test_missing_and_unknown_weights_are_counted_and_named() -> None:
+    expected = {name: torch.zeros(1) for name in ("a", "b", "c")}
+    found = {name: torch.zeros(1) for name in ("c", "z")}
+    message = r"2 weights are missing \(such as a\) and 1 are not known \(such as z\)"
+    with pytest.raises(CheckpointError, match=message):
+        check_weights(expected, found, "here")
+
+
+def test_the_digest_tells_weights_names_and_words_apart() -> None:
+    weights = {"a": torch.randn(10, 10), "b": torch.randn(3)}
+    digest = weights_digest(weights, "words")
+    assert digest == weights_digest(dict(reversed(weights.items())), "words")
+    assert digest != weights_digest(weights, "other words")
+    assert digest != weights_digest({"a": weights["a"], "c": weights["b"]}, "words")
+    changed = weights["a"].clone()
+    changed[7, 7] += 1
+    assert digest != weights_digest({**weights, "a": changed}, "words")
+
+
+def test_the_digest_is_the_same_for_float32_and_bfloat16() -> None:
+    weights = {"a": torch.randn(10, 10), "b": torch.randn(9000)}
+    assert weights_digest(weights) == weights_digest(
+        {name: weight.bfloat16() for name, weight in weights.items()}
+    )

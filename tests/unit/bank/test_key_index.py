@@ -1,0 +1,348 @@
+"""Keys are derived data: held, stored or made anew, they select the same blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sedem import Document, MemoryBank, SeDeM
+from sedem.bank import key_index as bank_keys
+from sedem.bank.key_index import (
+    CACHE_BYTES,
+    FOLDER,
+    cache_dtype,
+    cache_limit,
+    forget_keys,
+    key_index,
+    prepare,
+    save_keys,
+)
+from sedem.bank.search import score_questions
+from sedem.bank.store import shard
+from sedem.bank.store.local import LocalStore
+from sedem.errors import BankError, ConfigError
+from sedem.inference.requests import encode_questions
+from sedem.method.selector import Selector
+from sedem.quantization import DTYPES
+
+QUESTIONS = ("What is the rent?", "How long does the pie keep, if it is served with plums?")
+EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")
+
+TOLERANCE = {"bfloat16": 2**-7, "int8": 2**-5, "fp8": 2**-3}
+"""How far a question token's score may be off, with keys of that type."""
+
+
+@pytest.fixture
+def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
+    return model.read(documents)
+
+
+@pytest.fixture
+def opened(bank: MemoryBank, tmp_path: Path) -> MemoryBank:
+    bank.save(tmp_path / "a.bank")
+    return MemoryBank.open(tmp_path / "a.bank")
+
+
+@pytest.fixture
+def projections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many blocks were projected, call by call."""
+    made: list[int] = []
+    real = Selector.keys
+
+    def counting(self: Selector, memory_NJD: Tensor) -> Tensor:
+        made.append(len(memory_NJD))
+        return real(self, memory_NJD)
+
+    monkeypatch.setattr(Selector, "keys", counting)
+    return made
+
+
+def scores(model: SeDeM, bank: MemoryBank) -> Tensor:
+    return torch.stack([model.scores(bank, question) for question in QUESTIONS])
+
+
+def fresh(model: SeDeM, bank: MemoryBank) -> Tensor:
+    """Scores by the selector itself, all of the bank's memory at once."""
+    hidden_BQE, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    everything = range(len(bank))
+    memory_BNJD = bank.memory(everything).float().expand(len(QUESTIONS), -1, -1, -1)
+    slots_BNJ = (bank.slot_tokens(everything) > 0).expand(len(QUESTIONS), -1, -1)
+    with torch.no_grad():
+        return model.selector(hidden_BQE, mask_BQ, memory_BNJD, slots_BNJ)
+
+
+# Held in RAM
+
+
+def test_a_second_question_projects_nothing_and_scores_the_same(
+    model: SeDeM, bank: MemoryBank, projections: list[int]
+) -> None:
+    first = scores(model, bank)
+    assert sum(projections) == len(bank)
+    assert torch.equal(scores(model, bank), first)
+    assert sum(projections) == len(bank)
+    torch.testing.assert_close(first, fresh(model, bank))
+
+
+def test_keys_above_the_limit_are_not_held(
+    model: SeDeM, bank: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = scores(model, bank)
+    assert key_index(bank, model.selector).cached is not None
+    size = key_index(bank, model.selector).cached.nbytes  # type: ignore[union-attr]
+    forget_keys(bank)
+    monkeypatch.setattr(bank_keys, "CACHE_BYTES", size - 1)
+    projections.clear()
+    assert torch.equal(scores(model, bank), held)
+    assert sum(projections) == 2 * len(bank)
+    assert key_index(bank, model.selector).cached is None
+
+
+def test_a_gpu_holds_what_a_share_of_its_free_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda:1"), torch.device("cpu")
+    free = {gpu: 100 * 2**30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 141 * 10**9))
+    # 8,192 blocks of 32 slots of a 3B model.
+    size = 8192 * 32 * 3072 * cache_dtype(gpu).itemsize
+    assert CACHE_BYTES < size < cache_limit(gpu) == 25 * 2**30
+    free[gpu] = 2**30
+    assert cache_limit(gpu) == cache_limit(cpu) == CACHE_BYTES == 2**30
+    assert (cache_dtype(gpu), cache_dtype(cpu)) == (torch.bfloat16, torch.float32)
+
+
+def test_keys_are_held_up_to_the_limit_of_their_device(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[torch.device] = []
+
+    def limit(device: torch.device) -> int:
+        asked.append(device)
+        return 0
+
+    monkeypatch.setattr(bank_keys, "cache_limit", limit)
+    scores(model, bank)
+    assert set(asked) == {model.selector.w_key.weight.device}
+    assert key_index(bank, model.selector).cached is None
+
+
+def change_by_append(model: SeDeM, bank: MemoryBank) -> None:
+    bank.append(model.read([EXTRA]))
+
+
+def change_by_remove(model: SeDeM, bank: MemoryBank) -> None:
+    bank.remove("lease.txt")
+
+
+@pytest.mark.parametrize("change", [change_by_append, change_by_remove])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_held_keys_follow_appending_and_removing(
+    change: Callable[[SeDeM, MemoryBank], None],
+    on_disk: bool,
+    model: SeDeM,
+    bank: MemoryBank,
+    tmp_path: Path,
+) -> None:
+    if on_disk:
+        bank.save(tmp_path / "a.bank")
+    scores(model, bank)
+    change(model, bank)
+    torch.testing.assert_close(scores(model, bank), fresh(model, bank))
+
+
+def test_held_keys_of_another_selector_are_made_anew(model: SeDeM, bank: MemoryBank) -> None:
+    before = scores(model, bank)
+    with torch.no_grad():
+        model.selector.w_key.weight.neg_()
+    after = scores(model, bank)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, fresh(model, bank))
+
+
+def test_questions_scored_together_score_as_each_alone(model: SeDeM, bank: MemoryBank) -> None:
+    hidden_BQE, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    together = score_questions(model.selector, bank, hidden_BQE, mask_BQ)
+    torch.testing.assert_close(together, scores(model, bank))
+
+
+def test_keys_that_were_prepared_as_they_are_made_score_exactly(
+    model: SeDeM, bank: MemoryBank, projections: list[int]
+) -> None:
+    expected = scores(model, bank)
+    forget_keys(bank)
+    prepare(bank, model.selector, "int8")
+    prepare(bank, model.selector, None)
+    projections.clear()
+    assert torch.equal(scores(model, bank), expected)
+    assert not projections
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prepared_keys_are_of_their_type_and_score_nearly_the_same(
+    dtype: str, model: SeDeM, bank: MemoryBank
+) -> None:
+    expected = scores(model, bank)
+    prepare(bank, model.selector, dtype)
+    held = key_index(bank, model.selector).cached
+    assert held is not None
+    assert held.values.dtype == DTYPES[dtype]
+    found = scores(model, bank)
+    assert not torch.equal(found, expected)
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    assert ((found - expected).abs() / mask_BQ.sum(1)[:, None]).max() < TOLERANCE[dtype]
+
+
+def test_keys_of_an_empty_bank_and_of_no_type_are_refused(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match="cannot be stored as 'int4'; use bfloat16, int8, fp8"):
+        prepare(bank, model.selector, "int4")
+    with pytest.raises(BankError, match="only in RAM; save it"):
+        save_keys(bank, model.selector)
+    for name in ("lease.txt", "recipe.txt"):
+        bank.remove(name)
+    with pytest.raises(BankError, match="holds no documents"):
+        prepare(bank, model.selector)
+
+
+# On disk
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_stored_keys_spare_the_projection_and_leave_the_bank_as_it_is(
+    dtype: str, model: SeDeM, opened: MemoryBank, projections: list[int]
+) -> None:
+    expected, path = scores(model, opened), opened.path
+    assert path is not None
+    size = save_keys(opened, model.selector, dtype)
+    again = MemoryBank.open(path)
+    assert (again.fingerprint, again.memory_bytes) == (opened.fingerprint, opened.memory_bytes)
+    assert LocalStore(path).verify() == []
+    assert size == sum(file.stat().st_size for file in (path / FOLDER).iterdir())
+    projections.clear()
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    off = (scores(model, again) - expected).abs() / mask_BQ.sum(1)[:, None]
+    assert 0 < off.max() < TOLERANCE[dtype]
+    assert not projections
+
+
+def test_stored_keys_above_the_limit_are_read_for_every_question(
+    model: SeDeM, opened: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bank_keys, "CACHE_BYTES", 0)
+    save_keys(opened, model.selector, "int8")
+    projections.clear()
+    first = scores(model, opened)
+    assert torch.equal(scores(model, opened), first)
+    assert not projections
+
+
+def test_what_is_appended_after_has_no_stored_keys_and_what_is_removed_is_not_scored(
+    model: SeDeM, opened: MemoryBank, projections: list[int]
+) -> None:
+    save_keys(opened, model.selector)
+    opened.append(model.read([EXTRA]))
+    opened.remove("lease.txt")
+    assert opened.path is not None
+    again = MemoryBank.open(opened.path)
+    projections.clear()
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    found = scores(model, again)
+    assert sum(projections) == sum(
+        again.documents[b.document].name == "note.md" for b in again.blocks
+    )
+    off = (found - fresh(model, again)).abs() / mask_BQ.sum(1)[:, None]
+    assert off.max() < TOLERANCE["bfloat16"]
+
+
+def test_keys_that_are_stored_already_are_not_made_again(
+    model: SeDeM, opened: MemoryBank, projections: list[int]
+) -> None:
+    save_keys(opened, model.selector, "int8")
+    opened.append(model.read([EXTRA]))
+    projections.clear()
+    save_keys(opened, model.selector, "int8")
+    assert sum(projections) == sum(b.document == 2 for b in opened.blocks)
+    save_keys(opened, model.selector, "fp8")
+    assert sum(projections) > len(opened)
+
+
+def damage_checksum(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x10
+    path.write_bytes(content)
+
+
+def damage_length(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("damage", [damage_checksum, damage_length])
+def test_damaged_keys_are_made_anew_and_that_is_said(
+    damage: Callable[[Path], None],
+    model: SeDeM,
+    opened: MemoryBank,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    expected = scores(model, opened)
+    save_keys(opened, model.selector, "int8")
+    assert opened.path is not None
+    damage(opened.path / FOLDER / "000001.safetensors")
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(scores(model, MemoryBank.open(opened.path)), expected)
+    assert "are damaged" in caplog.text
+    assert "made anew" in caplog.text
+
+
+def test_stored_keys_of_another_selector_are_made_anew_and_that_is_said(
+    model: SeDeM, opened: MemoryBank, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_keys(opened, model.selector)
+    with torch.no_grad():
+        model.selector.w_key.weight.neg_()
+    with caplog.at_level(logging.WARNING):
+        found = scores(model, opened)
+    assert "of another selector; they are made anew" in caplog.text
+    torch.testing.assert_close(found, fresh(model, opened))
+
+
+class Death(BaseException):
+    """Nothing in the library may catch it."""
+
+
+@pytest.mark.parametrize("moment", ["writing", "syncing", "naming"])
+def test_death_while_keys_are_written_loses_nothing(
+    moment: str, model: SeDeM, opened: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, path = scores(model, opened), opened.path
+    assert path is not None
+    real_save = shard.save_file
+
+    def half(tensors: dict[str, Tensor], file: Path, *about: Any) -> None:
+        real_save(tensors, file, *about)
+        os.truncate(file, file.stat().st_size // 2)
+        raise Death
+
+    def die(*_: object) -> None:
+        raise Death
+
+    place, name = {
+        "writing": (shard, "save_file"),
+        "syncing": (shard.os, "fsync"),
+        "naming": (shard.Path, "replace"),
+    }[moment]
+    with monkeypatch.context() as broken:
+        broken.setattr(place, name, half if moment == "writing" else die)
+        with pytest.raises(Death):
+            save_keys(opened, model.selector)
+    assert LocalStore(path).verify() == []
+    assert torch.equal(scores(model, MemoryBank.open(path)), expected)
+    save_keys(opened, model.selector)
+    assert [file.name for file in (path / FOLDER).iterdir()] == ["000001.safetensors"]
+    shutil.rmtree(path / FOLDER)
+    assert torch.equal(scores(model, MemoryBank.open(path)), expected)

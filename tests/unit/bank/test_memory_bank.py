@@ -1,0 +1,605 @@
+"""A bank in RAM and a bank on disk are the same bank: what they hold, how they score and answer."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LEASE, RECIPE
+
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import BlockRow
+from sedem.bank.store import catalog, shard
+from sedem.bank.store.local import LocalStore
+from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
+from sedem.quantization import quantize
+
+QUESTIONS = ("What is the rent?", "How long does the pie keep?")
+SHORT = Decoding(max_new_tokens=12)
+EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")
+
+
+def other_shape(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
+    """A model like the usual one with some settings changed."""
+    torch.manual_seed(1)
+    return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
+
+
+def replies(model: SeDeM, bank: MemoryBank) -> list[tuple[object, ...]]:
+    """Everything about the answers to the usual questions that is not a time."""
+    answers: list[Answer] = model.answer(bank, QUESTIONS, decoding=SHORT)
+    return [(a.text, a.citations, a.k, a.blocks, a.finish_reason, a.cut) for a in answers]
+
+
+def contents(bank: MemoryBank) -> tuple[object, ...]:
+    """What a bank holds beside its memory."""
+    return bank.fingerprint, bank.made_by, bank.documents, bank.blocks
+
+
+def all_memory(bank: MemoryBank) -> torch.Tensor:
+    return bank.memory(range(len(bank)))
+
+
+def assert_same_bank(one: MemoryBank, other: MemoryBank) -> None:
+    assert contents(one) == contents(other)
+    assert torch.equal(all_memory(one), all_memory(other))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """Every file of a bank."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Round trips
+
+
+def test_an_opened_bank_holds_scores_and_answers_as_the_one_that_was_saved(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents)
+    before = replies(model, bank)
+    scores = model.scores(bank, QUESTIONS[0])
+    bank.save(tmp_path / "both.bank")
+    opened = MemoryBank.open(tmp_path / "both.bank")
+    assert_same_bank(opened, bank)
+    assert torch.equal(model.scores(opened, QUESTIONS[0]), scores)
+    assert replies(model, opened) == before
+    assert opened.path == bank.path == tmp_path / "both.bank"
+
+
+def test_an_opened_bank_can_be_saved_under_another_name_and_both_go_on_alone(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    model.read(documents).save(tmp_path / "first.bank")
+    copy = MemoryBank.open(tmp_path / "first.bank")
+    copy.save(tmp_path / "second.bank")
+    copy.append(model.read([EXTRA]))
+    assert_same_bank(MemoryBank.open(tmp_path / "second.bank"), copy)
+    assert_same_bank(MemoryBank.open(tmp_path / "first.bank"), model.read(documents))
+
+
+def test_saving_creates_the_folders_above(model: SeDeM, tmp_path: Path) -> None:
+    model.read([EXTRA]).save(tmp_path / "deep" / "down" / "a.bank")
+    assert len(MemoryBank.open(tmp_path / "deep" / "down" / "a.bank")) > 0
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
+def test_an_appended_bank_equals_a_bank_read_at_once(
+    kind: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    model = other_shape(config, backbone, compressor=kind)
+    appended = model.read(documents[:1])
+    appended.append(model.read(documents[1:]))
+    at_once = model.read(documents)
+    assert contents(appended) == contents(at_once)
+    # Kernels may round differently for another number of segments: one step of bfloat16.
+    torch.testing.assert_close(
+        all_memory(appended).float(), all_memory(at_once).float(), rtol=2**-7, atol=1e-5
+    )
+
+
+def test_appending_in_ram_and_on_disk_is_the_same(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    in_ram, on_disk = model.read(documents), model.read(documents)
+    on_disk.save(tmp_path / "a.bank")
+    for bank in (in_ram, on_disk):
+        bank.append(model.read([EXTRA]))
+    assert_same_bank(on_disk, in_ram)
+    assert replies(model, on_disk) == replies(model, in_ram)
+    assert_same_bank(MemoryBank.open(tmp_path / "a.bank"), in_ram)
+
+
+@pytest.mark.parametrize("name", ["lease.txt", "recipe.txt"])
+def test_removing_in_ram_and_on_disk_is_the_same(
+    name: str, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    in_ram, on_disk = model.read(documents), model.read(documents)
+    on_disk.save(tmp_path / "a.bank")
+    for bank in (in_ram, on_disk):
+        bank.remove(name)
+    kept = next(d for d in documents if d.name != name)
+    assert in_ram.documents == [kept]
+    assert {block.document for block in in_ram.blocks} == {0}
+    assert_same_bank(on_disk, in_ram)
+    assert replies(model, on_disk) == replies(model, in_ram)
+    assert_same_bank(MemoryBank.open(tmp_path / "a.bank"), in_ram)
+
+
+def test_what_was_removed_can_be_appended_again(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents)
+    bank.save(tmp_path / "a.bank")
+    bank.remove("lease.txt")
+    bank.append(model.read(documents[:1]))
+    assert [d.name for d in bank.documents] == ["recipe.txt", "lease.txt"]
+    torch.testing.assert_close(
+        model.scores(bank, QUESTIONS[0]).sort().values,
+        model.scores(model.read(documents), QUESTIONS[0]).sort().values,
+        rtol=1e-2,
+        atol=1e-2,
+    )
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_bank_from_which_everything_was_removed_is_empty_and_takes_documents_again(
+    on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents)
+    if on_disk:
+        bank.save(tmp_path / "a.bank")
+    for document in documents:
+        bank.remove(document.name)
+    assert (len(bank), bank.documents, bank.blocks) == (0, [], [])
+    if on_disk:
+        bank = MemoryBank.open(tmp_path / "a.bank")
+        assert len(bank) == 0
+        assert LocalStore(tmp_path / "a.bank").verify() == []
+    bank.append(model.read([EXTRA]))
+    assert_same_bank(bank, model.read([EXTRA]))
+
+
+def test_an_empty_bank_can_be_saved_and_appended(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    empty = model.read([EXTRA])
+    empty.remove(EXTRA.name)
+    full = model.read(documents)
+    full.save(tmp_path / "full.bank")
+    full.append(empty)
+    assert_same_bank(MemoryBank.open(tmp_path / "full.bank"), model.read(documents))
+    empty.save(tmp_path / "empty.bank")
+    opened = MemoryBank.open(tmp_path / "empty.bank")
+    opened.append(model.read([EXTRA]))
+    assert_same_bank(opened, model.read([EXTRA]))
+
+
+# Order and names
+
+
+def test_documents_keep_the_order_in_which_they_were_given(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    # Neither the alphabet nor the length decides.
+    given = [documents[1], EXTRA, documents[0]]
+    bank = model.read(given)
+    bank.save(tmp_path / "a.bank")
+    opened = MemoryBank.open(tmp_path / "a.bank")
+    assert bank.documents == opened.documents == given
+    order = [block.document for block in opened.blocks]
+    assert order == sorted(order)
+    assert set(order) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_appended_document_replaces_the_one_of_its_name_and_stands_last(
+    on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents)
+    if on_disk:
+        bank.save(tmp_path / "a.bank")
+    newer = Document("lease.txt", "The flat in Mill Lane 4 is let from 1 June for 950 euros.")
+    bank.append(model.read([newer, EXTRA]))
+    assert bank.documents == [documents[1], newer, EXTRA]
+    cited = model.answer(bank, QUESTIONS[0], k="all", decoding=SHORT).citations
+    assert not any("900 euros" in citation.text for citation in cited)
+    assert {c.document for c in cited} == {"recipe.txt", "lease.txt", "note.md"}
+    for citation in cited:
+        text = next(d.text for d in bank.documents if d.name == citation.document)
+        assert text[citation.start : citation.end] == citation.text
+
+
+def test_two_documents_of_one_name_are_refused(model: SeDeM) -> None:
+    twins = [Document("a.txt", "one text"), Document("a.txt", "another text")]
+    with pytest.raises(DataError, match=r"2 documents are named 'a\.txt'"):
+        model.read(twins)
+
+
+def test_reading_nothing_is_refused(model: SeDeM) -> None:
+    with pytest.raises(DataError, match="give at least one document"):
+        model.read([])
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_removing_an_unknown_document_names_it_and_those_that_are_there(
+    on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents)
+    if on_disk:
+        bank.save(tmp_path / "a.bank")
+    with pytest.raises(BankError, match=r"no document 'rent\.txt'; it has lease\.txt, recipe\.txt"):
+        bank.remove("rent.txt")
+    assert bank.documents == documents
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "bank"])
+def test_saving_over_anything_is_refused_and_leaves_it_alone(
+    kind: str, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    place = tmp_path / "taken"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "file":
+        place.write_text("mine")
+    else:
+        model.read([EXTRA]).save(place)
+    before = bytes_of(place) if place.is_dir() else place.read_bytes()
+    bank = model.read(documents)
+    with pytest.raises(BankError, match=r"'.*taken' exists already; choose another name"):
+        bank.save(place)
+    assert (bytes_of(place) if place.is_dir() else place.read_bytes()) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["taken"]
+    assert bank.path is None
+
+
+# Types of slots
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_bank_of_another_type_is_smaller_keeps_it_and_answers_from_it(
+    dtype: str, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    plain = model.read(documents)
+    bank = model.read(documents[:1])
+    bank.save(tmp_path / "a.bank", dtype=dtype)
+    bank.append(model.read(documents[1:]))
+    opened = MemoryBank.open(tmp_path / "a.bank")
+    assert opened.dtype == bank.dtype == dtype
+    assert_same_bank(bank, opened)
+    assert contents(opened) == contents(plain)
+    exact = all_memory(plain).float()
+    assert torch.equal(all_memory(opened), quantize(exact, dtype).dequantize())
+    slots = exact.shape[0] * exact.shape[1]
+    assert (plain.memory_bytes, opened.memory_bytes) == (slots * 64, slots * 36)
+    stored = [shard_of.take(range(len(shard_of))).nbytes for shard_of in opened.pieces]
+    assert sum(stored) == opened.memory_bytes
+    assert replies(model, opened) == replies(model, plain.cast(dtype))
+
+
+def test_a_bank_in_ram_keeps_its_type_when_it_takes_in_another(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    bank = model.read(documents[:1]).cast("int8")
+    bank.append(model.read(documents[1:]))
+    assert_same_bank(bank, model.read(documents).cast("int8"))
+    plain = model.read(documents[:1])
+    plain.append(bank)
+    assert plain.dtype == "bfloat16"
+    assert all_memory(plain).dtype == torch.bfloat16
+
+
+def test_a_plain_bank_is_of_the_first_format_and_others_are_of_the_second(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    for dtype, version in (("bfloat16", "1"), ("int8", "2"), ("fp8", "2")):
+        model.read(documents).save(tmp_path / dtype, dtype)
+        with catalog.connect(tmp_path / dtype) as connection:
+            meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+        assert meta["schema_version"] == version
+        assert meta.get("dtype", "bfloat16") == dtype
+
+
+def test_an_unknown_type_is_refused_and_nothing_is_made(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="stored as 'int4'; use bfloat16, int8, fp8"):
+        model.read(documents).save(tmp_path / "a.bank", dtype="int4")
+    assert not list(tmp_path.iterdir())
+    model.read(documents).save(tmp_path / "a.bank", dtype="int8")
+    with catalog.connect(tmp_path / "a.bank") as connection:
+        connection.execute("UPDATE meta SET value = 'int4' WHERE key = 'dtype'")
+    with pytest.raises(BankError, match=r"a\.bank' stores its slots as 'int4', this sedem reads"):
+        MemoryBank.open(tmp_path / "a.bank")
+
+
+# Memory
+
+
+def test_opening_reads_no_shard_until_a_block_is_touched(
+    model: SeDeM, documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = model.read(documents[:1])
+    bank.save(tmp_path / "a.bank")
+    bank.append(model.read(documents[1:]))
+    opened_files: list[str] = []
+    real = shard.safe_open
+
+    def counting(path: Path, **options: object) -> object:
+        opened_files.append(path.name)
+        return real(path, **options)
+
+    monkeypatch.setattr(shard, "safe_open", counting)
+    opened = MemoryBank.open(tmp_path / "a.bank")
+    assert opened_files == []
+    opened.memory([0])
+    assert opened_files == ["000001.safetensors"]
+    opened.memory([1, len(opened) - 1])
+    assert opened_files == ["000001.safetensors", "000002.safetensors"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory map of this process")
+def test_memory_of_an_opened_bank_is_mapped(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    model.read(documents).save(tmp_path / "a.bank")
+    shard = str(tmp_path / "a.bank" / "shards" / "000001.safetensors")
+    opened = MemoryBank.open(tmp_path / "a.bank")
+    assert shard not in Path("/proc/self/maps").read_text()
+    opened.memory([0])
+    assert shard in Path("/proc/self/maps").read_text()
+
+
+def test_memory_comes_in_the_order_asked_for_across_shards(
+    model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents[:1])
+    bank.save(tmp_path / "a.bank")
+    bank.append(model.read(documents[1:]))
+    last = len(bank) - 1
+    everything = all_memory(bank)
+    for indices in ([last, 0, 3, last - 1, 0], [2], [], [last, last]):
+        assert torch.equal(bank.memory(indices), everything[indices])
+
+
+def test_a_bank_whose_blocks_and_memory_differ_in_number_is_refused(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    bank = model.read(documents)
+    with pytest.raises(BankError, match=f"{len(bank) - 1} blocks are named, memory holds"):
+        MemoryBank(bank.fingerprint, bank.made_by, bank.documents, bank.blocks[:-1], bank.pieces)
+
+
+@pytest.mark.parametrize("scan", [1, 5, 1000])
+def test_scores_do_not_depend_on_how_many_blocks_are_looked_at_together(
+    scan: int, model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = model.read(documents)
+    expected = model.scores(bank, QUESTIONS[0])
+    monkeypatch.setattr("sedem.bank.blocks.SCAN", scan)
+    torch.testing.assert_close(model.scores(bank, QUESTIONS[0]), expected)
+
+
+# Sizes
+
+
+class Counted(list[BlockRow]):
+    """Blocks that count how often somebody goes through all of them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[BlockRow]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_an_answer_goes_through_all_blocks_no_more(model: SeDeM, documents: list[Document]) -> None:
+    bank = model.read(documents)
+    (first,) = model.answer(bank, QUESTIONS[:1], decoding=SHORT)
+    bank.blocks = counted = Counted(bank.blocks)
+    (again,) = model.answer(bank, QUESTIONS[:1], decoding=SHORT)
+    assert counted.passes == 0
+    assert (again.context_tokens, again.stored_bytes) == (first.context_tokens, first.stored_bytes)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_sizes_follow_what_is_appended_removed_and_stored_otherwise(
+    on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
+) -> None:
+    bank = model.read(documents[:1])
+
+    def check(dtype: str = "bfloat16") -> None:
+        slots = sum(len(block.slot_tokens) for block in bank.blocks)
+        assert bank.tokens == sum(sum(block.slot_tokens) for block in bank.blocks)
+        assert bank.memory_bytes == slots * (64 if dtype == "bfloat16" else 36)
+
+    check()
+    if on_disk:
+        bank.save(tmp_path / "a.bank")
+    bank.append(model.read(documents[1:]))
+    check()
+    bank.append(model.read([Document(documents[1].name, EXTRA.text)]))
+    check()
+    bank.remove(documents[0].name)
+    check()
+    bank.save(tmp_path / "b.bank", "int8")
+    check("int8")
+    bank.remove(documents[1].name)
+    check("int8")
+    assert bank.tokens == bank.memory_bytes == 0
+
+
+# Fingerprints
+
+
+def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_stays_as_it_is(
+    model: SeDeM,
+    config: SedemConfig,
+    backbone: Backbone,
+    documents: list[Document],
+    tmp_path: Path,
+) -> None:
+    other = other_shape(config, backbone, extract_layers=(2,))
+    bank = model.read(documents)
+    bank.save(tmp_path / "a.bank")
+    before = bytes_of(tmp_path / "a.bank")
+    ours, theirs = model.fingerprint()[:12], other.fingerprint()[:12]
+    assert ours != theirs
+    both = f"built by model {ours}, this model is {theirs}.*sedem build"
+    with pytest.raises(BankMismatchError, match=both):
+        other.answer(bank, QUESTIONS[0])
+    with pytest.raises(BankMismatchError, match=both):
+        other.scores(bank, QUESTIONS[0])
+    with pytest.raises(BankMismatchError, match=f"built by model {theirs}, this model is {ours}"):
+        bank.append(other.read([EXTRA]))
+    assert bytes_of(tmp_path / "a.bank") == before
+    assert bank.documents == documents
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"extract_layers": (2,)},
+        {"extract_layers": (2, 3)},
+        {"segment_length": 32},
+        {"segment_shift": 4},
+        {"compression": 2},
+        {"compression": 8},
+        {"block_slots": 2},
+        {"compressor": "mlp"},
+        {"compressor": "query"},
+    ],
+    ids=str,
+)
+def test_what_memory_depends_on_changes_the_fingerprint(
+    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
+) -> None:
+    assert other_shape(config, backbone, **changes).fingerprint() != model.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}, {"start_placement": "between"}],
+    ids=str,
+)
+def test_what_memory_does_not_depend_on_leaves_the_fingerprint(
+    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
+) -> None:
+    assert other_shape(config, backbone, **changes).fingerprint() == model.fingerprint()
+
+
+def test_the_fingerprint_follows_the_compressors_weights_and_the_encoders(
+    model: SeDeM,
+    config: SedemConfig,
+    backbone: Backbone,
+    tiny_folder: Callable[..., str],
+) -> None:
+    from sedem.backbone.loading import open_backbone
+
+    before = model.fingerprint()
+    with torch.no_grad():
+        model.compressor.w_in.weight[0, 0] += 1e-3
+    assert model.fingerprint() != before
+    stranger = open_backbone(tiny_folder(seed=7))
+    assert SeDeM(config, stranger, stranger).fingerprint() != before
+    same = open_backbone(backbone.name)
+    assert SeDeM(config, same, same).fingerprint() == before
+
+
+# Blocks
+
+
+@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+@pytest.mark.parametrize("block_slots", [4, 2, 8, 3])
+def test_blocks_say_exactly_where_they_come_from(
+    block_slots: int,
+    segmentation: str,
+    config: SedemConfig,
+    backbone: Backbone,
+    documents: list[Document],
+) -> None:
+    model = other_shape(config, backbone, block_slots=block_slots, segmentation=segmentation)
+    bank = model.read(documents)
+    assert all_memory(bank).shape == (len(bank), block_slots, backbone.width)
+    assert [b.document for b in bank.blocks] == sorted(b.document for b in bank.blocks)
+    for number, document in enumerate(documents):
+        own = [block for block in bank.blocks if block.document == number]
+        assert all(len(block.slot_tokens) == block_slots for block in own)
+        assert all(0 < sum(block.slot_tokens) <= 4 * block_slots for block in own)
+        assert all(0 <= b.start < b.end <= len(document.text) for b in own)
+        for earlier, later in itertools.pairwise(own):
+            assert earlier.start < later.start
+            # A character of several bytes may be cut in two; it then belongs to both.
+            assert later.start >= earlier.end - 1
+            assert not document.text[earlier.end : later.start].strip()
+        assert not document.text[: own[0].start].strip()
+        assert not document.text[own[-1].end :].strip()
+
+
+@pytest.mark.parametrize("block_slots", [4, 2, 8])
+def test_tokens_of_a_block_are_the_tokens_of_its_span(
+    block_slots: int, config: SedemConfig, backbone: Backbone
+) -> None:
+    model = other_shape(config, backbone, block_slots=block_slots)
+    bank = model.read([Document("lease.txt", LEASE), Document("a.txt", "Short.")])
+    # One token a character: the tokenizer knows bytes only and this text is ASCII.
+    assert [sum(b.slot_tokens) for b in bank.blocks] == [b.end - b.start for b in bank.blocks]
+    assert bank.blocks[-1] == BlockRow(1, 0, 6, (4, 2, 0, 0, 0, 0, 0, 0)[:block_slots])
+    assert sum(b.end - b.start for b in bank.blocks if b.document == 0) == len(LEASE)
+
+
+@pytest.mark.parametrize("block_slots", [2, 8])
+def test_blocks_of_another_size_hold_the_same_slots(
+    block_slots: int, config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    usual = other_shape(config, backbone).read(documents)
+    bank = other_shape(config, backbone, block_slots=block_slots).read(documents)
+    for number in range(len(documents)):
+        assert torch.equal(real_slots(bank, number), real_slots(usual, number))
+
+
+def real_slots(bank: MemoryBank, document: int) -> torch.Tensor:
+    """The slots of one document that stand for text, in reading order."""
+    indices = [i for i, block in enumerate(bank.blocks) if block.document == document]
+    return bank.memory(indices)[bank.slot_tokens(indices) > 0]
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
+def test_memory_of_a_document_does_not_depend_on_what_it_is_read_with(
+    kind: str, config: SedemConfig, backbone: Backbone
+) -> None:
+    model = other_shape(config, backbone, compressor=kind)
+    short = Document("a.txt", "Short.")
+    alone = all_memory(model.read([short]))
+    beside = all_memory(model.read([Document("lease.txt", LEASE), short]))[-1:]
+    torch.testing.assert_close(alone.float(), beside.float(), rtol=2**-7, atol=1e-5)
+    assert not alone[:, 2:].any(), "slots that stand behind no text are zero"
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 15, 16, 17, 32, 33, 100])
+def test_texts_of_every_length_are_covered_to_their_last_character(
+    size: int, model: SeDeM, tmp_path: Path
+) -> None:
+    text = LEASE[:size]
+    bank = model.read([Document("a.txt", text)])
+    bank.save(tmp_path / "a.bank")
+    opened = MemoryBank.open(tmp_path / "a.bank")
+    assert "".join(opened.citation(i, 1, 0.0).text for i in range(len(opened))) == text
+    assert len(opened) == -(-size // 16)
+    assert int(opened.slot_tokens(range(len(opened))).sum()) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a\0b", "\ufeffmark in front", "line\r\nline", "é" * 40, "🥧" * 9, RECIPE, "\n\n  indented"],
+    ids=["nul", "mark", "crlf", "two bytes", "four bytes", "recipe", "indented"],
+)
+def test_texts_come_back_from_disk_as_they_were(text: str, model: SeDeM, tmp_path: Path) -> None:
+    bank = model.read([Document("ü / name.txt", text)])
+    bank.save(tmp_path / "a.bank")
+    assert MemoryBank.open(tmp_path / "a.bank").documents == [Document("ü / name.txt", text)]

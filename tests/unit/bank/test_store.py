@@ -1,0 +1,724 @@
+"""A bank on disk survives death at every step, tells damage at once and lets one process write."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import multiprocessing
+import os
+import shutil
+import signal
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sedem import MemoryBank
+from sedem.bank.blocks import BlockRow
+from sedem.bank.store import catalog, local, shard
+from sedem.bank.store.interface import Contents, Meta
+from sedem.bank.store.local import LocalStore
+from sedem.errors import BankError, BankMismatchError
+from sedem.quantization import Quantized, quantize
+
+PRINT = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+WIDTH, SLOTS = 8, 4
+NOBODY = 65534
+
+# Making banks without a model
+
+
+def text_of(number: int) -> str:
+    return f"document {number} says {number * 7919}"
+
+
+def memory_of(number: int, blocks: int = 2) -> Tensor:
+    """Memory that tells which document it belongs to."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(blocks, SLOTS, WIDTH, generator=generator).to(torch.bfloat16)
+
+
+def rows_of(number: int, document: int = 0) -> list[BlockRow]:
+    half, whole = 9, len(text_of(number))
+    return [
+        BlockRow(document, 0, half, (4, 4, 1, 0)),
+        BlockRow(document, half, whole, (4, 4, 4, 4)),
+    ]
+
+
+def append(bank: Path | LocalStore, number: int, name: str | None = None) -> None:
+    """Append document `number` in one commit."""
+    store = bank if isinstance(bank, LocalStore) else LocalStore(bank)
+    named = [(name or f"doc-{number}", text_of(number))]
+    store.append(PRINT, named, rows_of(number), Quantized(memory_of(number)))
+
+
+def make_bank(folder: Path, documents: int = 1, dtype: str = "bfloat16") -> Path:
+    """A bank of documents 0, 1, ..., each appended in its own commit."""
+    with LocalStore(folder).creating(Meta(PRINT, {"width": WIDTH}, dtype)) as unfinished:
+        for number in range(documents):
+            append(unfinished, number)
+    return folder
+
+
+def contents(bank: Path) -> Contents:
+    return LocalStore(bank).open()
+
+
+def problems(bank: Path) -> list[str]:
+    return LocalStore(bank).verify()
+
+
+def assert_holds(folder: Path, numbers: list[int]) -> None:
+    """The bank opens, verifies, and is exactly these documents, memory and all."""
+    assert LocalStore(folder).verify() == []
+    bank = MemoryBank.open(folder)
+    assert [(d.name, d.text) for d in bank.documents] == [
+        (f"doc-{number}", text_of(number)) for number in numbers
+    ]
+    assert bank.blocks == [
+        row for index, number in enumerate(numbers) for row in rows_of(number, index)
+    ]
+    expected = [memory_of(number) for number in numbers] or [torch.zeros(0, SLOTS, WIDTH)]
+    assert torch.equal(bank.memory(range(len(bank))).float(), rounded(bank, *expected).float())
+
+
+def rounded(bank: MemoryBank, *memory_NJD: Tensor) -> Tensor:
+    """Memory as a bank of its type gives it back."""
+    return quantize(torch.cat(memory_NJD), bank.dtype).dequantize()
+
+
+def numbers_in(folder: Path) -> list[int]:
+    return [int(d.name.removeprefix("doc-")) for d in MemoryBank.open(folder).documents]
+
+
+def shard_file(folder: Path, number: int = 1) -> Path:
+    return folder / local.SHARDS / f"{number:06d}.safetensors"
+
+
+@pytest.fixture(params=["bfloat16", "int8"])
+def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A bank of two documents in two shards, with and without scales."""
+    return make_bank(tmp_path / "two.bank", 2, request.param)
+
+
+# Death at every step of a commit
+
+
+class Death(BaseException):
+    """Nothing in the library may catch it."""
+
+
+def die() -> None:
+    raise Death
+
+
+def be_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesBeforeCommit(sqlite3.Connection):
+    """Dies when a transaction is about to be committed."""
+
+    end: Callable[[], None] = staticmethod(die)
+
+    def __exit__(self, *reason: Any) -> Any:
+        type(self).end()
+        return super().__exit__(*reason)
+
+
+class DiesAfterCommit(DiesBeforeCommit):
+    """Dies when a transaction has just been committed."""
+
+    def __exit__(self, *reason: Any) -> Any:
+        super(DiesBeforeCommit, self).__exit__(*reason)
+        type(self).end()
+
+
+Change = Callable[[object, str, object], None]
+
+
+def end_at(step: str, end: Callable[[], None], change: Change) -> None:
+    """Make one step of the commit protocol end the process.
+
+    Args:
+        step: its name, with "before", "half of" or "after".
+        end: how: an error, or a real kill.
+        change: `monkeypatch.setattr`, or `setattr` where the process ends anyway.
+    """
+    when, _, what = step.partition(": ")
+
+    def wrapped(real: Callable[..., Any], at: int = 1) -> Callable[..., Any]:
+        calls = 0
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at and when == "before":
+                end()
+            result = real(*arguments, **options)
+            if calls == at:
+                end()
+            return result
+
+        return call
+
+    def half_written(tensors: dict[str, Tensor], path: Path, *about: Any) -> None:
+        store_save(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+        end()
+
+    store_save = shard.save_file
+    if step == "half of: the shard's bytes":
+        change(shard, "save_file", half_written)
+    elif what == "the shard's bytes":
+        change(shard, "save_file", wrapped(shard.save_file))
+    elif what == "syncing the shard":
+        change(shard.os, "fsync", wrapped(os.fsync))
+    elif what == "naming the shard":
+        change(shard.Path, "replace", wrapped(Path.replace))
+    elif what == "syncing the folder":
+        change(shard.os, "fsync", wrapped(os.fsync, at=2))
+    elif step == "half of: the transaction":
+        change(local, "checksum", wrapped(local.checksum))
+    else:
+        kind = DiesBeforeCommit if when == "before" else DiesAfterCommit
+        kind.end = staticmethod(end)
+        change(catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=kind))
+
+
+STEPS = (
+    "before: the shard's bytes",
+    "half of: the shard's bytes",
+    "after: the shard's bytes",
+    "before: syncing the shard",
+    "after: syncing the shard",
+    "before: naming the shard",
+    "after: naming the shard",
+    "before: syncing the folder",
+    "after: syncing the folder",
+    "half of: the transaction",
+    "before: the commit",
+    "after: the commit",
+)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_an_error_at_any_step_of_an_append_leaves_all_or_nothing(
+    step: str, bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        end_at(step, die, broken.setattr)
+        with pytest.raises(Death):
+            append(bank, 2)
+    survived = [0, 1, 2] if step == "after: the commit" else [0, 1]
+    assert_holds(bank, survived)
+    append(bank, 3)
+    assert_holds(bank, [*survived, 3])
+
+
+def append_and_die(folder: Path, step: str) -> None:
+    end_at(step, be_killed, setattr)
+    append(folder, 2)
+
+
+@pytest.fixture(scope="session")
+def children() -> Any:
+    """Starts processes that have imported the store and done nothing else: safe to fork."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["sedem.bank.store.local", "sedem.bank.memory_bank", "pytest"])
+    return context
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_of_an_append_leaves_all_or_nothing(
+    step: str, bank: Path, children: Any
+) -> None:
+    child = children.Process(target=append_and_die, args=(bank, step))
+    child.start()
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    survived = [0, 1, 2] if step == "after: the commit" else [0, 1]
+    assert_holds(bank, survived)
+    append(bank, 3)
+    assert_holds(bank, [*survived, 3])
+
+
+def append_for_ever(folder: Path, acknowledged: Path, first: int) -> None:
+    with acknowledged.open("a", buffering=1) as file:
+        for number in range(first, 1_000_000):
+            append(folder, number)
+            file.write(f"{number}\n")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kill_amid_appends_loses_nothing_acknowledged(
+    seed: int, tmp_path: Path, children: Any
+) -> None:
+    folder = make_bank(tmp_path / "a.bank")
+    acknowledged = tmp_path / "acknowledged"
+    acknowledged.write_text("0\n")
+    for round_number in range(5):
+        held = numbers_in(folder)
+        child = children.Process(target=append_for_ever, args=(folder, acknowledged, len(held)))
+        child.start()
+        deadline = time.monotonic() + 30
+        while len(acknowledged.read_text().split()) <= len(held) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep((seed * 5 + round_number) * 0.0031)
+        child.kill()
+        child.join()
+        promised = len(acknowledged.read_text().split())
+        found = numbers_in(folder)
+        assert promised > len(held), "the child appended nothing"
+        assert found in (list(range(promised)), list(range(promised + 1)))
+        assert_holds(folder, found)
+        append(folder, len(found))
+        acknowledged.write_text("".join(f"{n}\n" for n in range(len(found) + 1)))
+
+
+def test_a_kill_while_a_reader_has_the_bank_open_leaves_the_reader_its_blocks(bank: Path) -> None:
+    reader = MemoryBank.open(bank)
+    LocalStore(bank).remove("doc-0")
+    append(bank, 2)
+    assert torch.equal(reader.memory([0, 1]), rounded(reader, memory_of(0)))
+    assert numbers_in(bank) == [1, 2]
+
+
+def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
+    bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut may undo is only what was not synced; the order is what makes it safe."""
+    happened: list[str] = []
+    real_fsync, real_replace, real_save = os.fsync, Path.replace, shard.save_file
+
+    def fsync(descriptor: int) -> None:
+        happened.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        real_fsync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        happened.append(f"rename {self.name} {target.name}")
+        return real_replace(self, target)
+
+    def save(tensors: dict[str, Tensor], path: Path, *about: Any) -> None:
+        happened.append(f"write {path.name}")
+        real_save(tensors, path)
+
+    class Recording(sqlite3.Connection):
+        def __exit__(self, *reason: Any) -> Any:
+            happened.append("commit")
+            return super().__exit__(*reason)
+
+    monkeypatch.setattr(shard.os, "fsync", fsync)
+    monkeypatch.setattr(shard.Path, "replace", replace)
+    monkeypatch.setattr(shard, "save_file", save)
+    monkeypatch.setattr(
+        catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Recording)
+    )
+    append(bank, 2)
+    assert happened == [
+        "write .000003.safetensors.partial",
+        "sync .000003.safetensors.partial",
+        "rename .000003.safetensors.partial 000003.safetensors",
+        "sync shards",
+        "commit",
+    ]
+
+
+def test_commits_are_synced_by_the_catalog_itself(bank: Path) -> None:
+    with catalog.connect(bank) as connection:
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
+    assert (mode, synchronous) == ("wal", 2), "FULL is 2"
+
+
+@pytest.mark.parametrize("step", ["before: the commit", "after: the commit"])
+def test_an_error_in_a_removal_leaves_all_or_nothing(
+    step: str, bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        end_at(step, die, broken.setattr)
+        with pytest.raises(Death):
+            LocalStore(bank).remove("doc-0")
+    assert_holds(bank, [1] if step.startswith("after") else [0, 1])
+
+
+def test_death_while_replacing_keeps_the_older_document(
+    bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        end_at("before: the commit", die, broken.setattr)
+        with pytest.raises(Death):
+            append(bank, 5, name="doc-0")
+    assert_holds(bank, [0, 1])
+
+
+@pytest.mark.parametrize("full", ["save_file", "fsync", "checksum"])
+def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
+    full: str, bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        place = {"fsync": shard.os, "save_file": shard, "checksum": local}[full]
+        broken.setattr(place, full, no_space)
+        with pytest.raises(BankError, match=r"two\.bank.*No space left on device"):
+            append(bank, 2)
+    assert_holds(bank, [0, 1])
+    append(bank, 2)
+    assert_holds(bank, [0, 1, 2])
+
+
+# New banks
+
+
+def test_a_bank_that_could_not_be_finished_never_appears_under_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "new.bank"
+    with pytest.raises(Death), LocalStore(folder).creating(Meta(PRINT, {})) as unfinished:
+        append(unfinished, 0)
+        die()
+    assert not folder.exists()
+    with pytest.raises(BankError, match=r"there is no bank '.*new\.bank'; make one with 'sedem b"):
+        LocalStore(folder).open()
+    make_bank(folder, documents=2)
+    assert_holds(folder, [0, 1])
+    assert [p.name for p in tmp_path.iterdir()] == ["new.bank"]
+
+
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "after: the commit"])
+def test_death_in_the_first_commit_of_a_new_bank_leaves_no_bank(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "new.bank"
+    with monkeypatch.context() as broken:
+        end_at(step, die, broken.setattr)
+        with pytest.raises(Death):
+            make_bank(folder)
+    assert not folder.exists()
+    make_bank(folder)
+    assert_holds(folder, [0])
+
+
+def test_death_before_the_last_rename_leaves_no_bank_and_after_it_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "new.bank", Path.rename
+
+    def before(self: Path, target: Path) -> None:
+        die()
+
+    def after(self: Path, target: Path) -> None:
+        real(self, target)
+        die()
+
+    for rename, numbers in ((before, None), (after, [0])):
+        with monkeypatch.context() as broken:
+            broken.setattr(local.Path, "rename", rename)
+            with pytest.raises(Death):
+                make_bank(folder)
+        assert folder.exists() == (numbers is not None)
+    assert_holds(folder, [0])
+
+
+def test_two_processes_cannot_make_the_same_bank_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "new.bank"
+    with LocalStore(folder).creating(Meta(PRINT, {})) as unfinished:
+        append(unfinished, 0)
+        with (
+            pytest.raises(BankError, match=r"new\.bank' is being written by another process"),
+            LocalStore(folder).creating(Meta(PRINT, {})),
+        ):
+            pytest.fail("the second one was let in")
+        append(unfinished, 1)
+    assert_holds(folder, [0, 1])
+
+
+# Damage
+
+
+def flip(path: Path, offset: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_a_flipped_byte_is_caught_when_its_block_is_first_touched(bank: Path) -> None:
+    flip(shard_file(bank, 2), -1)
+    opened = MemoryBank.open(bank)
+    assert torch.equal(opened.memory([0, 1, 2]), rounded(opened, memory_of(0), memory_of(1)[:1]))
+    for _ in range(2):
+        with pytest.raises(BankError, match=r"block 1 of '.*000002\.safetensors' is damaged"):
+            opened.memory([3])
+    with pytest.raises(BankError, match="is damaged"):
+        list(opened.scan())
+    assert LocalStore(bank).verify() == [
+        "shard '000002.safetensors' is damaged (its SHA-256 differs)"
+    ]
+
+
+def test_no_flipped_byte_of_a_shard_is_ever_read_as_memory(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "a.bank")
+    intact = shard_file(bank).read_bytes()
+    for offset in range(len(intact)):
+        flip(shard_file(bank), offset)
+        assert len(LocalStore(bank).verify()) == 1, f"byte {offset}"
+        with pytest.raises(BankError, match="damaged"):
+            MemoryBank.open(bank).memory([0, 1])
+        shard_file(bank).write_bytes(intact)
+    assert_holds(bank, [0])
+
+
+@pytest.mark.parametrize("kept", [0, 1, 8, 100, 207])
+def test_a_truncated_shard_is_refused_with_both_sizes(kept: int, bank: Path) -> None:
+    size = shard_file(bank, 2).stat().st_size
+    assert kept < size
+    os.truncate(shard_file(bank, 2), kept)
+    with pytest.raises(
+        BankError, match=rf"000002\.safetensors' has {kept} bytes, {size} are needed; restore"
+    ):
+        MemoryBank.open(bank)
+    assert LocalStore(bank).verify() == [
+        "shard '000002.safetensors' is damaged (its SHA-256 differs)"
+    ]
+
+
+def test_a_shard_that_shrinks_or_goes_after_opening_is_told(bank: Path) -> None:
+    opened = MemoryBank.open(bank)
+    os.truncate(shard_file(bank, 1), 50)
+    shard_file(bank, 2).unlink()
+    with pytest.raises(BankError, match=r"000001\.safetensors' is damaged"):
+        opened.memory([0])
+    with pytest.raises(BankError, match=r"000002\.safetensors' is missing"):
+        opened.memory([2])
+
+
+def test_a_missing_shard_is_refused_by_name(bank: Path) -> None:
+    shard_file(bank, 1).unlink()
+    with pytest.raises(BankError, match=r"shard '.*000001\.safetensors' is missing; restore it"):
+        MemoryBank.open(bank)
+    assert LocalStore(bank).verify() == ["shard '000001.safetensors' is missing"]
+
+
+def test_every_damage_is_listed_by_verify(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "a.bank", documents=3)
+    flip(shard_file(bank, 1), -1)
+    shard_file(bank, 3).unlink()
+    assert LocalStore(bank).verify() == [
+        "shard '000001.safetensors' is damaged (its SHA-256 differs)",
+        "shard '000003.safetensors' is missing",
+    ]
+
+
+@pytest.mark.parametrize("kept", [0, 10, 100, 1000, 4096, -4096])
+def test_a_truncated_catalog_is_refused(kept: int, bank: Path) -> None:
+    path = bank / catalog.CATALOG
+    os.truncate(path, kept if kept >= 0 else path.stat().st_size + kept)
+    with pytest.raises(BankError, match=r"the catalog of bank '.*two\.bank' cannot be used"):
+        MemoryBank.open(bank)
+    with pytest.raises(BankError, match="cannot be used"):
+        append(bank, 2)
+
+
+@pytest.mark.parametrize("content", [b"no database", b"\0" * 8192, b"SQLite format 3\0" * 99])
+def test_garbage_for_a_catalog_is_refused(content: bytes, bank: Path) -> None:
+    (bank / catalog.CATALOG).write_bytes(content)
+    for attempt in (contents, problems, functools.partial(append, number=2)):
+        with pytest.raises(BankError, match=r"the catalog of bank '.*two\.bank' cannot be used"):
+            attempt(bank)
+    assert (bank / catalog.CATALOG).read_bytes() == content
+
+
+def catalog_without_its_page(bank: Path, page: int) -> None:
+    content = bytearray((bank / catalog.CATALOG).read_bytes())
+    content[page * 4096 : (page + 1) * 4096] = b"\xa5" * 4096
+    (bank / catalog.CATALOG).write_bytes(content)
+
+
+@pytest.mark.parametrize("page", range(1, 6))
+def test_a_destroyed_page_of_the_catalog_never_passes_for_a_sound_bank(
+    page: int, bank: Path
+) -> None:
+    catalog_without_its_page(bank, page)
+    with contextlib.suppress(BankError):
+        MemoryBank.open(bank)
+    try:
+        problems = LocalStore(bank).verify()
+    except BankError:
+        return
+    assert any("the catalog is damaged" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("entry", ["fingerprint", "made_by", "schema_version"])
+def test_a_catalog_without_one_of_its_entries_is_refused(entry: str, bank: Path) -> None:
+    execute(bank, "DELETE FROM meta WHERE key = ?", entry)
+    with pytest.raises(BankError, match=r"two\.bank"):
+        MemoryBank.open(bank)
+
+
+def execute(bank: Path, statement: str, *values: object) -> None:
+    with contextlib.closing(sqlite3.connect(bank / catalog.CATALOG)) as connection, connection:
+        connection.execute(statement, values)
+
+
+@pytest.mark.parametrize("version", ["0", "3", "banana"])
+def test_a_bank_of_another_format_is_refused_with_both_versions(version: str, bank: Path) -> None:
+    execute(bank, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
+    for attempt in (contents, problems, functools.partial(append, number=2)):
+        with pytest.raises(BankError, match=f"has format {version}, this sedem reads 1 and 2; use"):
+            attempt(bank)
+
+
+def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "foreign").mkdir()
+    execute(tmp_path / "foreign", "CREATE TABLE recipes (name TEXT)")
+    with pytest.raises(BankError, match=r"catalog of bank '.*foreign' cannot be used.*meta"):
+        MemoryBank.open(tmp_path / "foreign")
+
+
+@pytest.mark.parametrize("use", [contents, problems, functools.partial(append, number=2)])
+def test_what_is_no_bank_is_refused_and_left_alone(
+    use: Callable[[Path], object], tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for name in ("folder", "file"):
+        with pytest.raises(
+            BankError, match=rf"'.*{name}' is not a bank: it holds no catalog\.sqlite"
+        ):
+            use(tmp_path / name)
+    with pytest.raises(BankError, match=r"there is no bank '.*absent'; make one with"):
+        use(tmp_path / "absent")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+def test_a_bank_of_another_model_takes_nothing(bank: Path) -> None:
+    before = (bank / catalog.CATALOG).read_bytes()
+    with pytest.raises(BankMismatchError, match=f"model {PRINT[:12]}, this model is {OTHER[:12]}"):
+        LocalStore(bank).append(OTHER, [("doc-2", text_of(2))], rows_of(2), Quantized(memory_of(2)))
+    assert (bank / catalog.CATALOG).read_bytes() == before
+    assert not shard_file(bank, 3).exists()
+    assert_holds(bank, [0, 1])
+
+
+# Readers and writers
+
+
+def test_a_second_writer_is_refused_while_the_first_holds_the_lock(bank: Path) -> None:
+    with (bank / local.LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for attempt in (
+            functools.partial(append, number=2),
+            lambda b: LocalStore(b).remove("doc-0"),
+        ):
+            with pytest.raises(BankError, match=r"two\.bank' is being written by another process"):
+                attempt(bank)
+        assert_holds(bank, [0, 1])
+    append(bank, 2)
+    assert_holds(bank, [0, 1, 2])
+
+
+def test_a_lock_that_a_killed_writer_left_behind_hinders_nobody(bank: Path, children: Any) -> None:
+    child = children.Process(target=append_and_die, args=(bank, "before: the commit"))
+    child.start()
+    child.join(30)
+    assert (bank / local.LOCK).exists()
+    append(bank, 2)
+    assert_holds(bank, [0, 1, 2])
+
+
+def test_opening_while_another_process_commits_sees_one_state(
+    bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit between two statements of the reader changes nothing for it."""
+    real = sqlite3.connect
+    pending = [2]
+
+    class Interrupted(sqlite3.Connection):
+        def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+            if "FROM blocks" in statement and pending:
+                with monkeypatch.context() as undisturbed:
+                    undisturbed.setattr(catalog.sqlite3, "connect", real)
+                    append(bank, pending.pop())
+            return super().execute(statement, *values)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(
+            catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted)
+        )
+        assert numbers_in(bank) == [0, 1]
+    assert pending == []
+    assert_holds(bank, [0, 1, 2])
+
+
+def test_an_open_bank_does_not_change_under_its_reader(bank: Path) -> None:
+    opened = MemoryBank.open(bank)
+    append(bank, 2)
+    LocalStore(bank).remove("doc-1")
+    assert [d.name for d in opened.documents] == ["doc-0", "doc-1"]
+    assert torch.equal(opened.memory([0, 1, 2, 3]), rounded(opened, memory_of(0), memory_of(1)))
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder to put banks into, and no right to write what is not writable.
+
+    Root may write anywhere whatever the mode says, so root's rights are laid down for the test.
+    """
+    place = Path(tempfile.mkdtemp(prefix="sedem-"))
+    place.chmod(0o755)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            try:
+                os.setresuid(NOBODY, NOBODY, 0)
+                os.setresuid(0, 0, 0)
+            except (PermissionError, AttributeError):
+                pytest.skip("root that cannot lay its rights down may write anywhere")
+        yield place
+    finally:
+        if root:
+            os.setresuid(0, 0, 0)
+        for path in (place, *place.rglob("*")):
+            path.chmod(0o755)
+        shutil.rmtree(place)
+
+
+def write_protect(folder: Path) -> None:
+    """Take every right to write from a folder, and root's from this process."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    if os.geteuid() == 0:
+        os.setresuid(NOBODY, NOBODY, 0)
+    assert not os.access(folder, os.W_OK)
+
+
+def test_a_read_only_bank_opens_and_verifies_and_refuses_to_be_changed(unprivileged: Path) -> None:
+    bank = make_bank(unprivileged / "shared.bank", documents=2)
+    write_protect(bank)
+    assert_holds(bank, [0, 1])
+    for attempt in (functools.partial(append, number=2), lambda b: LocalStore(b).remove("doc-0")):
+        with pytest.raises(BankError, match=r"shared\.bank' cannot be written.*Permission denied"):
+            attempt(bank)
+    assert_holds(bank, [0, 1])
+
+
+def test_a_new_bank_in_a_folder_that_cannot_be_written_is_refused(unprivileged: Path) -> None:
+    (unprivileged / "shared").mkdir()
+    write_protect(unprivileged / "shared")
+    with pytest.raises(BankError, match=r"new\.bank' cannot be written.*Permission denied"):
+        make_bank(unprivileged / "shared" / "new.bank")
+
+
+def test_a_bank_may_have_any_name_that_a_folder_may_have(tmp_path: Path) -> None:
+    for name in ("with space.bank", "a?b#c%20&mode=ro.bank", "Görlitz 🥧", "-rf", "'; DROP TABLE"):
+        assert_holds(make_bank(tmp_path / name, documents=2), [0, 1])

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from sedem import Document
+from sedem.data import custom_questions as own
+from sedem.data.examples import Evidence, Example
+from sedem.data.question_sets import open_examples
+from sedem.errors import DataError
+
+Write = Callable[[str, Any], Path]
+
+load = partial(open_examples, schema="own")
+
+ENTRY: dict[str, Any] = {
+    "id": "lease-1",
+    "documents": [
+        {"name": "lease.txt", "text": "The rent is 900 euros."},
+        {"name": "house.txt", "text": "Pets need a word."},
+    ],
+    "question": "What is the rent?",
+    "answers": ["900 euros", "900"],
+    "evidence": [{"document": "lease.txt", "start": 12, "end": 21}],
+}
+
+
+def test_an_entry_becomes_an_example(write: Write) -> None:
+    (example,) = load(write("own.jsonl", [ENTRY])).examples
+    assert example == Example(
+        "lease-1",
+        (
+            Document("lease.txt", "The rent is 900 euros."),
+            Document("house.txt", "Pets need a word."),
+        ),
+        "What is the rent?",
+        ("900 euros", "900"),
+        (Evidence(0, 12, 21),),
+    )
+
+
+def test_id_and_evidence_may_be_left_out(write: Write) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
+    result = load(write("bare.jsonl", [bare, {**ENTRY, "evidence": []}]))
+    assert result.name == "bare"
+    assert [example.evidence for example in result.examples] == [(), ()]
+    assert result.examples[0].id == "bare.jsonl, line 1"
+
+
+def test_parquet_rows_without_id_and_evidence_are_lines_without(
+    write: Write, tmp_path: Path
+) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key not in ("id", "evidence")}
+    Dataset.from_list([ENTRY, bare]).to_parquet(tmp_path / "own.parquet")
+    found = load(tmp_path / "own.parquet").examples
+    assert [(e.id, len(e.evidence)) for e in found] == [("lease-1", 1), ("own.parquet, row 2", 0)]
+    null = load(write("null.jsonl", [{**ENTRY, "id": None, "evidence": None}])).examples
+    assert [(e.id, e.evidence) for e in null] == [("null.jsonl, line 1", ())]
+
+
+def test_what_is_dumped_is_read_back(write: Write, tmp_path: Path) -> None:
+    examples = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "ö"}])).examples
+    own.dump(examples, tmp_path / "again.jsonl")
+    assert load(tmp_path / "again.jsonl").examples == examples
+
+
+def test_records_are_lines(write: Write) -> None:
+    path = write("own.jsonl", [{**ENTRY, "id": str(number)} for number in range(4)])
+    assert [e.id for e in load(path, records=":2").examples] == ["0", "1"]
+    assert [e.id for e in load(path, records="3:").examples] == ["3"]
+
+
+DOCUMENT = ENTRY["documents"][0]
+SPAN = ENTRY["evidence"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answer": "900"}, "unknown field 'answer'; known are"),
+        ({"documents": []}, "field 'documents': a list with at least one entry"),
+        ({"documents": "lease.txt"}, "field 'documents': a list with at least one entry"),
+        ({"documents": ["lease.txt"]}, r"field 'documents\[0\]', field 'name': a non-empty string"),
+        (
+            {"documents": [DOCUMENT, {"name": "b", "text": " "}]},
+            r"field 'documents\[1\]', field 'text': a non-empty string is needed, got ' '",
+        ),
+        ({"documents": [DOCUMENT, DOCUMENT]}, "'lease-1' has two documents of one name"),
+        (
+            {"documents": [{"name": "a", "text": "\ud83e pie"}]},
+            r"field 'documents\[0\]', field 'text' is not Unicode text \('\\ud83e' at character 0",
+        ),
+        ({"question": "\ud83e?"}, "field 'question' is not Unicode text"),
+        ({"answers": ["900", "\ud83e"]}, "an answer of example 'lease-1' is not Unicode text"),
+        ({"id": "\ud83e"}, "the id of an example is not Unicode text"),
+        ({"id": ["a"]}, r"field 'id': a string is needed, got \['a'\]"),
+        ({"id": True}, "field 'id': a string is needed, got True"),
+        ({"question": ""}, "field 'question': a non-empty string is needed, got ''"),
+        ({"question": None}, "field 'question': a non-empty string is needed, got None"),
+        ({"answers": []}, "field 'answers': a list with at least one entry"),
+        ({"answers": "900"}, "field 'answers': a list with at least one entry"),
+        ({"answers": [900]}, "field 'answers': a list of strings"),
+        ({"answers": ["900", ""]}, "'lease-1' has no answer, or an empty one"),
+        ({"evidence": "lease.txt"}, "field 'evidence': a list"),
+        (
+            {"evidence": [SPAN, {**SPAN, "document": "lost.txt"}]},
+            r"field 'evidence\[1\]': no document is named 'lost\.txt'",
+        ),
+        ({"evidence": [{**SPAN, "start": "12"}]}, r"evidence\[0\]', field 'start': a whole number"),
+        ({"evidence": [{**SPAN, "end": True}]}, "field 'end': a whole number is needed, got True"),
+        ({"evidence": [{**SPAN, "end": 23}]}, "'lease-1' has evidence 12:23 in document 0"),
+        ({"evidence": [{**SPAN, "start": 21}]}, "'lease-1' has evidence 21:21 in document 0"),
+    ],
+)
+def test_an_error_names_the_line_and_what_is_wrong(
+    write: Write, changes: dict[str, Any], message: str
+) -> None:
+    path = write("wrong.jsonl", [ENTRY, {**ENTRY, **changes}])
+    with pytest.raises(DataError, match=rf"wrong\.jsonl', line 2.*{message}"):
+        load(path)
+
+
+@pytest.mark.parametrize("field", ["documents", "question", "answers"])
+def test_a_missing_field_is_named(write: Write, field: str) -> None:
+    entry = {key: value for key, value in ENTRY.items() if key != field}
+    with pytest.raises(DataError, match=rf"missing\.jsonl', line 1, field '{field}'"):
+        load(write("missing.jsonl", [entry]))
+
+
+def test_two_lines_of_one_id_are_both_named(write: Write) -> None:
+    with pytest.raises(DataError, match=r"line 3: the id 'lease-1' is that of '.*', line 1 too"):
+        load(write("twins.jsonl", [ENTRY, {**ENTRY, "id": "other"}, ENTRY]))
+
+
+def test_documents_by_name_are_refused_with_what_is_needed(write: Write) -> None:
+    entry = {**ENTRY, "documents": {"lease.txt": "The rent is 900 euros."}}
+    with pytest.raises(DataError, match=r"field 'documents': a list of objects \{name, text\} is"):
+        load(write("object.jsonl", [entry]))
+
+
+def test_shards_without_ids_go_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = {key: value for key, value in ENTRY.items() if key != "id"}
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).write_text(f"{json.dumps(bare)}\n{json.dumps(bare)}\n")
+    (folder / "c.json").write_text(json.dumps(bare, indent=1))
+    Dataset.from_list([ENTRY, bare]).to_parquet(folder / "d.parquet")
+    names = ["a.jsonl, line 1", "a.jsonl, line 2", "b.jsonl, line 1", "b.jsonl, line 2", "c.json"]
+    every = [*names, "lease-1", "d.parquet, row 2"]
+    assert [e.id for e in open_examples(folder).examples] == every
+    assert [e.id for e in open_examples(folder, records="1:3").examples] == every[1:3]
+    monkeypatch.chdir(folder)
+    assert [e.id for e in open_examples(".").examples] == every
+    assert [e.id for e in open_examples("b.jsonl").examples] == names[2:4]
+
+
+def test_shards_may_be_parquet(write: Write, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    Dataset.from_list([ENTRY]).to_parquet(folder / "a.parquet")
+    (folder / "b.jsonl").write_text(json.dumps({**ENTRY, "id": "other"}) + "\n")
+    expected = load(write("own.jsonl", [ENTRY, {**ENTRY, "id": "other"}])).examples
+    assert open_examples(folder).examples == expected

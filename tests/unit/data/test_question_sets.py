@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem.data.question_sets import SETS, open_examples, parse_records, sniff
+from sedem.errors import ConfigError, DataError
+
+Write = Callable[[str, Any], Path]
+
+FILES = {
+    "squad.json": ("squad", 36),
+    "covidqa.json": ("covidqa", 6),
+    "hotpotqa-native.json": ("hotpotqa", 2),
+    "hotpotqa-hub.jsonl": ("hotpotqa", 2),
+    "2wikimultihopqa.json": ("2wikimultihopqa", 2),
+    "musique.jsonl": ("musique", 2),
+    "qasper.json": ("qasper", 3),
+}
+PARAGRAPH = {"title": "T", "paragraph_text": "t", "is_supporting": True}
+OWN = {
+    "documents": [{"name": "a", "text": "The rent is 900 euros."}],
+    "question": "What is the rent?",
+    "answers": ["900 euros"],
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_schema_of_real_records_is_found_out(fixtures: Path, name: str) -> None:
+    schema, count = FILES[name]
+    assert sniff(fixtures / name) == schema
+    found = open_examples(fixtures / name)
+    assert len(found.examples) == count
+    assert found.examples == open_examples(fixtures / name, schema).examples
+
+
+def test_own_questions_are_found_out_even_compressed(tmp_path: Path, write: Write) -> None:
+    path = write("own.jsonl", [{"id": "lease-1", **OWN}])
+    packed = tmp_path / "own.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert sniff(path) == sniff(packed) == "own"
+    assert open_examples(packed).examples == open_examples(path).examples
+
+
+def test_a_long_text_hides_no_field(fixtures: Path, write: Write) -> None:
+    long = "word " * 60_000
+    own = {**OWN, "documents": [{"name": "a", "text": long}]}
+    assert sniff(write("own.jsonl", [own])) == sniff(write("own.json", [own, OWN])) == "own"
+    row = {
+        "title": "T",
+        "context": long,
+        "question": "?",
+        "answers": {"text": [], "answer_start": []},
+    }
+    assert sniff(write("squad.jsonl", [row])) == "squad"
+    with pytest.raises(DataError, match=r"long\.jsonl' is in no schema"):
+        sniff(write("long.jsonl", [{"text": long}]))
+
+
+def test_a_file_of_no_known_schema_is_refused(fixtures: Path, write: Write) -> None:
+    with pytest.raises(DataError, match=r"articles\.jsonl' is in no schema .*own, squad, covidqa"):
+        sniff(fixtures / "articles.jsonl")
+    with pytest.raises(DataError, match="own questions are JSON lines of"):
+        sniff(write("empty.jsonl", ""))
+
+
+@pytest.mark.parametrize("schema", ["cloze", "exact-facts"])
+def test_articles_become_examples_under_a_named_schema(fixtures: Path, schema: str) -> None:
+    result = open_examples(fixtures / "articles.jsonl", schema, count=3, seed=4)
+    assert len(result.examples) == 3
+    assert all(len(example.documents) == 10 for example in result.examples)
+
+
+def test_an_unknown_schema_is_refused_with_the_known_ones(fixtures: Path) -> None:
+    with pytest.raises(ConfigError, match=f"no schema 'sqad'; known are {', '.join(SETS)}"):
+        open_examples(fixtures / "squad.json", "sqad")
+
+
+def test_an_unknown_option_is_refused(fixtures: Path) -> None:
+    with pytest.raises(ConfigError, match=r"squad\.json' as squad: .*'distracters'"):
+        open_examples(fixtures / "squad.json", distracters=3)
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        ("squad", {"distractors": "abc"}, "distractors is 'abc'; it must be a whole number"),
+        ("squad", {"distractors": 2.5}, "distractors is 2.5; it must be a whole number"),
+        ("squad", {"distractors": True}, "distractors is True; it must be a whole number"),
+        ("squad", {"distractors": -3}, "distractors is -3; it must be at least 0"),
+        ("squad", {"seed": None}, "seed is None; it must be a whole number"),
+        ("ruler-qa2", {"length": "4k"}, "length is '4k'; it must be a whole number"),
+        ("ruler-qa2", {"count": "abc"}, "count is 'abc'; it must be a whole number"),
+        ("ruler-qa2", {"count": 0}, "count is 0; it must be at least 1"),
+        ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; it must be at least 0"),
+        ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; it must be text or null"),
+        ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; it must be true or false"),
+        ("cloze", {"count": "5x"}, "count is '5x'; it must be a whole number"),
+        ("cloze", {"count": -1}, "count is -1; it must be at least 1"),
+        ("exact-facts", {"count": "x"}, "count is 'x'; it must be a whole number"),
+        ("exact-facts", {"count": 0}, "count is 0; it must be at least 1"),
+        ("exact-facts", {"split": 5}, "split is '5'; it can be 'train' or 'evaluation'"),
+        ("qasper", {"drop": ["none"]}, r"drop is '\['none'\]'; it can be no-text-evidence"),
+    ],
+)
+def test_an_option_of_another_type_or_size_is_refused(
+    fixtures: Path, schema: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_examples(fixtures / "squad.json", schema, **options)
+
+
+def test_options_reach_the_loader(fixtures: Path) -> None:
+    few = open_examples(fixtures / "squad.json", records="1:", distractors=2, seed=3)
+    assert len(few.examples) == 24
+    assert {len(example.documents) for example in few.examples} == {3}
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        ("squad", {"data": [{"paragraphs": [{"context": "one"}]}]}, "article 1, field 'qas'"),
+        ("squad", {"data": ["Ada"]}, "article 1, field 'paragraphs': a list is needed"),
+        ("squad", {"data": [{"title": "Ada"}]}, "field 'paragraphs': .* got nothing"),
+        (
+            "squad",
+            [{"id": 1, "context": "one", "question": "?", "answers": {"text": ["one"]}}],
+            r"entry 1, field 'answers': the field 'answer_start' is missing",
+        ),
+        (
+            "covidqa",
+            {"data": [{"paragraphs": [{"context": "one", "qas": []}]}]},
+            "article 1: the field 'document_id' is missing",
+        ),
+        ("hotpotqa", [{"_id": "a"}], r"entry 1 \(id 'a'\), field 'context': it is missing"),
+        ("hotpotqa", [{"question": "?"}], "entry 1: the field 'id' is missing"),
+        (
+            "hotpotqa",
+            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": None}],
+            r"\(id 'a'\), field 'supporting_facts': it is not in the set's schema",
+        ),
+        (
+            "hotpotqa",
+            [{"_id": "a", "context": [["T", [1]]], "supporting_facts": []}],
+            "field 'context': .*titles and sentences must be strings",
+        ),
+        (
+            "2wikimultihopqa",
+            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": [{"title": "T"}]}],
+            r"\(id 'a'\), field 'supporting_facts': the field 'sent_id' is missing",
+        ),
+        (
+            "2wikimultihopqa",
+            [{"_id": "a", "context": "[broken", "supporting_facts": []}],
+            r"\(id 'a'\), field 'context': .*Expecting value",
+        ),
+        (
+            "musique",
+            [{"id": "a", "paragraphs": [{"title": "T"}]}],
+            r"field 'paragraphs\[0\]', field 'paragraph_text': a string is needed, got nothing",
+        ),
+        (
+            "musique",
+            [{"id": "a", "paragraphs": [PARAGRAPH], "question": "What?", "answer": None}],
+            r"entry 1 \(id 'a'\), field 'answer': a string is needed, got None",
+        ),
+        (
+            "qasper",
+            {"p1": {"abstract": "A", "full_text": []}},
+            r"\(id 'p1'\), field 'qas': it is missing",
+        ),
+        (
+            "qasper",
+            {
+                "p1": {
+                    "full_text": [],
+                    "abstract": "A",
+                    "qas": [{"question": "?", "answers": [{"answer": {}}]}],
+                }
+            },
+            r"\(id 'p1'\), question 0: the field 'unanswerable' is missing",
+        ),
+    ],
+)
+def test_a_malformed_record_is_named_with_its_field(
+    write: Write, schema: str, content: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
+        open_examples(write("odd.json", content), schema)
+
+
+HALF = "\ud83e"
+HOTPOT = {
+    "_id": "a",
+    "question": "What?",
+    "answer": "This",
+    "supporting_facts": [["T", 0]],
+    "context": [["T", ["s"]]],
+}
+QA = {"id": "a", "question": "What?", "answers": [{"text": "one", "answer_start": 0}]}
+PAPER = {
+    "title": "A",
+    "abstract": "A",
+    "full_text": [],
+    "qas": [
+        {
+            "question": "What?",
+            "answers": [
+                {
+                    "answer": {
+                        "unanswerable": False,
+                        "extractive_spans": [],
+                        "free_form_answer": "This",
+                        "yes_no": None,
+                        "evidence": ["A"],
+                    }
+                }
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        ("hotpotqa", [{**HOTPOT, "question": HALF}], r"\(id 'a'\), field 'question' is not"),
+        ("hotpotqa", [{**HOTPOT, "answer": HALF}], r"\(id 'a'\), field 'answer' is not Unicode"),
+        ("hotpotqa", [{**HOTPOT, "_id": HALF}], "entry 1, field 'id' is not Unicode text"),
+        (
+            "ruler-qa2",
+            [{**HOTPOT, "context": [["T", ["s", HALF]]]}],
+            r"\(id 'a'\), field 'context': paragraph 'T' is not Unicode text",
+        ),
+        (
+            "squad",
+            {"data": [{"title": HALF, "paragraphs": [{"context": "one", "qas": [QA]}]}]},
+            "article 1: the name of a document is not Unicode text",
+        ),
+        (
+            "squad",
+            {"data": [{"paragraphs": [{"context": "one", "qas": [{**QA, "id": HALF}]}]}]},
+            "article 1, field 'id' is not Unicode text",
+        ),
+        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\): the name of a"),
+        (
+            "qasper",
+            {"p1": {**PAPER, "qas": [{**PAPER["qas"][0], "question": HALF}]}},
+            r"\(id 'p1'\), question 0: the question of example 'p1-0' is not Unicode text",
+        ),
+        ("cloze", [{"title": "A", "text": HALF}], "entry 1, field 'text' is not Unicode text"),
+    ],
+)
+def test_half_a_surrogate_pair_is_named_with_its_place(
+    write: Write, schema: str, content: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
+        open_examples(write("odd.json", content), schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [(None, [0, 1, 2, 3]), ("1:", [1, 2, 3]), (":2", [0, 1]), ("1:3", [1, 2]), ("-1:", [3])],
+)
+def test_records_are_a_slice(text: str | None, kept: list[int]) -> None:
+    assert [0, 1, 2, 3][parse_records(text)] == kept
+
+
+@pytest.mark.parametrize("text", ["", "5", "1:2:3", "a:", "1.5:"])
+def test_records_that_are_no_slice_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"records is '{text}'; it must be 'start:stop'"):
+        parse_records(text)

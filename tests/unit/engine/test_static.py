@@ -1,0 +1,398 @@
+"""The fast path on its own: buffers that stay, rows that leave, room, memory, refusals."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from weakref import ref
+
+import pytest
+import torch
+from conftest import LEASE, RECIPE
+from torch import Tensor
+
+from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.cuda_graphs import Replay, pool_bytes
+from sedem.engine.eager import Eager
+from sedem.engine.interface import Start
+from sedem.engine.open import open_engine
+from sedem.engine.static import FIRST_STEPS, Static, round_up
+from sedem.errors import ConfigError
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, choose, start_of
+
+QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]
+DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+
+
+def with_lora(config: SedemConfig, encoder: str, decoder: str | None = None) -> SeDeM:
+    reading = open_backbone(encoder)
+    answering = reading if decoder is None else open_backbone(decoder)
+    torch.manual_seed(1)
+    model = SeDeM(config, reading, answering)
+    answering.add_lora(config.lora_rank, config.lora_alpha)
+    for factor in answering.lora_parameters():
+        factor.data = torch.randn(factor.shape) * 0.2
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture
+def slow(config: SedemConfig) -> SeDeM:
+    return with_lora(config, config.encoder)
+
+
+@pytest.fixture
+def fast(config: SedemConfig) -> SeDeM:
+    model = with_lora(config, config.encoder)
+    model.engine = open_engine("static", model)
+    return model
+
+
+@pytest.fixture
+def bank(slow: SeDeM) -> MemoryBank:
+    return slow.read(DOCUMENTS)
+
+
+def engine_of(model: SeDeM) -> Static:
+    assert isinstance(model.engine, Static)
+    return model.engine
+
+
+def starts(model: SeDeM, bank: MemoryBank, rows: int, k: int = 2) -> list[Start]:
+    made = []
+    for row in range(rows):
+        request = Request(bank, QUESTIONS[row % len(QUESTIONS)], k)
+        selection = choose(model, request, torch.arange(len(bank)).roll(row).float())
+        prefix = torch.tensor(question_ids(model.decoder, request.question))
+        made.append(start_of(model, bank, selection, prefix))
+    return made
+
+
+# Replays
+
+
+def test_a_buffer_that_was_moved_is_noticed_without_a_gpu() -> None:
+    given, result = torch.ones(3), torch.zeros(3)
+
+    def double() -> None:
+        torch.mul(given, 2, out=result)
+
+    replay = Replay([given, result])
+    given.fill_(4)
+    replay(double)
+    assert result.tolist() == [8, 8, 8]
+    given.set_(torch.ones(3))  # type: ignore[call-overload]
+    with pytest.raises(AssertionError, match="moved"):
+        replay(double)
+
+
+def test_a_rehearsal_leaves_what_is_carried_as_it_was() -> None:
+    count, seen = torch.zeros(1), torch.zeros(1)
+
+    def step() -> None:
+        count.add_(1)
+        seen.copy_(count)
+
+    replay = Replay([count, seen], [count])
+    replay.rehearse(step)
+    assert (count.item(), seen.item()) == (0, 1)
+    replay(step)
+    assert count.item() == 1
+
+
+def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> None:
+    rows = starts(fast, bank, 2)
+    tokens = torch.tensor([50, 60])
+    seen = []
+    for rehearsed in (False, True):
+        with fast.engine.start(rows, 8) as (_, step):
+            (batch,) = engine_of(fast)._used
+            if rehearsed:
+                batch.ids.copy_(tokens)
+                batch._step.rehearse(batch._run_step)
+            seen.append([step(tokens, [0, 1]).clone() for _ in range(3)])
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+# Lanes
+
+
+def test_sizes_are_few_and_never_too_small() -> None:
+    sizes = {round_up(count, 1) for count in range(1, 65)}
+    assert sizes == {*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64}
+    assert all(count <= round_up(count, 16) < 1.25 * count + 16 for count in range(2000))
+    assert round_up(0, 16) == 0
+
+
+def test_nothing_moves_between_questions_and_nothing_of_the_last_is_left(
+    slow: SeDeM, fast: SeDeM, bank: MemoryBank
+) -> None:
+    first, other = "What is the rent?", "What is a plum?!?"
+    fast.answer(bank, first)
+    (batch,) = engine_of(fast)._free
+    before = [buffer.data_ptr() for buffer in batch.buffers]
+    assert fast.answer(bank, other).text == slow.answer(bank, other).text
+    assert engine_of(fast)._free == [batch]
+    assert [buffer.data_ptr() for buffer in batch.buffers] == before
+
+
+def test_a_full_lane_is_refused_before_anything_is_run(fast: SeDeM, bank: MemoryBank) -> None:
+    batch = StaticBatch(engine_of(fast).decoder, Bucket(rows=1, prefix=48, slots=16, steps=2))
+    batch.prefill(starts(fast, bank, 1))
+    token = torch.tensor([50])
+    batch.step(token)
+    batch.step(token)
+    before = [buffer.clone() for buffer in batch.buffers]
+    with pytest.raises(ConfigError, match="room for 2 tokens after its prefix"):
+        batch.step(token)
+    assert all(torch.equal(a, b) for a, b in zip(before, batch.buffers, strict=True))
+
+
+def test_a_long_answer_moves_on_to_more_room(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+    limit = 2 * FIRST_STEPS + 20
+    tokens = torch.randint(2, 258, (limit - 1, 2), generator=torch.Generator().manual_seed(0))
+    rows = starts(slow, bank, 2)
+    logits = []
+    with torch.no_grad():
+        for model in (slow, fast):
+            with model.engine.start(rows, limit) as (_, step):
+                logits.append(torch.stack([step(ids, [0, 1]).clone() for ids in tokens]))
+    torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
+    assert {batch.bucket.steps for batch in engine_of(fast)._free} == {64, 128, 160}
+
+
+def test_rows_that_are_finished_leave_the_batch(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+    rows = starts(slow, bank, 7)
+    lives = [list(range(7)), [0, 2, 3, 5, 6], [2, 5, 6], [2, 5, 6], [5]]
+    tokens = torch.randint(2, 258, (len(lives), 7), generator=torch.Generator().manual_seed(0))
+    expected, actual, sizes = [], [], []
+    with torch.no_grad():
+        with slow.engine.start(rows, 9) as (_, step):
+            expected = [step(ids, live)[live] for ids, live in zip(tokens, lives, strict=True)]
+        with fast.engine.start(rows, 9) as (_, step):
+            for ids, live in zip(tokens, lives, strict=True):
+                actual.append(step(ids, live)[live].clone())
+                sizes.append(engine_of(fast)._used[0].bucket.rows)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
+    assert sizes == [7, 7, 3, 3, 1]
+
+
+def test_many_questions_together_are_answered_as_one_by_one(
+    slow: SeDeM, fast: SeDeM, bank: MemoryBank
+) -> None:
+    lease = slow.read(DOCUMENTS[:1])
+    requests = [
+        Request((bank, lease)[row % 2], f"{QUESTIONS[row % 5]} {row}", 1 + row % 4)
+        for row in range(64)
+    ]
+    together = fast.answer_requests(requests, Decoding(4))
+    sample = [0, 9, 31, 63]
+    alone = [slow.answer_requests([requests[row]], Decoding(4))[0] for row in sample]
+    assert [together[row].text for row in sample] == [answer.text for answer in alone]
+    assert len(together) == 64
+
+
+def test_sampled_answers_are_the_reference_s(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+    decoding = Decoding(12, temperature=0.7, top_k=20, top_p=0.9, seed=5)
+    expected = slow.answer(bank, QUESTIONS, decoding=decoding)
+    answers = fast.answer(bank, QUESTIONS, decoding=decoding)
+    assert [a.text for a in answers] == [a.text for a in expected]
+
+
+def test_two_streams_do_not_disturb_each_other_and_give_their_lanes_back(
+    slow: SeDeM, fast: SeDeM, bank: MemoryBank
+) -> None:
+    first, second = (fast.stream(bank, q, decoding=Decoding(9)) for q in QUESTIONS[:2])
+    for _ in range(3):
+        next(first)
+        next(second)
+    assert len(engine_of(fast)._used) == 2
+    list(first)
+    del second
+    assert first.answer is not None
+    assert first.answer.text == slow.answer(bank, QUESTIONS[0], decoding=Decoding(9)).text
+    assert not engine_of(fast)._used
+
+
+def test_threads_take_turns(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+    expected = [slow.answer(bank, q, decoding=Decoding(6)).text for q in QUESTIONS]
+    given: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        given[number] = fast.answer(bank, QUESTIONS[number], decoding=Decoding(6)).text
+
+    threads = [Thread(target=ask, args=(number,)) for number in range(len(QUESTIONS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [given[number] for number in range(len(QUESTIONS))] == expected
+
+
+# Memory
+
+
+def size(tensors: list[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def test_no_weight_is_kept_twice(slow: SeDeM, fast: SeDeM) -> None:
+    own = size([*slow.parameters(), *slow.buffers()])
+    layers = slow.decoder.model.get_decoder().layers[: slow.config.extract_layer]
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    beside = size([getattr(la.self_attn, n).base_layer.weight for la in layers for n in names])
+    # The encoder's attention stays beside the merged one; no other weight has a copy.
+    assert slow.engine.memory()["weights"] == own
+    assert fast.engine.memory()["weights"] == own + beside
+
+
+def test_without_adapters_encoder_and_decoder_are_one(config: SedemConfig) -> None:
+    backbone = open_backbone(config.encoder)
+    model = SeDeM(config.with_changes(lora_rank=0), backbone, backbone).requires_grad_(False)
+    own = model.engine.memory()["weights"]
+    model.engine = open_engine("static", model)
+    assert model.engine.memory()["weights"] == own
+
+
+def test_lanes_and_questions_are_counted(fast: SeDeM, bank: MemoryBank) -> None:
+    assert fast.engine.memory()["caches"] == 0
+    fast.answer(bank, QUESTIONS[0], decoding=Decoding(4))
+    engine = engine_of(fast)
+    (batch,), (questions,) = engine._free, engine._questions.values()
+    assert fast.engine.memory()["caches"] == size([*batch.buffers, *questions.buffers])
+
+
+def test_bytes_of_graphs_are_those_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 1},
+        {"segment_pool_id": (0, 7), "total_size": 20},
+        {"segment_pool_id": (0, 7), "total_size": 300},
+        {"segment_pool_id": (0, 8), "total_size": 4000},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert pool_bytes((0, 7)) == 320
+
+
+def test_lanes_that_nobody_uses_are_let_go(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sedem.engine.static.FREE_BYTES", 0)
+    for k in (1, 3, 8):
+        fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
+    (batch,) = engine_of(fast)._free
+    assert batch.bucket.slots == 32
+
+
+def test_what_is_let_go_is_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
+    fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
+    engine = engine_of(fast)
+    batch, questions = ref(engine._free[0]), ref(next(iter(engine._questions.values())))
+    gc.disable()  # only what nothing refers to may go
+    try:
+        engine.release()
+        assert (batch(), questions()) == (None, None)
+        assert engine.memory()["caches"] == 0
+    finally:
+        gc.enable()
+
+
+def test_a_prefill_that_fails_leaves_its_lane(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(batch: StaticBatch) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StaticBatch, "_run_prefill", fail)
+        with pytest.raises(RuntimeError, match="memory"):
+            fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
+    assert not engine_of(fast)._used
+
+
+def test_a_separate_encoder_keeps_the_layers_it_needs(
+    config: SedemConfig, tiny_folder: Callable[..., str]
+) -> None:
+    encoder = tiny_folder("qwen2", depth=6, seed=3, tie_word_embeddings=False)
+    decoder = config.encoder
+    crossed = config.with_changes(encoder=encoder, decoder=decoder)
+    slow, fast = (with_lora(crossed, encoder, decoder) for _ in range(2))
+    gone = [*fast.encoder.model.get_decoder().layers[3:].parameters()]
+    gone.append(fast.encoder.model.get_output_embeddings().weight)
+    fast.engine = open_engine("static", fast)
+    own = size([*slow.parameters(), *slow.buffers()])
+    assert fast.engine.memory()["weights"] == own - size(gone)
+    bank = slow.read(DOCUMENTS)
+    expected = slow.answer(bank, QUESTIONS)
+    answers = fast.answer(fast.read(DOCUMENTS), QUESTIONS)
+    for ours, theirs in zip(answers, expected, strict=True):
+        assert ours.text == theirs.text
+        assert [c.text for c in ours.citations] == [c.text for c in theirs.citations]
+
+
+# The modules that the weights came from
+
+
+def test_the_modules_go_on_working(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+    expected = slow.answer(bank, QUESTIONS)
+    fast.engine = Eager(fast)
+    assert [a.text for a in fast.answer(fast.read(DOCUMENTS), QUESTIONS)] == [
+        a.text for a in expected
+    ]
+
+
+def test_merged_layers_are_not_run_without_their_adapters(fast: SeDeM) -> None:
+    decoder, positions = fast.decoder, torch.arange(3)[None]
+    hidden = decoder.embed(torch.tensor([[5, 6, 7]]))
+    with decoder.without_lora():
+        decoder.run(hidden, 0, 3, positions)
+        with pytest.raises(ConfigError, match=r"layer 4 .* merged from layer 4 on"):
+            decoder.run(hidden, 0, 4, positions)
+    decoder.run(hidden, 0, 4, positions)
+
+
+def test_a_model_that_was_moved_or_cast_is_refused(fast: SeDeM, bank: MemoryBank) -> None:
+    fast.decoder.model.to(torch.bfloat16)
+    with pytest.raises(ConfigError, match=r"bfloat16 on 'cpu' after .*float32 on 'cpu'"):
+        fast.answer(bank, QUESTIONS[0])
+
+
+# Choosing one
+
+
+def test_engines_are_named_and_others_refused(slow: SeDeM) -> None:
+    assert open_engine("eager", slow).name == "eager"
+    assert open_engine("auto", slow, "eager").name == "eager"
+    with pytest.raises(ConfigError, match="engine is 'turbo'; it can be auto, eager"):
+        open_engine("turbo", slow)
+    with pytest.raises(ConfigError, match="needs a CUDA device, the model is on 'cpu'"):
+        open_engine("graphs", slow)
+    with pytest.raises(ConfigError, match="'static' has no eager attention"):
+        open_engine("static", slow, "eager")
+
+
+def test_rotary_positions_that_cannot_be_captured_are_refused(
+    config: SedemConfig, tiny_folder: Callable[..., str]
+) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    model = with_lora(config, tiny_folder(rope_parameters=rope))
+    with pytest.raises(ConfigError, match="'dynamic' rotary positions"):
+        Static(model, graphs=True)
+
+
+def test_a_checkpoint_opens_with_every_engine_and_is_saved_the_same(
+    slow: SeDeM, bank: MemoryBank, tmp_path: Path
+) -> None:
+    slow.save_pretrained(tmp_path / "first")
+    expected = [answer.text for answer in slow.answer(bank, QUESTIONS)]
+    for name, engine in (("auto", "static"), ("static", "static"), ("eager", "eager")):
+        opened = SeDeM.from_pretrained(tmp_path / "first", device="cpu", engine=name)
+        assert opened.engine.name == engine
+        assert [answer.text for answer in opened.answer(bank, QUESTIONS)] == expected
+        opened.save_pretrained(tmp_path / name)
+        for file in ("sedem.safetensors", "adapter/adapter_model.safetensors"):
+            assert (tmp_path / name / file).read_bytes() == (tmp_path / "first" / file).read_bytes()

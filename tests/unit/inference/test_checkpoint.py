@@ -1,0 +1,640 @@
+"""A checkpoint comes back as it was written, or is refused in words; nothing is left random."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import END, LEASE, RECIPE, START, save_tiny
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import INT8_FILE, open_backbone
+from sedem.backbone.lora import ADAPTER_WEIGHTS
+from sedem.backbone.safetensors import quantize_int8
+from sedem.errors import CheckpointError, ConfigError
+from sedem.inference import checkpoint
+
+QUESTIONS = ("What is the rent?", "How long does the pie keep?")
+DOCUMENTS = (Document("lease.txt", LEASE), Document("recipe.txt", RECIPE))
+SHORT = Decoding(max_new_tokens=12)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with HF_HUB_OFFLINE=1, which the hub's client reads only once."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def replies(model: SeDeM) -> list[tuple[object, ...]]:
+    """Everything about some answers that is not a time: reading, selection and decoding count."""
+    bank = model.read(DOCUMENTS)
+    answers = model.answer(bank, QUESTIONS, decoding=SHORT)
+    return [(a.text, a.citations, a.k, a.finish_reason) for a in answers]
+
+
+def reopen(folder: Path, **options: Any) -> SeDeM:
+    """A checkpoint with the arithmetic of the model that wrote it: equal weights, equal answers."""
+    return SeDeM.from_pretrained(folder, engine="eager", **options)
+
+
+def make(config: SedemConfig, encoder: Backbone, decoder: Backbone, *, lora: bool = True) -> SeDeM:
+    """A model none of whose weights has its starting value."""
+    torch.manual_seed(5)
+    model = SeDeM(config, encoder, decoder)
+    if lora:
+        decoder.add_lora(config.lora_rank, config.lora_alpha)
+    with torch.no_grad():
+        for weight in (*model.parts().parameters(), *decoder.lora_parameters()):
+            weight.add_(torch.randn_like(weight) * 0.1)
+        model.decompressor.spread.add_(torch.rand_like(model.decompressor.spread))
+    return model.requires_grad_(False).eval()
+
+
+@pytest.fixture
+def trained(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    """A model with adapters, as after training."""
+    return make(config, backbone, backbone)
+
+
+@pytest.fixture
+def saved(trained: SeDeM, tmp_path: Path) -> Path:
+    """The same in a folder."""
+    trained.save_pretrained(tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A small BPE over the usual texts: other ids and longer tokens than single bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[START, END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([LEASE, RECIPE] * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=START, eos_token=END, pad_token=END
+    )
+
+
+@pytest.fixture(scope="module")
+def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A backbone of another width, depth and tokenizer than the usual one."""
+    tokenizer = word_tokenizer()
+    folder = tmp_path_factory.mktemp("wide")
+    save_tiny(folder, width=48, depth=6, seed=3, vocab_size=len(tokenizer))
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+# Round trips
+
+
+def test_a_saved_model_reads_and_answers_as_before(trained: SeDeM, saved: Path) -> None:
+    reopened = reopen(saved)
+    assert replies(reopened) == replies(trained)
+    assert reopened.fingerprint() == trained.fingerprint()
+    assert reopened.config == trained.config
+    assert reopened.name == "checkpoint"
+    assert not reopened.training
+    assert not any(p.requires_grad for p in reopened.parameters())
+
+
+def test_adapters_are_part_of_what_is_saved(trained: SeDeM, saved: Path, config: Any) -> None:
+    bare = SeDeM(config, open_backbone(config.encoder), open_backbone(config.encoder))
+    bare.parts().load_state_dict(trained.parts().state_dict())
+    assert replies(bare.eval()) != replies(trained), "the adapters must matter for this test"
+    assert sorted(p.name for p in (saved / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_a_model_without_adapters_says_so_and_comes_back(
+    config: SedemConfig, backbone: Backbone, tmp_path: Path
+) -> None:
+    model = make(config, backbone, backbone, lora=False)
+    model.save_pretrained(tmp_path / "bare")
+    assert sorted(p.name for p in (tmp_path / "bare").iterdir()) == [
+        "config.json",
+        "sedem.safetensors",
+    ]
+    reopened = reopen(tmp_path / "bare")
+    assert reopened.config.lora_rank == 0
+    assert not reopened.decoder.has_lora
+    assert replies(reopened) == replies(model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"compressor": "mlp"},
+        {"compressor": "query"},
+        {"extract_layers": (1, 3), "layer_mixing": "learned"},
+        {"extract_layers": (1, 3), "layer_mixing": "uniform"},
+        {"block_slots": 2, "segmentation": "paragraph", "start_placement": "between"},
+        {
+            "decompressor_hidden": 20,
+            "selector_heads": 2,
+            "selector_dim": 10,
+            "block_order": "score",
+            "k": 3,
+        },
+    ],
+    ids=lambda changes: ",".join(changes),
+)
+def test_every_shape_comes_back(
+    changes: dict[str, object], config: SedemConfig, backbone: Backbone, tmp_path: Path
+) -> None:
+    model = make(config.with_changes(**changes), backbone, backbone)
+    model.save_pretrained(tmp_path / "checkpoint")
+    reopened = reopen(tmp_path / "checkpoint")
+    assert reopened.config == model.config
+    assert replies(reopened) == replies(model)
+
+
+def test_a_cross_model_checkpoint_comes_back(
+    config: SedemConfig, backbone: Backbone, wide_folder: str, tmp_path: Path
+) -> None:
+    decoder = open_backbone(wide_folder)
+    assert (decoder.width, decoder.depth) != (backbone.width, backbone.depth)
+    assert decoder.token_ids(LEASE) != backbone.token_ids(LEASE)
+    crossed = config.with_changes(decoder=wide_folder, inject_layer=4)
+    model = make(crossed, backbone, decoder)
+    model.save_pretrained(tmp_path / "checkpoint")
+    reopened = reopen(tmp_path / "checkpoint")
+    assert (reopened.encoder.width, reopened.decoder.width) == (32, 48)
+    assert not reopened.encoder.has_lora
+    assert replies(reopened) == replies(model)
+    with pytest.raises(ConfigError, match="cannot travel with the checkpoint; that needs one"):
+        model.save_pretrained(tmp_path / "other", with_backbone=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_backbone_travels_with_its_checkpoint(config: SedemConfig, tmp_path: Path) -> None:
+    original = save_tiny(tmp_path / "original")
+    backbone = open_backbone(original)
+    model = make(config.with_changes(encoder=original), backbone, backbone)
+    expected = replies(model)
+    model.save_pretrained(tmp_path / "whole", with_backbone=True)
+    shutil.rmtree(original)
+    moved = (tmp_path / "whole").rename(tmp_path / "moved")
+    reopened = reopen(moved)
+    assert replies(reopened) == expected
+    assert reopened.config.encoder == "backbone"
+
+
+def test_a_checkpoint_with_its_backbone_inside_can_be_saved_elsewhere(
+    trained: SeDeM, tmp_path: Path
+) -> None:
+    trained.save_pretrained(tmp_path / "first", with_backbone=True)
+    reopen(tmp_path / "first").save_pretrained(tmp_path / "second")
+    shutil.rmtree(tmp_path / "first")
+    assert replies(reopen(tmp_path / "second")) == replies(trained)
+
+
+def test_a_checkpoint_with_its_backbone_inside_can_be_saved_over_itself(
+    trained: SeDeM, tmp_path: Path
+) -> None:
+    trained.save_pretrained(tmp_path / "whole", with_backbone=True)
+    reopened = reopen(tmp_path / "whole")
+    with torch.no_grad():
+        reopened.decompressor.w_2.bias.add_(1.0)
+    reopened.save_pretrained(tmp_path / "whole")
+    assert replies(reopen(tmp_path / "whole")) == replies(reopened)
+
+
+def quantize(folder: Path) -> str:
+    """Turn the weights of a backbone folder into int8."""
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("lm_head.weight", None)
+    save_file(quantize_int8(weights), folder / INT8_FILE)
+    (folder / "model.safetensors").unlink()
+    return str(folder)
+
+
+def test_an_int8_backbone_travels_and_comes_back_bit_for_bit(
+    config: SedemConfig, tmp_path: Path
+) -> None:
+    exact = open_backbone(save_tiny(tmp_path / "original"))
+    packed = open_backbone(quantize(tmp_path / "original"))
+    for name, weight in exact.model.state_dict().items():
+        limit = weight.abs().max() / 127
+        assert (packed.model.state_dict()[name] - weight).abs().max() <= limit, name
+    changed = config.with_changes(encoder=str(tmp_path / "original"))
+    model = make(changed, packed, packed)
+    expected = replies(model)
+    model.save_pretrained(tmp_path / "whole", with_backbone=True)
+    shutil.rmtree(tmp_path / "original")
+    assert (tmp_path / "whole" / "backbone" / INT8_FILE).is_file()
+    reopened = reopen(tmp_path / "whole")
+    assert replies(reopened) == expected
+    assert reopened.fingerprint() == model.fingerprint()
+
+
+def test_an_int8_checkpoint_comes_back_rounded_and_a_third_as_large(
+    trained: SeDeM, saved: Path, tmp_path: Path
+) -> None:
+    trained.save_pretrained(tmp_path / "small", int8=True)
+    small = reopen(tmp_path / "small", device="cpu", dtype=torch.float32)
+    for name, weight in trained.parts().state_dict().items():
+        step = weight.abs().amax(-1, keepdim=True) / 127 if weight.dim() == 2 else 0 * weight
+        given = small.parts().state_dict()[name]
+        assert given.dtype == torch.float32
+        assert ((given - weight).abs() <= step * 0.501).all(), name
+    for a, b in zip(
+        small.decoder.lora_parameters(), trained.decoder.lora_parameters(), strict=True
+    ):
+        assert torch.equal(a, b.to(torch.bfloat16).float())
+    for file, share in (
+        (checkpoint.WEIGHTS_FILE, 0.4),
+        (f"{checkpoint.ADAPTER}/{ADAPTER_WEIGHTS}", 0.6),
+    ):
+        assert (tmp_path / "small" / file).stat().st_size < share * (saved / file).stat().st_size
+    assert small.answer(small.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).citations
+
+
+def test_saving_over_a_checkpoint_replaces_it_and_keeps_foreign_files(
+    trained: SeDeM, saved: Path
+) -> None:
+    (saved / "README.md").write_text("mine")
+    (saved / "runs").mkdir()
+    (saved / "runs" / "events").write_text("also mine")
+    with torch.no_grad():
+        trained.compressor.w_in.weight.mul_(1.5)
+        trained.decoder.lora_parameters()[0].add_(0.5)
+    trained.save_pretrained(saved)
+    assert (saved / "README.md").read_text() == "mine"
+    assert (saved / "runs" / "events").read_text() == "also mine"
+    assert replies(reopen(saved)) == replies(trained)
+    assert [p.name for p in saved.parent.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("step", ["save_file", "write_text"])
+def test_a_checkpoint_that_could_not_be_finished_does_not_appear(
+    step: str, trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(checkpoint if step == "save_file" else Path, step, fail)
+        with pytest.raises(KeyboardInterrupt):
+            trained.save_pretrained(tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+    trained.save_pretrained(tmp_path / "checkpoint")
+    assert replies(reopen(tmp_path / "checkpoint")) == replies(trained)
+
+
+def test_a_checkpoint_opened_in_bfloat16_reads_the_same_fingerprint(saved: Path) -> None:
+    low = reopen(saved, dtype=torch.bfloat16)
+    assert low.decoder.dtype == torch.bfloat16
+    assert {p.dtype for p in low.parts().parameters()} == {torch.float32}
+    assert low.fingerprint() == reopen(saved).fingerprint()
+    assert low.answer(low.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).k == 2
+
+
+# Damage
+
+
+def change_weights(path: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+
+
+WEIGHTS = "sedem.safetensors"
+ADAPTER = "adapter/adapter_model.safetensors"
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, ADAPTER])
+def test_missing_and_extra_weights_are_counted_and_one_of_each_is_named(
+    file: str, saved: Path
+) -> None:
+    first = sorted(load_file(saved / file))[0]
+    change_weights(saved / file, lambda weights: weights.pop(first))
+    with pytest.raises(
+        CheckpointError, match=rf"{file}' does not fit: 1 weights are missing \(such as {first}\)"
+    ):
+        SeDeM.from_pretrained(saved)
+    change_weights(saved / file, lambda weights: weights.update(stranger=torch.zeros(1)))
+    with pytest.raises(CheckpointError, match=r"1 weights are missing .*1 are not known \(such as"):
+        SeDeM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, ADAPTER])
+def test_weights_of_another_shape_are_refused_with_both_shapes(file: str, saved: Path) -> None:
+    name, weight = sorted(load_file(saved / file).items())[0]
+    other = torch.zeros(*(size + 1 for size in weight.shape))
+    change_weights(saved / file, lambda weights: weights.update({name: other}))
+    has, needs = (str(list(t.shape)).replace("[", r"\[") for t in (other, weight))
+    with pytest.raises(CheckpointError, match=rf"{name} has shape {has}, {needs} is needed"):
+        SeDeM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, ADAPTER])
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_truncated_weights_are_refused_by_name(kept: int, file: str, saved: Path) -> None:
+    content = (saved / file).read_bytes()
+    (saved / file).write_bytes(content[:kept])
+    with pytest.raises(CheckpointError, match=rf"{file}' is truncated or not a safetensors file"):
+        SeDeM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, ADAPTER])
+def test_missing_weight_files_are_refused_by_name(file: str, saved: Path) -> None:
+    (saved / file).unlink()
+    with pytest.raises(CheckpointError, match=rf"{file}' is missing; the checkpoint is incomplete"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_missing_adapter_folder_is_refused(saved: Path) -> None:
+    shutil.rmtree(saved / "adapter")
+    with pytest.raises(CheckpointError, match=rf"{ADAPTER}' is missing"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_adapters_of_another_rank_are_refused(saved: Path) -> None:
+    change_config(saved, lora_rank=8)
+    with pytest.raises(CheckpointError, match=r"has shape \[.*4.*\], \[.*8.*\] is needed"):
+        SeDeM.from_pretrained(saved)
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    entries = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**entries, **changes}))
+
+
+def test_a_folder_without_config_says_what_a_checkpoint_is(saved: Path, tmp_path: Path) -> None:
+    (saved / "config.json").unlink()
+    (tmp_path / "empty").mkdir()
+    for folder in (saved, tmp_path / "empty"):
+        with pytest.raises(
+            CheckpointError, match=rf"'.*{folder.name}' has no config\.json; a sedem checkpoint is"
+        ):
+            SeDeM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}", b"not json"])
+def test_garbage_for_a_config_is_refused(content: bytes, saved: Path) -> None:
+    (saved / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
+        SeDeM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("content", ["[]", '"text"', "3", "{}", '{"model_type": "llama"}'])
+def test_a_foreign_config_is_refused(content: str, saved: Path) -> None:
+    (saved / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"is not a sedem configuration .*'extract_layers'"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_the_folder_of_a_backbone_is_no_checkpoint(tiny_folder: Callable[..., str]) -> None:
+    with pytest.raises(CheckpointError, match="is not a sedem configuration"):
+        SeDeM.from_pretrained(tiny_folder())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"segment_lenght": 16}, "unknown key 'segment_lenght'; did you mean 'segment_length'"),
+        ({"compressor": "conv"}, "compressor is 'conv'; it can be 'linear' or 'mlp' or 'query'"),
+        ({"segment_length": 18}, "segment_length 18 is not a multiple of compression 4"),
+        ({"segment_length": "16"}, "segment_length is '16'; it must be a whole number"),
+        ({"compression": 0}, "compression is 0; it must be a whole number of at least 1"),
+        ({"extract_layers": []}, r"extract_layers is \[\]; it needs at least one"),
+        ({"extract_layers": [9]}, "extract_layers reaches 9, encoder '.*' has 4 layers"),
+        ({"inject_layer": 4}, "inject_layer is 4, decoder '.*' has 4 layers"),
+        ({"inject_layer": "two"}, "inject_layer is 'two'; it must be a whole number of at least 0"),
+        ({"selector_heads": 5}, "decoder width 32 is not a multiple of selector_heads 5"),
+        ({"segment_length": 512}, "segment_length 512 and a start token exceed the 512 positions"),
+        ({"block_slots": 0}, "block_slots is 0; it must be a whole number of at least 1"),
+        ({"lora_rank": -1}, "lora_rank is -1; it must be a whole number of at least 0"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_are_refused_in_words(
+    changes: dict[str, object], words: str, saved: Path
+) -> None:
+    change_config(saved, **changes)
+    with pytest.raises(ConfigError, match=words):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_that_lacks_weights_is_refused(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backbone"
+    save_tiny(folder)
+    lost = "model.layers.1.mlp.up_proj.weight"
+    change_weights(folder / "model.safetensors", lambda weights: weights.pop(lost))
+    change_config(saved, encoder=str(folder))
+    with pytest.raises(CheckpointError, match=f"'.*backbone' lacks 1 weights, '{lost}' among them"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_with_truncated_weights_is_refused(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "backbone"
+    save_tiny(folder)
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:1000])
+    change_config(saved, encoder=str(folder))
+    with pytest.raises(CheckpointError, match=r"weights of backbone '.*backbone' cannot be read"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_without_its_weights_file_is_refused(saved: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "backbone")
+    (tmp_path / "backbone" / "model.safetensors").unlink()
+    change_config(saved, encoder=str(tmp_path / "backbone"))
+    with pytest.raises(CheckpointError, match=r"weights of backbone '.*backbone' cannot be read"):
+        SeDeM.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("content", [None, "", "{"])
+def test_a_backbone_without_a_readable_tokenizer_is_refused(
+    content: str | None, saved: Path, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path / "backbone")
+    path = tmp_path / "backbone" / "tokenizer.json"
+    path.unlink() if content is None else path.write_text(content)
+    change_config(saved, encoder=str(tmp_path / "backbone"))
+    with pytest.raises(CheckpointError, match=r"tokenizer of backbone '.*backbone' cannot be read"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_without_a_readable_config_is_refused(saved: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "backbone")
+    (tmp_path / "backbone" / "config.json").write_text("{")
+    change_config(saved, encoder=str(tmp_path / "backbone"))
+    with pytest.raises(ConfigError, match=r"backbone '.*backbone' cannot be opened: .*JSON"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_an_int8_backbone_that_lacks_a_scale_or_a_row_is_refused(
+    saved: Path, tmp_path: Path
+) -> None:
+    folder = Path(save_tiny(tmp_path / "backbone"))
+    quantize(folder)
+    intact = (folder / INT8_FILE).read_bytes()
+    change_config(saved, encoder=str(folder))
+    name = "model.layers.0.mlp.up_proj.weight"
+    for lost in (name, f"{name}.scale"):
+        change_weights(folder / INT8_FILE, lambda weights, lost=lost: weights.pop(lost))
+        with pytest.raises(CheckpointError, match=name):
+            SeDeM.from_pretrained(saved)
+        (folder / INT8_FILE).write_bytes(intact)
+
+
+def test_a_backbone_that_is_gone_is_named(saved: Path) -> None:
+    change_config(saved, encoder="/nowhere/at/all")
+    with pytest.raises(
+        ConfigError, match="backbone '/nowhere/at/all' is neither a folder here nor"
+    ):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_of_another_layout_is_refused(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpt").mkdir()
+    (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
+    change_config(saved, encoder=str(tmp_path / "gpt"))
+    with pytest.raises(ConfigError, match=r"has the layout 'gpt2'; sedem runs .* llama, mistral"):
+        SeDeM.from_pretrained(saved)
+
+
+# Names
+
+
+HUB = "is neither a folder here nor to be had"
+PATH = "is no folder here; 'sedem train' leaves one in 'final'"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no-such-checkpoint", HUB),
+        ("somebody/no-such", HUB),
+        ("sedem-nano/../sedem", PATH),
+        ("a/b/c", PATH),
+        ("../none", PATH),
+        ("/nowhere", PATH),
+    ],
+)
+def test_an_unknown_name_gives_one_sentence(name: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=f"checkpoint '{name}' {message}") as caught:
+        SeDeM.from_pretrained(name)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../checkpoints/sedem-nano", "sedem-nano/..", "", ".", "nobody"])
+def test_only_names_lead_to_what_sedem_brings(name: str) -> None:
+    assert checkpoint.embedded(name) is None
+
+
+def test_what_is_inside_of_what_sedem_brings_has_a_name() -> None:
+    folder = checkpoint.embedded("sedem-nano")
+    assert folder is not None and checkpoint.embedded("sedem-nano/backbone") == folder / "backbone"
+
+
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_text("weights?")
+    with pytest.raises(CheckpointError, match=r"model\.bin' is a file; a checkpoint is a folder"):
+        SeDeM.from_pretrained(tmp_path / "model.bin")
+
+
+def test_attention_that_is_not_known_is_refused(saved: Path) -> None:
+    with pytest.raises(ConfigError, match="attention is 'flash'; it can be sdpa or eager"):
+        SeDeM.from_pretrained(saved, attention="flash")
+
+
+def test_eager_attention_answers_as_sdpa_does(saved: Path, trained: SeDeM) -> None:
+    eager = replies(SeDeM.from_pretrained(saved, attention="eager"))
+    assert [answer[0] for answer in eager] == [answer[0] for answer in replies(trained)]
+
+
+def test_a_checkpoint_from_the_hub_signs_with_its_id(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+    snapshot = saved.rename(saved.with_name("0123456789abcdef"))
+
+    def download(name: str, revision: str | None = None) -> str:
+        asked.append((name, revision))
+        return str(snapshot)
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    model = SeDeM.from_pretrained("somebody/lease-reader", revision="v2")
+    assert asked == [("somebody/lease-reader", "v2")]
+    assert model.name == "lease-reader"
+
+
+# The hub
+
+
+class RecordingApi:
+    """Stands in for the hub's client; nothing leaves the machine."""
+
+    calls: list[tuple[str, dict[str, Any]]]
+    uploaded: dict[str, bytes]
+
+    def __init__(self, token: str | None = None) -> None:
+        type(self).calls = [("token", {"token": token})]
+        type(self).uploaded = {}
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
+
+    def upload_folder(self, *, folder_path: Path, **options: Any) -> Any:
+        self.calls.append(("upload_folder", options))
+        for path in sorted(Path(folder_path).rglob("*")):
+            if path.is_file():
+                self.uploaded[str(path.relative_to(folder_path))] = path.read_bytes()
+
+        class Commit:
+            commit_url = "https://hub.invalid/commit/1"
+
+        return Commit()
+
+
+def test_pushing_uploads_exactly_the_checkpoints_files(
+    trained: SeDeM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sedem.model.HfApi", RecordingApi)
+    address = trained.push_to_hub("somebody/lease-reader", private=True, token="secret")
+    assert address == "https://hub.invalid/commit/1"
+    assert RecordingApi.calls[0] == ("token", {"token": "secret"})
+    assert RecordingApi.calls[1] == (
+        "create_repo",
+        {"repo_id": "somebody/lease-reader", "private": True, "exist_ok": True},
+    )
+    assert RecordingApi.calls[2][1]["repo_id"] == "somebody/lease-reader"
+    written = {str(p.relative_to(saved)): p.read_bytes() for p in saved.rglob("*") if p.is_file()}
+    assert RecordingApi.uploaded == written
+    assert sorted(written) == [
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "config.json",
+        "sedem.safetensors",
+    ]
+
+
+def test_pushing_a_checkpoint_with_its_backbone_inside_uploads_a_whole_one(
+    trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained.save_pretrained(tmp_path / "whole", with_backbone=True)
+    monkeypatch.setattr("sedem.model.HfApi", RecordingApi)
+    SeDeM.from_pretrained(tmp_path / "whole").push_to_hub("somebody/lease-reader")
+    assert "backbone/model.safetensors" in RecordingApi.uploaded
+    assert "backbone/tokenizer.json" in RecordingApi.uploaded

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from sedem.config import SedemConfig
+from sedem.method.decompressor import Decompressor, build_decompressor
+
+
+@pytest.fixture
+def decompressor() -> Decompressor:
+    torch.manual_seed(5)
+    module = Decompressor(d_dec=4, compression=3, hidden=6).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        module.spread.copy_(torch.rand(4) + 0.5)
+    return module
+
+
+def naive_states(slot: list[float], module: Decompressor) -> list[list[float]]:
+    """The C states of one slot, by the equations of section 3.3."""
+    module = copy.deepcopy(module).requires_grad_(False)
+    mean = sum(slot) / len(slot)
+    variance = sum((value - mean) ** 2 for value in slot) / len(slot)
+    normed = [
+        (slot[d] - mean) / math.sqrt(variance + module.norm.eps) * float(module.norm.weight[d])
+        + float(module.norm.bias[d])
+        for d in range(len(slot))
+    ]
+    activation = []
+    for h in range(module.w_1.out_features):
+        value = float(module.w_1.bias[h])
+        for d in range(len(slot)):
+            value += normed[d] * float(module.w_1.weight[h, d])
+        activation.append(0.5 * value * (1 + math.erf(value / math.sqrt(2))))
+    z = []
+    for o in range(module.w_2.out_features):
+        value = float(module.w_2.bias[o])
+        for h in range(len(activation)):
+            value += activation[h] * float(module.w_2.weight[o, h])
+        z.append(value * float(module.spread[o % len(slot)]))
+    return [z[c * len(slot) : (c + 1) * len(slot)] for c in range(module.states_per_slot)]
+
+
+def test_states_equal_the_mlp_and_stand_in_the_order_of_their_slots(
+    decompressor: Decompressor,
+) -> None:
+    memory_KJD = torch.randn(2, 3, 4).double()
+    expected = [
+        [state for slot in block for state in naive_states(slot, decompressor)]
+        for block in memory_KJD.tolist()
+    ]
+    torch.testing.assert_close(
+        decompressor(memory_KJD), torch.tensor(expected, dtype=torch.float64)
+    )
+
+
+def test_every_slot_is_decompressed_on_its_own(decompressor: Decompressor) -> None:
+    memory_JD = torch.randn(5, 4).double()
+    restored = decompressor(memory_JD)
+    assert restored.shape == (15, 4)
+    alone = torch.cat([decompressor(slot[None]) for slot in memory_JD])
+    torch.testing.assert_close(restored, alone)
+
+
+def test_calibrate_starts_at_the_place_and_scale_of_the_sample(decompressor: Decompressor) -> None:
+    states_PD = torch.randn(50, 4) * torch.tensor([100.0, 3.0, 0.5, 20.0]) + torch.arange(4.0)
+    before_JCD = decompressor(torch.ones(1, 4).double()) / decompressor.spread
+    bias_CD = decompressor.w_2.bias.clone().view(3, 4)
+    decompressor.calibrate(states_PD)
+    column = states_PD.double().T.tolist()
+    means = [sum(values) / 50 for values in column]
+    spreads = [
+        math.sqrt(sum((value - mean) ** 2 for value in values) / 49)
+        for values, mean in zip(column, means, strict=True)
+    ]
+    torch.testing.assert_close(
+        decompressor.spread, torch.tensor(spreads).double(), rtol=1e-5, atol=0
+    )
+    # The old output in units of the spread, moved to the sample's mean.
+    expected = (before_JCD - bias_CD) * torch.tensor(spreads) + torch.tensor(means)
+    torch.testing.assert_close(
+        decompressor(torch.ones(1, 4).double()), expected.double(), rtol=1e-4, atol=1e-3
+    )
+
+
+def test_calibrate_survives_a_dimension_that_never_varies(decompressor: Decompressor) -> None:
+    states_PD = torch.randn(20, 4)
+    states_PD[:, 2] = 7.0
+    decompressor.calibrate(states_PD)
+    restored = decompressor(torch.randn(2, 4).double())
+    assert restored.isfinite().all()
+    torch.testing.assert_close(restored[:, 2], torch.full((6,), 7.0).double(), rtol=1e-4, atol=1e-3)
+
+
+def test_the_spread_is_saved_and_not_trained(decompressor: Decompressor) -> None:
+    assert "spread" in decompressor.state_dict()
+    assert "spread" not in dict(decompressor.named_parameters())
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [(None, 8), (12, 12)])
+def test_the_hidden_width_is_that_of_the_decoder_unless_named(
+    hidden: int | None, expected: int
+) -> None:
+    config = SedemConfig(
+        encoder="-", extract_layers=(1,), inject_layer=1, decompressor_hidden=hidden
+    )
+    module = build_decompressor(config, 8)
+    assert module.w_1.weight.shape == (expected, 8)
+    assert module.w_2.weight.shape == (4 * 8, expected)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.errors import DataError
+from sedem.method.segments import Segments, paragraphs, segment_text
+
+TEXTS = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("ab \n\t.éß€🥧\r\u2028\x1c\u0301"), st.characters(codec="utf-8")
+    ),
+    max_size=60,
+)
+
+
+@pytest.fixture(scope="module")
+def reader(tiny_folder: Callable[..., str]) -> Backbone:
+    return open_backbone(tiny_folder())
+
+
+def spans(segments: Segments) -> list[tuple[int, int]]:
+    """First and last character of each segment, from its first and last real token."""
+    return [
+        (int(segments.starts[row, 0]), int(segments.ends[row, int(length) - 1]))
+        for row, length in enumerate(segments.lengths)
+    ]
+
+
+def uncovered(segments: Segments, text: str) -> list[int]:
+    covered: set[int] = set()
+    for row, length in enumerate(segments.lengths.tolist()):
+        for token in range(length):
+            start, end = int(segments.starts[row, token]), int(segments.ends[row, token])
+            covered |= set(range(start, end))
+    return sorted(set(range(len(text))) - covered)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 16, 20])
+def test_windows_hold_t_tokens_each_and_the_last_one_the_rest(reader: Backbone, size: int) -> None:
+    text = "abcdefghijklmnopqrst"[:size]
+    segments = segment_text(text, reader, 8, "window")
+    assert len(segments) == -(-size // 8)
+    assert segments.lengths.tolist() == [min(8, size - at) for at in range(0, size, 8)]
+    assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
+    assert [text[start:end] for start, end in spans(segments)] == [
+        text[at : at + 8] for at in range(0, size, 8)
+    ]
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(3, ["abc", "defghijk", "lmno"]), (7, None)])
+def test_a_shift_makes_the_first_segment_short_and_moves_every_later_boundary(
+    reader: Backbone, shift: int, expected: list[str] | None
+) -> None:
+    text = "abcdefghijklmno"
+    segments = segment_text(text, reader, 8, "window", shift)
+    expected = expected or [text[:7], text[7:]]
+    assert [text[start:end] for start, end in spans(segments)] == expected
+    assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
+
+
+def test_a_text_shorter_than_the_shift_is_one_segment(reader: Backbone) -> None:
+    assert segment_text("ab", reader, 8, "window", 5).lengths.tolist() == [2]
+
+
+def test_the_mask_is_false_where_a_short_segment_is_padded(reader: Backbone) -> None:
+    segments = segment_text("abcdefghij", reader, 8, "window")
+    assert segments.mask.tolist() == [[True] * 8, [True] * 2 + [False] * 6]
+    assert segments.ids[1, 2:].tolist() == [0] * 6
+
+
+def test_a_paragraph_starts_a_segment_and_a_long_one_is_cut(reader: Backbone) -> None:
+    text = "first\n\nsecond paragraph\n \n\nthird"
+    segments = segment_text(text, reader, 8, "paragraph")
+    assert [text[start:end] for start, end in spans(segments)] == [
+        "first",
+        "second p",
+        "aragraph",
+        "third",
+    ]
+    assert segments.lengths.tolist() == [5, 8, 8, 5]
+
+
+def test_paragraphs_are_parted_by_blank_lines_alone() -> None:
+    text = "\n\n one\ntwo  \n\t\nthree\r\n\r\nfour \n"
+    found = list(paragraphs(text))
+    assert [piece for _, piece in found] == ["one\ntwo", "three", "four"]
+    assert all(text[at : at + len(piece)] == piece for at, piece in found)
+
+
+def test_a_long_run_of_white_space_does_not_take_quadratic_time() -> None:
+    text = "a" + " " * 60_000 + "b\n\nc"
+    start = time.perf_counter()
+    assert [at for at, _ in paragraphs(text)] == [0, len(text) - 1]
+    assert time.perf_counter() - start < 1
+
+
+def test_a_character_of_several_bytes_that_a_window_cuts_belongs_to_both(reader: Backbone) -> None:
+    text = "aé€🥧b"
+    segments = segment_text(text, reader, 4, "window")
+    assert [text[start:end] for start, end in spans(segments)] == ["aé€", "€🥧", "🥧b"]
+
+
+def test_special_tokens_written_in_a_text_are_cut_like_any_other_text(reader: Backbone) -> None:
+    text = "<start>a<end>"
+    segments = segment_text(text, reader, 32, "window")
+    assert int(segments.lengths[0]) == len(text)
+    assert segments.ids[segments.mask].min() >= 2
+    assert spans(segments) == [(0, len(text))]
+
+
+@pytest.mark.parametrize("how", ["window", "paragraph"])
+def test_a_text_without_tokens_is_refused(reader: Backbone, how: str) -> None:
+    with pytest.raises(DataError, match="the text has no tokens"):
+        segment_text("", reader, 8, how)
+
+
+def test_white_space_alone_has_no_paragraph(reader: Backbone) -> None:
+    with pytest.raises(DataError, match="the text has no tokens"):
+        segment_text(" \n\n\t ", reader, 8, "paragraph")
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=TEXTS, length=st.integers(1, 9))
+def test_windows_cover_every_character(reader: Backbone, text: str, length: int) -> None:
+    assume(text)
+    segments = segment_text(text, reader, length, "window")
+    assert uncovered(segments, text) == []
+    assert segments.ids[segments.mask].tolist() == reader.token_ids(text)
+    found = spans(segments)
+    assert found[0][0] == 0
+    assert found[-1][1] == len(text)
+
+
+@settings(max_examples=80, deadline=None)
+@given(text=TEXTS, length=st.integers(1, 9))
+def test_paragraphs_cover_all_but_white_space_between_them(
+    reader: Backbone, text: str, length: int
+) -> None:
+    assume(text.strip())
+    segments = segment_text(text, reader, length, "paragraph")
+    missing = uncovered(segments, text)
+    assert all(text[at].isspace() for at in missing)
+    for at, piece in paragraphs(text):
+        assert not set(missing) & set(range(at, at + len(piece)))
+        assert piece == piece.strip()
+        assert not any(not line.strip() for line in piece.split("\n"))
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=TEXTS, length=st.integers(1, 9), how=st.sampled_from(["window", "paragraph"]))
+def test_a_span_holds_its_tokens_and_spans_stand_in_order(
+    reader: Backbone, text: str, length: int, how: str
+) -> None:
+    assume(text.strip())
+    segments = segment_text(text, reader, length, how)
+    previous = 0
+    for row, (start, end) in enumerate(spans(segments)):
+        ids = segments.ids[row, : int(segments.lengths[row])].tolist()
+        inside = reader.token_ids(text[start:end])
+        # A window may begin or end inside a character; its tokens still stand in the span's.
+        assert any(inside[at : at + len(ids)] == ids for at in range(len(inside)))
+        assert previous <= start < end <= len(text)
+        previous = start

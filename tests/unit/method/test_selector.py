@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sedem.bank.scores import key_scores
+from sedem.config import SedemConfig
+from sedem.errors import ConfigError
+from sedem.method.selector import (
+    Selector,
+    arrange,
+    block_scores,
+    build_selector,
+    resolve_budget,
+    select,
+)
+from sedem.quantization import DTYPES, Quantized, quantize
+
+Vector = list[float]
+
+
+def naive_score(
+    query: list[list[Vector]],
+    query_real: list[bool],
+    keys: list[list[list[Vector]]],
+    slot_real: list[list[bool]],
+) -> list[float]:
+    """s_n of every block: four nested loops over heads, question tokens, blocks and slots."""
+    heads = len(query[0])
+    scores = []
+    for n in range(len(keys)):
+        total = 0.0
+        for r in range(heads):
+            for q in range(len(query)):
+                if not query_real[q]:
+                    continue
+                best = -math.inf
+                for j in range(len(keys[n])):
+                    if slot_real[n][j]:
+                        pairs = zip(query[q][r], keys[n][j][r], strict=True)
+                        best = max(best, sum(a * b for a, b in pairs))
+                total += best
+        scores.append(total / heads)
+    return scores
+
+
+def unit(generator: torch.Generator, *shape: int) -> Tensor:
+    vectors = torch.randn(*shape, generator=generator)
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+def case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Two questions of 3 and 2 tokens against 4 blocks of 3 slots, some of them padding."""
+    generator = torch.Generator().manual_seed(seed)
+    query_BQRH, keys_BNJRH = unit(generator, 2, 3, 2, 4), unit(generator, 2, 4, 3, 2, 4)
+    query_mask_BQ = torch.tensor([[True, True, True], [True, True, False]])
+    slot_mask_BNJ = torch.ones(2, 4, 3, dtype=torch.bool)
+    slot_mask_BNJ[0, 3, 1:] = False
+    slot_mask_BNJ[1, 2, 2] = False
+    slot_mask_BNJ[1, 3] = False
+    return query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_block_scores_equal_four_nested_loops(seed: int) -> None:
+    tensors = case(seed)
+    expected = [naive_score(*row) for row in zip(*(t.tolist() for t in tensors), strict=True)]
+    torch.testing.assert_close(block_scores(*tensors), torch.tensor(expected))
+
+
+def test_a_padded_slot_never_beats_a_negative_cosine() -> None:
+    query_BQRH = torch.tensor([[[[1.0, 0.0]]]])
+    keys_BNJRH = torch.tensor([[[[[-1.0, 0.0]], [[0.0, 0.0]]]]])
+    masked = torch.tensor([[[True, False]]])
+    scores = block_scores(query_BQRH, torch.ones(1, 1, dtype=torch.bool), keys_BNJRH, masked)
+    assert scores.tolist() == [[-1.0]]
+
+
+def test_a_block_of_padding_alone_scores_minus_infinity() -> None:
+    assert block_scores(*case())[1, 3] == -torch.inf
+
+
+def test_scores_are_float32_whatever_the_vectors_are() -> None:
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    scores = block_scores(
+        query_BQRH.bfloat16(), query_mask_BQ, keys_BNJRH.bfloat16(), slot_mask_BNJ
+    )
+    assert scores.dtype == torch.float32
+    exact = block_scores(
+        query_BQRH.bfloat16().float(), query_mask_BQ, keys_BNJRH.bfloat16().float(), slot_mask_BNJ
+    )
+    assert torch.equal(scores, exact)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    more_tokens=st.integers(0, 3),
+    more_blocks=st.integers(0, 2),
+    more_slots=st.integers(0, 3),
+    filler=st.sampled_from([0.0, 1.0, -1.0]),
+)
+def test_padding_never_changes_a_score(
+    seed: int, more_tokens: int, more_blocks: int, more_slots: int, filler: float
+) -> None:
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case(seed)
+    wide_query = torch.full((2, 3 + more_tokens, 2, 4), filler)
+    wide_query[:, :3] = query_BQRH
+    wide_query_mask = torch.zeros(2, 3 + more_tokens, dtype=torch.bool)
+    wide_query_mask[:, :3] = query_mask_BQ
+    wide_keys = torch.full((2, 4 + more_blocks, 3 + more_slots, 2, 4), filler)
+    wide_keys[:, :4, :3] = keys_BNJRH
+    wide_slots = torch.zeros(2, 4 + more_blocks, 3 + more_slots, dtype=torch.bool)
+    wide_slots[:, :4, :3] = slot_mask_BNJ
+    wide = block_scores(wide_query, wide_query_mask, wide_keys, wide_slots)
+    torch.testing.assert_close(wide[:, :4], block_scores(*case(seed)), rtol=0, atol=1e-6)
+    assert wide[:, 4:].eq(-torch.inf).all()
+
+
+@pytest.mark.parametrize("room", [1, 40, 2**16])
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_scores_of_a_bank_are_those_of_its_blocks_whatever_fits_together(
+    dtype: str | None, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    keys_NJRH, slot_mask_NJ = keys_BNJRH[1], slot_mask_BNJ[1]
+    packed = Quantized(keys_NJRH) if dtype is None else quantize(keys_NJRH, dtype)
+    monkeypatch.setattr("sedem.bank.scores.PRODUCTS", room)
+    padding_P = (~slot_mask_NJ).flatten().nonzero()[:, 0]
+    scores = key_scores(query_BQRH, query_mask_BQ, packed, padding_P)
+    keys_BNJRH = packed.dequantize().float().expand_as(keys_BNJRH)
+    slots_BNJ = slot_mask_NJ.expand_as(slot_mask_BNJ)
+    torch.testing.assert_close(
+        scores, block_scores(query_BQRH, query_mask_BQ, keys_BNJRH, slots_BNJ)
+    )
+    assert scores[:, 3].eq(-torch.inf).all(), "padding alone"
+
+
+def naive_projection(
+    vector: Vector, selector: Selector, layer: torch.nn.LayerNorm, weight: Tensor
+) -> list[Vector]:
+    """LN(state) W^(r) for every head r, each scaled to length one."""
+    mean = sum(vector) / len(vector)
+    variance = sum((value - mean) ** 2 for value in vector) / len(vector)
+    normed = [
+        (value - mean) / math.sqrt(variance + layer.eps) * scale + shift
+        for value, scale, shift in zip(
+            vector, layer.weight.tolist(), layer.bias.tolist(), strict=True
+        )
+    ]
+    dim = weight.shape[0] // selector.heads
+    rows = weight.tolist()
+    heads = []
+    for r in range(selector.heads):
+        projected = [
+            sum(w * value for w, value in zip(rows[r * dim + h], normed, strict=True))
+            for h in range(dim)
+        ]
+        length = math.sqrt(sum(value**2 for value in projected))
+        heads.append([value / length for value in projected])
+    return heads
+
+
+def test_the_selector_equals_norm_projection_cosine_and_four_loops() -> None:
+    torch.manual_seed(3)
+    selector = Selector(d_enc=5, d_dec=4, heads=2, dim=3)
+    with torch.no_grad():
+        for parameter in selector.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    hidden_BQE, memory_BNJD = torch.randn(2, 3, 5), torch.randn(2, 4, 3, 4)
+    _, query_mask_BQ, _, slot_mask_BNJ = case()
+    expected = []
+    for b in range(2):
+        query = [
+            naive_projection(state, selector, selector.norm_query, selector.w_query.weight)
+            for state in hidden_BQE[b].tolist()
+        ]
+        keys = [
+            [
+                naive_projection(slot, selector, selector.norm_key, selector.w_key.weight)
+                for slot in block
+            ]
+            for block in memory_BNJD[b].tolist()
+        ]
+        expected.append(
+            naive_score(query, query_mask_BQ[b].tolist(), keys, slot_mask_BNJ[b].tolist())
+        )
+    scores = selector(hidden_BQE, query_mask_BQ, memory_BNJD, slot_mask_BNJ)
+    torch.testing.assert_close(scores, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_queries_and_keys_are_unit_vectors() -> None:
+    selector = Selector(8, 8, heads=2, dim=4)
+    for vectors in (selector.queries(torch.randn(3, 8)), selector.keys(torch.randn(2, 3, 8))):
+        assert vectors.shape[-2:] == (2, 4)
+        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(vectors.shape[:-1]))
+
+
+def test_projections_start_alike_and_orthogonal_by_head_when_widths_agree() -> None:
+    selector = Selector(8, 8, heads=2, dim=4)
+    assert torch.equal(selector.w_query.weight, selector.w_key.weight)
+    for head in selector.w_query.weight.unflatten(0, (2, 4)):
+        torch.testing.assert_close(head @ head.T, torch.eye(4), atol=1e-5, rtol=0)
+    state = torch.randn(1, 8)
+    score = selector(
+        state[None],
+        torch.ones(1, 1, dtype=torch.bool),
+        state[None, None],
+        torch.ones(1, 1, 1, dtype=torch.bool),
+    )
+    torch.testing.assert_close(score, torch.ones(1, 1))
+
+
+def test_a_selector_between_two_widths_has_both_widths() -> None:
+    selector = build_selector(
+        SedemConfig(encoder="-", extract_layers=(1,), inject_layer=1, selector_heads=2), 6, 8
+    )
+    assert selector.w_query.weight.shape == (8, 6)
+    assert selector.w_key.weight.shape == (8, 8)
+
+
+def test_selector_dim_decides_the_width_of_a_head() -> None:
+    config = SedemConfig(
+        encoder="-", extract_layers=(1,), inject_layer=1, selector_heads=2, selector_dim=3
+    )
+    assert build_selector(config, 6, 8).keys(torch.randn(1, 8)).shape == (1, 2, 3)
+
+
+def test_select_gives_the_best_blocks_best_first() -> None:
+    scores = [0.5, -2.0, 3.0, 1.0, -torch.inf]
+    expected = sorted(range(5), key=lambda n: -scores[n])
+    for count in range(6):
+        assert select(torch.tensor(scores), count).tolist() == expected[:count]
+
+
+def test_of_equal_scores_the_earlier_block_wins() -> None:
+    scores_N = torch.tensor([1.0, 2.0] * 50)
+    assert select(scores_N, 60).tolist() == [*range(1, 100, 2), *range(0, 20, 2)]
+
+
+def test_arrange_gives_document_order_or_leaves_the_ranking() -> None:
+    ranked_K = torch.tensor([7, 1, 4])
+    assert arrange(ranked_K, "document").tolist() == [1, 4, 7]
+    assert arrange(ranked_K, "score").tolist() == [7, 1, 4]
+
+
+@pytest.mark.parametrize(("k", "blocks", "expected"), [(1, 5, 1), (5, 5, 5), (9, 5, 5)])
+def test_a_budget_is_never_more_than_the_bank(k: int, blocks: int, expected: int) -> None:
+    assert resolve_budget(k, blocks) == expected
+
+
+def test_the_full_bank_is_every_block() -> None:
+    assert resolve_budget("all", 17) == 17
+
+
+@pytest.mark.parametrize("k", [0, -1, True, 1.5, "two", "", None])
+def test_a_bad_budget_is_refused(k: object) -> None:
+    with pytest.raises(ConfigError, match=rf"k is {k!r}; .*at least 1, or 'all'"):
+        resolve_budget(k, 5)
