@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from pydantic import create_model, model_validator
 from torch import Tensor, nn
 from torch.utils.data import Subset
-from transformers import set_seed
 
 from sedem.baselines.catalog import reader_class
 from sedem.baselines.settings import ReaderConfig
@@ -21,24 +19,23 @@ from sedem.baselines.trained import TrainedReader
 from sedem.checkpoint import open_named
 from sedem.data.text import collate_windows
 from sedem.errors import ConfigError
-from sedem.training.fit import claim_output, fit
+from sedem.training.fit import begin, check_start, fit, placement
 from sedem.training.questions import QuestionItem, Questions, collate_questions
 from sedem.training.recipe import (
-    DataSource,
+    Mixture,
     Optimization,
-    Run,
+    RunSettings,
     TextSource,
-    check_numbers,
     load_recipe,
     read_entries,
 )
-from sedem.training.run import add_source, open_windows
+from sedem.training.run import open_windows, read_mixture
 from sedem.training.selecting import ConditionedLosses
+from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class WindowSource(TextSource):
     """Text for a baseline.
 
@@ -46,21 +43,15 @@ class WindowSource(TextSource):
         context: tokens of a window before its continuation.
     """
 
-    context: int = 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_numbers(self, "text", positive=("context",))
+    context: WholeAbove0 = 512
 
 
-@dataclass(frozen=True)
-class QuestionData:
+class QuestionData(Mixture):
     """Questions that a baseline learns from.
 
+    With `run.eval_every` the final checkpoint is the one with the lowest loss of `evaluation`.
+
     Attributes:
-        training: the mixture.
-        evaluation: examples whose losses are followed; never those of a reported evaluation. With
-            `run.eval_every` the final checkpoint is the one with their lowest loss.
         answer_limit: examples with longer answers are left out, counted.
         documents: "all" gives every document of an example in its order, "gold" those with
             evidence alone.
@@ -71,22 +62,14 @@ class QuestionData:
         cache_states: a method that picks keeps frozen states on disk; too big for large sets.
     """
 
-    training: tuple[DataSource, ...]
-    evaluation: tuple[DataSource, ...] = ()
-    answer_limit: int = 64
+    answer_limit: WholeAbove0 = 64
     documents: Literal["all", "gold"] = "all"
-    context_limit: int | None = None
-    max_paragraphs: int | None = None
-    cache_states: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.training:
-            raise ConfigError("data.training is empty; give at least one")
-        check_numbers(self, "data", positive=("answer_limit", "context_limit", "max_paragraphs"))
+    context_limit: WholeAbove0 | None = None
+    max_paragraphs: WholeAbove0 | None = None
+    cache_states: Flag = False
 
 
-@dataclass(frozen=True)
-class BaselineRecipe:
+class BaselineRecipe(Settings):
     """Everything about a run of a trained baseline.
 
     Attributes:
@@ -103,9 +86,9 @@ class BaselineRecipe:
     """
 
     method: str
-    model: ReaderConfig
+    model: Annotated[ReaderConfig, FromEntries()]
     optimization: Optimization
-    run: Run
+    run: RunSettings
     text: WindowSource | None = None
     data: QuestionData | None = None
     data_root: str = "data"
@@ -113,12 +96,14 @@ class BaselineRecipe:
     start_from: str | None = None
     losses: ConditionedLosses | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _learns_from_one(self) -> Self:
         if (self.text is None) == (self.data is None):
             given = "both" if self.text else "neither"
-            raise ConfigError(
+            raise ValueError(
                 f"the recipe has {given} of text and data; a run learns from exactly one"
             )
+        return self
 
 
 class Training(nn.Module):
@@ -211,9 +196,9 @@ def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ())
             f"'{path}' is a recipe of '{own}'; run 'sedem train {own}', or give a recipe of "
             f"'{method}'"
         )
-    kind = make_dataclass("Recipe", [("model", settings)], bases=(BaselineRecipe,), frozen=True)
-    recipe: BaselineRecipe = load_recipe(kind, path, overrides)
-    return recipe
+    own_model: Any = Annotated[settings, FromEntries()]
+    kind = create_model("Recipe", __base__=BaselineRecipe, model=own_model)
+    return load_recipe(kind, path, overrides)
 
 
 def train_baseline(recipe: BaselineRecipe) -> Path:
@@ -225,8 +210,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     Raises:
         ConfigError: the output folder holds a run with other settings.
     """
-    output = claim_output(recipe.run, recipe)
-    set_seed(recipe.optimization.seed)
+    output = begin(recipe)
     if reader_class(recipe.method).picks:
         # It stands on what is here.
         from sedem.training.rag import train_rag
@@ -243,30 +227,17 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
             data_root=Path(recipe.data_root),
             cache=Path(recipe.cache),
         )
-        stage: Training = TextTraining(reader)
-        return fit(
-            stage,
-            reader,
-            recipe.optimization,
-            recipe.run,
-            output,
-            windows,
-            held_out,
-            recipe,
-            best=True,
-        )
-    questions, training = _open_questions(reader, recipe)
-    followed = range(len(training), len(questions))
+        stage = TextTraining(reader)
+        return fit(stage, reader, recipe, output, windows, held_out, best=True)
+    questions, training, evaluation = _open_questions(reader, recipe)
     return fit(
         QuestionTraining(reader),
         reader,
-        recipe.optimization,
-        recipe.run,
+        recipe,
         output,
         training,
-        Subset(questions, followed) if followed else None,
-        recipe,
-        {"left_out": dict(questions.dropped), **questions.cut},
+        evaluation,
+        noted={"left_out": dict(questions.dropped), **questions.cut},
         best=True,
     )
 
@@ -278,25 +249,14 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
         ConfigError: the checkpoint has other settings than the recipe, or another backbone.
     """
     kind = reader_class(recipe.method)
-    dtype = getattr(torch, recipe.optimization.backbone_dtype)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = recipe.model
+    config, place = recipe.model, placement(recipe.optimization)
     if recipe.start_from is None:
-        backbone = open_named(
-            config.backbone, config.backbone_revision, None, dtype=dtype, device=device
-        )
-        return kind(config, backbone)
-    reader = kind.from_pretrained(recipe.start_from, dtype=dtype, device=device)
-    for name, value in asdict(config).items():
-        may_differ = name == "backbone" or name in config.free
-        if not may_differ and value != getattr(reader.config, name):
-            raise ConfigError(
-                f"model.{name} is {value} in the recipe, checkpoint '{recipe.start_from}' has "
-                f"{getattr(reader.config, name)}"
-            )
+        return kind(config, open_named(config.backbone, config.backbone_revision, None, **place))
+    reader = kind.from_pretrained(recipe.start_from, **place)
+    check_start(config, reader.config, {"backbone", *config.free}, recipe.start_from)
     if config.backbone != reader.config.backbone:
         # It may have moved, but it must be the one that the parts were trained for.
-        named = open_named(config.backbone, config.backbone_revision, None, dtype=dtype)
+        named = open_named(config.backbone, config.backbone_revision, None, dtype=place["dtype"])
         if named.digest != reader.backbone.digest:
             raise ConfigError(
                 f"model.backbone is '{config.backbone}' in the recipe, checkpoint "
@@ -317,8 +277,8 @@ def _refuse_picking(recipe: BaselineRecipe) -> None:
 
 def _open_questions(
     reader: TrainedReader, recipe: BaselineRecipe
-) -> tuple[Questions, Subset[QuestionItem]]:
-    """All examples, and those to train on, which come first."""
+) -> tuple[Questions, Subset[QuestionItem], Subset[QuestionItem] | None]:
+    """All examples, those to train on and those that are followed."""
     assert recipe.data is not None
     chosen = recipe.data
     questions = Questions(
@@ -329,14 +289,10 @@ def _open_questions(
         chosen.max_paragraphs,
         recipe.optimization.seed,
     )
-    for source in chosen.training:
-        add_source(questions, source, Path(recipe.data_root))
-    training = Subset(questions, range(len(questions)))
-    for source in chosen.evaluation:
-        add_source(questions, source, Path(recipe.data_root))
+    training, evaluation = read_mixture(questions, chosen, Path(recipe.data_root))
     if not len(training):
         raise ConfigError(
             f"no question of data.training can be used ({dict(questions.dropped)} were left out)"
         )
     logger.info("contexts: %s", dict(questions.cut))
-    return questions, training
+    return questions, training, evaluation

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Subset
 
 from sedem.backbone import Backbone
 from sedem.baselines.rag import RAG
@@ -28,7 +27,7 @@ from sedem.selector import resolve_budget
 from sedem.training.baseline import BaselineRecipe, Training, open_reader
 from sedem.training.fit import fit
 from sedem.training.prepare import Collator, Item, Prepared
-from sedem.training.run import add_source
+from sedem.training.run import read_mixture
 from sedem.training.selecting import (
     CONDITIONING,
     ConditionedLosses,
@@ -175,12 +174,7 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
     prepared = Prepared(RAGBlocks.of(reader), chosen.answer_limit)
-    for source in chosen.training:
-        add_source(prepared, source, Path(recipe.data_root))
-    training = Subset(prepared, range(len(prepared)))
-    for source in chosen.evaluation:
-        add_source(prepared, source, Path(recipe.data_root))
-    followed = range(len(training), len(prepared))
+    training, evaluation = read_mixture(prepared, chosen, Path(recipe.data_root))
     collator = Collator(
         prepared,
         max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in prepared.items),
@@ -194,12 +188,10 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     return fit(
         stage,
         reader,
-        recipe.optimization,
-        recipe.run,
+        recipe,
         output,
         training,
-        Subset(prepared, followed) if followed else None,
-        recipe,
-        {"left_out": dict(prepared.dropped)},
+        evaluation,
+        noted={"left_out": dict(prepared.dropped)},
         best=True,
     )

@@ -6,15 +6,17 @@ Letters: B batch, N blocks, Q question tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sedem.errors import ConfigError
 from sedem.losses import selection_loss
+from sedem.validation import Flag, Number, NumberAbove0, Settings
 
-CONDITIONING: dict[str, Callable[[float], float]] = {
+Conditioning = Literal["selected", "mixed", "gold", "gold-then-selected"]
+
+CONDITIONING: dict[Conditioning, Callable[[float], float]] = {
     "selected": lambda progress: 0.0,
     "mixed": lambda progress: 0.5,
     "gold": lambda progress: 1.0,
@@ -23,18 +25,7 @@ CONDITIONING: dict[str, Callable[[float], float]] = {
 """Share of examples whose evidence is forced among the selected blocks, by training progress."""
 
 
-def check_conditioning(name: str) -> None:
-    """Refuse an unknown schedule.
-
-    Raises:
-        ConfigError: with those that there are.
-    """
-    if name not in CONDITIONING:
-        raise ConfigError(f"losses.conditioning is '{name}'; it can be {', '.join(CONDITIONING)}")
-
-
-@dataclass(frozen=True)
-class SelectionLosses:
+class SelectionLosses(Settings):
     """Weights and temperature of L_ret; the defaults are the paper's.
 
     Attributes:
@@ -46,17 +37,11 @@ class SelectionLosses:
             margin always applies to sums.
     """
 
-    select: float = 1.0
-    margin_weight: float = 0.5
-    margin: float = 2.0
-    selection_temperature: float = 0.07
-    normalize_scores: bool = False
-
-    def __post_init__(self) -> None:
-        if self.selection_temperature <= 0:
-            raise ConfigError(
-                f"losses.selection_temperature is {self.selection_temperature}; it must be above 0"
-            )
+    select: Number = 1.0
+    margin_weight: Number = 0.5
+    margin: Number = 2.0
+    selection_temperature: NumberAbove0 = 0.07
+    normalize_scores: Flag = False
 
     def of(
         self, scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, question_mask_BQ: Tensor
@@ -75,7 +60,6 @@ class SelectionLosses:
         )
 
 
-@dataclass(frozen=True)
 class ConditionedLosses(SelectionLosses):
     """The same beside a reader of raw text.
 
@@ -83,11 +67,7 @@ class ConditionedLosses(SelectionLosses):
         conditioning: which paragraphs the reader learns from; a name in `CONDITIONING`.
     """
 
-    conditioning: str = "gold-then-selected"
-
-    def __post_init__(self) -> None:
-        check_conditioning(self.conditioning)
-        super().__post_init__()
+    conditioning: Conditioning = "gold-then-selected"
 
 
 def conditioned(

@@ -8,7 +8,6 @@ E encoder width, D decoder width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -23,15 +22,15 @@ from sedem.slots import state_mask
 from sedem.training.prepare import Collator, Item
 from sedem.training.selecting import (
     CONDITIONING,
+    Conditioning,
     SelectionLosses,
-    check_conditioning,
     conditioned,
     recall,
     rows_at,
 )
+from sedem.validation import Number
 
 
-@dataclass(frozen=True)
 class Stage2Losses(SelectionLosses):
     """Weights and temperatures of stage 2; the defaults are the paper's.
 
@@ -41,13 +40,9 @@ class Stage2Losses(SelectionLosses):
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
     """
 
-    reconstruct: float = 0.1
-    pool_weight: float = 1.0
-    conditioning: str = "gold-then-selected"
-
-    def __post_init__(self) -> None:
-        check_conditioning(self.conditioning)
-        super().__post_init__()
+    reconstruct: Number = 0.1
+    pool_weight: Number = 1.0
+    conditioning: Conditioning = "gold-then-selected"
 
 
 class Stage2(nn.Module):
