@@ -1,16 +1,19 @@
 """What trains a selector, whatever it selects: losses, and the blocks that answers see meanwhile.
 
-Letters: B batch, N blocks, Q question tokens.
+Letters: B batch, S segments, T tokens, N blocks, J slots of a block, K selected blocks, Q question
+tokens, P prefix and answer tokens, A answer tokens, X layers, E encoder width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
+from sedem.backbone import Backbone
+from sedem.encoder import encode
 from sedem.losses import selection_loss
 from sedem.validation import Flag, Number, NumberAbove0, Settings
 
@@ -23,6 +26,65 @@ CONDITIONING: dict[Conditioning, Callable[[float], float]] = {
     "gold-then-selected": lambda progress: max(0.0, 1.0 - 1.5 * progress),
 }
 """Share of examples whose evidence is forced among the selected blocks, by training progress."""
+
+
+class SelectionBatch(TypedDict):
+    """A batch of examples as what trains a selector takes it: keyword arguments of `forward`.
+
+    Attributes:
+        segment_ids: segments of all examples `[S, T]`.
+        segment_mask: False where a token is padding `[S, T]`.
+        slot_index: slots of each block, counted over all segments; -1 is padding `[B, N, J]`.
+        slot_tokens: real tokens behind each slot `[B, N, J]`.
+        blocks: False where a block is padding `[B, N]`.
+        evidence: e_n `[B, N]`.
+        question_ids: questions in encoder tokens `[B, Q]`.
+        question_mask: `[B, Q]`.
+        ids: prefix and answer in decoder tokens, padded on the left `[B, P]`.
+        valid: False where `ids` is padding `[B, P]`.
+        labels: tokens to predict at the last positions `[B, A]`.
+        coins: a number from 0 to 1 for each example, drawn with the batch `[B]`.
+        budget: K.
+        states: frozen states of the segments `[X, S, T, E]`; computed when not given.
+        question_states: the same of the questions `[X, B, Q, E]`.
+    """
+
+    segment_ids: Tensor
+    segment_mask: Tensor
+    slot_index: Tensor
+    slot_tokens: Tensor
+    blocks: Tensor
+    evidence: Tensor
+    question_ids: Tensor
+    question_mask: Tensor
+    ids: Tensor
+    valid: Tensor
+    labels: Tensor
+    coins: Tensor
+    budget: int
+    states: NotRequired[Tensor]
+    question_states: NotRequired[Tensor]
+
+
+def frozen_states(
+    batch: SelectionBatch, encoder: Backbone, layers: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Frozen states of a batch, computed where it does not bring them.
+
+    Args:
+        batch: the batch.
+        encoder: the backbone that reads.
+        layers: numbers of layers.
+
+    Returns:
+        Those of the segments `[X, S, T, E]` and of the questions `[X, B, Q, E]`.
+    """
+    states, question_states = batch.get("states"), batch.get("question_states")
+    if states is None:
+        states = encode(encoder, batch["segment_ids"], layers)
+    if question_states is None:
+        question_states = encode(encoder, batch["question_ids"], layers)
+    return states, question_states
 
 
 class SelectionLosses(Settings):

@@ -116,6 +116,16 @@ def test_a_run_killed_in_the_middle_resumes_with_the_same_losses(recipe: Recipe)
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_batches_of_a_step_are_averaged(stage2_recipe: Stage2Recipe) -> None:
+    assert stage2_recipe.optimization.accumulation == 2
+    train(stage2_recipe)
+    weights = {"answer": 1.0, "select": 1.0, "reconstruct": 0.1}
+    for line in losses(stage2_recipe):
+        if "loss" in line:
+            total = sum(weight * line[name] for name, weight in weights.items())
+            assert line["loss"] == pytest.approx(total, rel=1e-4)
+
+
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(stage1_recipe: Stage1Recipe) -> None:
     whole = elsewhere(stage1_recipe, "whole")
     train(whole)
