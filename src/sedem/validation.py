@@ -147,6 +147,8 @@ def explain(error: ValidationError, source: str, kind: Any) -> str:
         problems.setdefault(_place(kind, detail["loc"])[0], []).append(detail)
     (place, first), *others = problems.items()
     parent, within = _place(kind, first[0]["loc"][:-1])
+    # A list whose entry is wrong counts as too short besides.
+    others = [one for one in others if not place.startswith((f"{one[0]}.", f"{one[0]}["))]
     if first[0]["type"] in _UNKNOWN:
         near = _nearest(str(first[0]["loc"][-1]), _names(within))
         others = [one for one in others if one[0] != (f"{parent}.{near}" if parent else near)]
