@@ -1,4 +1,4 @@
-"""Settings that pydantic checks, and the one sentence that says what is wrong with them."""
+"""Settings checked by pydantic, and validation errors turned into one sentence."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def _share(value: float) -> float:
 
 
 Flag = Annotated[bool, Strict()]
-"""true or false, and nothing that Python takes for one."""
+"""true or false; neither 1 nor "yes"."""
 
 Whole = Annotated[int, Strict()]
 WholeAbove0 = Annotated[int, Strict(), Field(gt=0)]
 WholeFrom0 = Annotated[int, Strict(), Field(ge=0)]
-"""Whole numbers; neither true nor 2.0 nor "2" is one."""
+"""Whole numbers; true, 2.0 and "2" are refused."""
 
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
 NumberAbove0 = Annotated[float, BeforeValidator(_not_a_bool), Field(gt=0)]
 NumberFrom0 = Annotated[float, BeforeValidator(_not_a_bool), Field(ge=0)]
 Share = Annotated[float, BeforeValidator(_not_a_bool), AfterValidator(_share)]
-"""Numbers; text is accepted where it is one, because YAML reads 1e-4 as text."""
+"""Numbers; a string that spells one is accepted, because YAML reads 1e-4 as a string."""
 
 
 class Settings(BaseModel):
-    """Base of settings: frozen, without unknown names, every value checked.
+    """Base class of settings: frozen, no unknown keys, every value checked.
 
     Raises:
-        ConfigError: a name is unknown or missing, or a value is impossible.
+        ConfigError: a key is unknown or missing, or a value is not allowed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,19 +67,20 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise ConfigError(explain(error, type(self).__name__, type(self))) from None
 
-    # Nested settings are built without this __init__, so that an error keeps its whole place.
+    # With this mark pydantic builds nested settings without calling __init__, so an error of a
+    # nested setting reaches the outermost one and is reported with its whole path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
     def from_entries(cls, entries: Any, source: str) -> Self:
-        """Build settings from what a file holds.
+        """Build settings from the contents of a file.
 
         Args:
-            entries: a mapping by name, nested where settings are.
+            entries: a mapping from keys to values, nested as the settings are.
             source: the file, for the message.
 
         Raises:
-            ConfigError: a name is unknown or missing, or a value is impossible.
+            ConfigError: a key is unknown or missing, or a value is not allowed.
         """
         try:
             return cls.model_validate(entries)
@@ -87,29 +88,29 @@ class Settings(BaseModel):
             raise ConfigError(explain(error, source, cls)) from None
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy with some settings changed; all are checked again.
+        """A copy with some settings changed; all settings are validated again.
 
         Raises:
-            ConfigError: a name is unknown, or a value is impossible.
+            ConfigError: a key is unknown, or a value is not allowed.
         """
         return type(self)(**{**dict(self), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting, as JSON and YAML can hold it."""
+        """All settings as JSON types: nested dicts and lists."""
         return self.model_dump(mode="json")
 
 
 class FromEntries:
-    """Annotates a field that holds a plain dataclass, so that a mapping can stand for it.
+    """Annotation for a field of a plain dataclass type, which may then be given as a mapping.
 
-    The mapping is checked as strictly as `Settings` are. What the dataclass itself refuses with a
-    `ConfigError` is reported at the field's place.
+    The mapping is checked as strictly as `Settings` are. A `ConfigError` of the dataclass itself is
+    reported with the path of the field.
     """
 
     def __get_pydantic_core_schema__(
         self, kind: type[Any], handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """How pydantic validates and writes out the field."""
+        """The schema that pydantic validates and serializes the field with."""
 
         def build(value: Any, validate: Callable[[Any], BaseModel]) -> Any:
             if isinstance(value, kind):
@@ -128,31 +129,31 @@ class FromEntries:
 
 
 def explain(error: ValidationError, source: str, kind: Any) -> str:
-    """What is wrong with given values, in one sentence: what, where, what is needed.
+    """Turn a validation error into one sentence: what was given, where, and what is needed.
 
-    The first problem is told and the others are counted. An unknown name goes first: a name that
-    is missing is often the same one, written wrongly.
+    The sentence reports the first problem and counts the others. Unknown keys come first, because a
+    missing key is often an unknown one misspelled.
 
     Args:
-        error: what pydantic says.
+        error: the error that pydantic raised.
         source: where the values come from, such as a file.
-        kind: the model or other type that was validated against.
+        kind: the model or other type that they were validated against.
 
     Returns:
         Such as "recipe.yaml: optimization.steps is 'many'; a whole number is needed".
     """
     problems: dict[str, list[ErrorDetails]] = {}
     for detail in sorted(error.errors(), key=lambda detail: detail["type"] not in _UNKNOWN):
-        # A union reports once for each of its members.
+        # A union reports one error for each of its members.
         problems.setdefault(_place(kind, detail["loc"])[0], []).append(detail)
     (place, first), *others = problems.items()
     parent, within = _place(kind, first[0]["loc"][:-1])
-    # A list whose entry is wrong counts as too short besides.
+    # pydantic does not count wrong entries, so it also reports their list as too short.
     others = [one for one in others if not place.startswith((f"{one[0]}.", f"{one[0]}["))]
     if first[0]["type"] in _UNKNOWN:
         near = _nearest(str(first[0]["loc"][-1]), _names(within))
         others = [one for one in others if one[0] != (f"{parent}.{near}" if parent else near)]
-    more = f" (and {len(others)} more such problem{'s' * (len(others) > 1)})" if others else ""
+    more = f" (and {len(others)} more problem{'s' * (len(others) > 1)})" if others else ""
     return f"{source}: {_sentence(place, parent, within, first)}{more}"
 
 
@@ -183,11 +184,11 @@ _NEEDED = {
     "too_long": "at most {max_length} can be given",
     "string_too_long": "at most {max_length} characters can be given",
 }
-"""What a value must be, by pydantic's name of the error."""
+"""What is needed, by pydantic's error type."""
 
 
 def _sentence(place: str, parent: str, within: Any, details: Sequence[ErrorDetails]) -> str:
-    """The problem of one place, told after the name of the source."""
+    """The sentence about the problem at one path, without the source."""
     detail = details[0]
     kind, given = detail["type"], _shown(detail["input"])
     before = f"{parent}: " if parent else ""
@@ -226,11 +227,11 @@ def _nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _place(kind: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
-    """A location as a reader writes it, `data.training[1].path`, and the type that stands there."""
+    """A location as a dotted path such as `data.training[1].path`, and the type expected there."""
     place, at = "", _bare(kind)
     for step in loc:
         if get_origin(at) in (Union, UnionType):
-            # The step names the member that was tried, not a key.
+            # This step names the union member that was tried; it is no key.
             members = (member for member in map(_bare, get_args(at)))
             at = next((m for m in members if getattr(m, "__name__", None) == step), Any)
             continue
@@ -245,7 +246,7 @@ def _place(kind: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
 
 
 def _bare(kind: Any) -> Any:
-    """A type without annotations and without the None of an optional one."""
+    """A type without its annotations, and without None if it is optional."""
     if get_origin(kind) is Annotated:
         return _bare(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -255,7 +256,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _names(kind: Any) -> Mapping[str, Any]:
-    """Names that can be given for a type, with their types; none for one without fields."""
+    """The fields of a model or dataclass and their types; empty for other types."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {f.alias or name: f.annotation for name, f in kind.model_fields.items()}
     if isinstance(kind, type) and is_dataclass(kind):
@@ -265,7 +266,7 @@ def _names(kind: Any) -> Mapping[str, Any]:
 
 
 def _entry(kind: Any, step: int | str) -> Any:
-    """The type of an entry of a list, a tuple or a mapping."""
+    """The type of an entry of a list, tuple or mapping."""
     parts = get_args(kind)
     if not parts or get_origin(kind) not in (list, tuple, dict):
         return Any
@@ -275,7 +276,7 @@ def _entry(kind: Any, step: int | str) -> Any:
 
 
 def _model_of(kind: type[Any]) -> type[BaseModel]:
-    """A model with the fields of a dataclass, as strict as `Settings` are."""
+    """A pydantic model with the fields of a dataclass, as strict as `Settings` are."""
     hints = get_type_hints(kind, include_extras=True)
     needed: dict[str, Any] = {}
     for field in fields(kind):

@@ -153,9 +153,9 @@ def test_a_missing_section_and_what_is_no_mapping_are_told() -> None:
 
 def test_the_first_of_several_problems_is_told_and_the_others_counted() -> None:
     two = {**WHOLE, "warmup": -1, "weight": "x"}
-    with pytest.raises(ConfigError, match=r"warmup is -1; .* \(and 1 more such problem\)$"):
+    with pytest.raises(ConfigError, match=r"warmup is -1; .* \(and 1 more problem\)$"):
         Recipe.from_entries(two, "recipe.yaml")
-    with pytest.raises(ConfigError, match=r"unknown key 'zzz'.* \(and 2 more such problems\)$"):
+    with pytest.raises(ConfigError, match=r"unknown key 'zzz'.* \(and 2 more problems\)$"):
         Recipe.from_entries({**two, "zzz": 1}, "recipe.yaml")
 
 

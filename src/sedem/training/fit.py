@@ -37,9 +37,10 @@ class Saved(Protocol):
 
 
 def begin(recipe: Recipe) -> Path:
-    """Claim the output folder, write the recipe into it, and seed what a run draws at random.
+    """Start a run: claim its output folder, write the recipe there, and seed random numbers.
 
-    A run that left no checkpoint, such as one whose data could not be found, holds no folder.
+    A run that left no checkpoint, such as one whose data could not be found, does not claim its
+    folder.
 
     Returns:
         The output folder.
@@ -62,7 +63,7 @@ def begin(recipe: Recipe) -> Path:
 
 
 def placement(optimization: Optimization) -> dict[str, Any]:
-    """How a run opens its backbones: their `dtype` and `device`."""
+    """The `dtype` and `device` that a run opens its backbones with."""
     return {
         "dtype": getattr(torch, optimization.backbone_dtype),
         "device": "cuda" if torch.cuda.is_available() else "cpu",
@@ -70,16 +71,16 @@ def placement(optimization: Optimization) -> dict[str, Any]:
 
 
 def check_start(given: Any, kept: Any, free: AbstractSet[str], checkpoint: str) -> None:
-    """Refuse to go on from a checkpoint with other settings than the recipe's.
+    """Check that a checkpoint has the settings of the recipe that starts from it.
 
     Args:
         given: `model` of the recipe.
-        kept: the checkpoint's, of the same dataclass.
+        kept: the same of the checkpoint.
         free: settings that may differ.
         checkpoint: its folder, for the message.
 
     Raises:
-        ConfigError: another setting differs.
+        ConfigError: a setting differs that may not.
     """
     for name, value in asdict(given).items():
         if name not in free and value != getattr(kept, name):

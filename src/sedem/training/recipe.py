@@ -1,6 +1,6 @@
-"""A recipe: one YAML file that says everything about a training run, and can be diffed.
+"""A recipe: a YAML file with all settings of a training run.
 
-`base: PATH` takes over another file's settings, so that a recipe holds only what it changes.
+With `base: PATH` a recipe inherits the settings of another file and states only the differences.
 `--set optimization.steps=100` changes one value. Unknown keys are refused with the nearest name.
 """
 
@@ -28,7 +28,7 @@ RecipeKind = TypeVar("RecipeKind", bound=Settings)
 Schedule = Literal["linear", "cosine", "constant_with_warmup", "warmup_stable_decay"]
 
 BASE = "base"
-"""The key of a recipe's file that names the file whose settings it takes over."""
+"""The key that names the file a recipe inherits from."""
 
 
 class Optimization(Settings):
@@ -148,7 +148,7 @@ class TextSource(Settings):
 
 
 class Recipe(Protocol):
-    """What every kind of recipe says about its run."""
+    """What every kind of recipe has."""
 
     @property
     def optimization(self) -> Optimization:
@@ -161,26 +161,27 @@ class Recipe(Protocol):
         ...
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting, as JSON and YAML can hold it."""
+        """All settings as JSON types: nested dicts and lists."""
         ...
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
-    """Read a recipe and what it inherits.
+    """Read a recipe, its inherited settings included.
 
     Args:
         kind: its model.
         path: the YAML file.
-        overrides: "dotted.key=value" entries that replace what the file says.
+        overrides: "dotted.key=value" entries that replace values of the file.
 
     Raises:
-        ConfigError: a file is missing, not YAML, or has an unknown key or an impossible value.
+        ConfigError: a file is missing, not YAML, or has an unknown key or a value that is not
+            allowed.
     """
     return kind.from_entries(read_entries(path, overrides), str(path))
 
 
 def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a recipe's file and its bases say, with overrides, before it is checked against a kind.
+    """The entries of a recipe with its bases and overrides applied, not yet validated.
 
     Raises:
         ConfigError: a file is missing or not YAML, or inherits from itself.
@@ -192,22 +193,22 @@ def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """The whole recipe, every default written out."""
+    """The whole recipe with every default written out."""
     return yaml.safe_dump(recipe.to_dict(), sort_keys=False)
 
 
 def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
-    """Entries of a file over those of its base.
+    """Entries of a file, merged over those of its base.
 
     Args:
         path: the file.
-        heirs: files that inherit from it, the first one first.
+        heirs: resolved paths of the files that inherit from it, outermost first.
     """
     chain = (*heirs, path.resolve())
     if path.resolve() in heirs:
         circle = " -> ".join(f"'{file.name}'" for file in chain[chain.index(path.resolve()) :])
         raise ConfigError(
-            f"'{heirs[0]}' inherits from itself ({circle}); take out one of these bases"
+            f"'{heirs[0]}' inherits from itself ({circle}); remove one of these bases"
         )
     own = _read(path, heirs)
     if BASE not in own:
@@ -221,10 +222,10 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's own entries over those that it inherits.
+    """Merge a recipe's own entries over the inherited ones.
 
-    Mappings are merged key by key; everything else, lists as well, replaces what the base says.
-    `null` takes an inherited key away, so that its default holds.
+    Mappings are merged key by key. Any other value, a list included, replaces the inherited one.
+    `null` removes an inherited key, so that its default applies.
     """
     merged = dict(base)
     for key, value in own.items():

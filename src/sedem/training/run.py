@@ -210,15 +210,15 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
 def read_mixture(
     items: Items[Any], data: Mixture, data_root: Path
 ) -> tuple[Subset[Any], Subset[Any] | None]:
-    """Read the sources of a mixture.
+    """Read the sources of a mixture into a set of items.
 
     Args:
-        items: what their examples become; it is filled.
+        items: the set, which is filled.
         data: the mixture.
         data_root: folder that paths are relative to.
 
     Returns:
-        Items to train on, and those whose losses are followed, if there are any.
+        The items to train on, and the items to evaluate; None without `data.evaluation`.
     """
     for source in data.training:
         add_source(items, source, data_root)

@@ -29,7 +29,7 @@ CONDITIONING: dict[Conditioning, Callable[[float], float]] = {
 
 
 class SelectionBatch(TypedDict):
-    """A batch of examples as what trains a selector takes it: keyword arguments of `forward`.
+    """A batch of examples, for a training that selects blocks: keyword arguments of its `forward`.
 
     Attributes:
         segment_ids: segments of all examples `[S, T]`.
@@ -69,7 +69,7 @@ class SelectionBatch(TypedDict):
 def frozen_states(
     batch: SelectionBatch, encoder: Backbone, layers: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Frozen states of a batch, computed where it does not bring them.
+    """Frozen states of a batch; computed unless the batch has them.
 
     Args:
         batch: the batch.

@@ -90,7 +90,7 @@ def test_a_written_recipe_is_whole(tmp_path: Path) -> None:
             {"a": "b.yaml", "b": "c.yaml", "c": "a.yaml"},
             r"a\.yaml' inherits from itself \('a\.yaml' -> 'b\.yaml' -> 'c\.yaml' -> 'a\.yaml'\)",
         ),
-        ({"a": "a.yaml"}, r"inherits from itself \('a\.yaml' -> 'a\.yaml'\); take out one of"),
+        ({"a": "a.yaml"}, r"inherits from itself \('a\.yaml' -> 'a\.yaml'\); remove one of"),
         ({"a": "b.yaml", "b": "b.yaml"}, r"inherits from itself \('b\.yaml' -> 'b\.yaml'\)"),
         ({"a": "no.yaml"}, r"there is no recipe '.*no\.yaml', which '.*a\.yaml' names as its base"),
         ({"a": ["b.yaml"]}, r"a\.yaml: base is \['b\.yaml'\]; the path of one recipe is needed"),
