@@ -57,8 +57,10 @@ NEXT_TOKEN_ALONE = (
 
 def equal_budget(scale: Scale) -> Variant:
     """The study's SeDeM on as many windows and questions, and the same, as a trained baseline."""
+    from sedem.training.recipe import read_entries
+
     text, questions = (
-        yaml.safe_load(scale.baseline_recipe("icae", stage, scale.backbones[0]).read_text("utf-8"))
+        read_entries(scale.baseline_recipe("icae", stage, scale.backbones[0]))
         for stage in ("text", "questions")
     )
     if scale.name == "smoke":
@@ -117,7 +119,8 @@ def baseline_checkpoint(
         setting: which recipe for questions; the text recipe of that name where there is one.
         gold: trained on documents with evidence alone.
     """
-    from sedem.training.baseline import load_baseline_recipe, train_baseline
+    from sedem.training.baseline import train_baseline
+    from sedem.training.baseline_recipe import load_baseline_recipe
 
     if scale.name == "smoke":
         tiny_backbone()
@@ -160,7 +163,9 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
         baseline: the recipe of a trained baseline on questions.
         sedem: the recipe of SeDeM's stage 2 for the set.
     """
-    own, theirs = (yaml.safe_load(path.read_text("utf-8")) for path in (baseline, sedem))
+    from sedem.training.recipe import read_entries
+
+    own, theirs = read_entries(baseline), read_entries(sedem)
     training, result = theirs["data"]["training"], []
     if "evaluation" in own["data"]:
         first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]

@@ -21,7 +21,7 @@ from experiments.search import best, search
 from experiments.study import NOT_RUN, Number, Study, fill
 from experiments.variants import Variant, main, supervision
 from sedem.baselines.registry import TRAINED
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.run import Stage2Recipe
 
