@@ -15,7 +15,7 @@ SCORES = {"exact-facts": "em"}
 
 SEDEM: dict[str, dict[str, Any]] = {
     "K=1, selected": {"k": 1},
-    "**K=2, selected**": {"k": 2},
+    "K=2, selected": {"k": 2},
     "K=4, selected": {"k": 4, "limit": 500},
     "K=2, gold first": {"k": 2, "control": "gold", "limit": 500},
     "every block": {"k": "all", "limit": 200},
