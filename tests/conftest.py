@@ -1,4 +1,4 @@
-"""Tiny random models of every family, made here: no network, no downloads, seconds on a CPU."""
+"""Tiny random models of every family, built in seconds on a CPU without a network."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def backbone(tiny_folder: Callable[..., str]) -> Backbone:
     return open_backbone(tiny_folder())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(tiny_folder: Callable[..., str]) -> SedemConfig:
     """A small shape on the tiny Llama: T=16, C=4, so four slots a segment."""
     return SedemConfig(
