@@ -33,7 +33,10 @@ def block_scores(
         fp32 scores `[B, N]`: best slot a question token, summed over tokens, mean over heads. A
         block of padding alone scores -inf.
     """
-    cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
+    # Autocast would multiply in bfloat16 and return it. A score is a sum over question tokens that
+    # L_InfoNCE divides by tau = 0.07, so its rounding alone would move the logits by 0.2 nats.
+    with torch.autocast(query_BQRH.device.type, enabled=False):
+        cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
     # Filled before the maximum: a padded slot at zero would beat a negative cosine.
     cosine_BRQNJ = cosine_BRQNJ.masked_fill(~slot_mask_BNJ[:, None, None], -torch.inf)
     best_BRQN = cosine_BRQNJ.amax(-1)
@@ -84,13 +87,16 @@ class Selector(nn.Module):
 
     def queries(self, hidden_QE: Tensor) -> Tensor:
         """q_{r,n_q}: unit vectors `[..., Q, R, H]` of question states `[..., Q, E]`."""
-        projected = self.w_query(self.norm_query(hidden_QE)).unflatten(-1, (self.heads, -1))
-        return F.normalize(projected, dim=-1)
+        return self._unit_heads(self.w_query(self.norm_query(hidden_QE)))
 
     def keys(self, memory_NJD: Tensor) -> Tensor:
         """k_{r,n,n_b}: unit vectors `[..., J, R, H]` of memory slots `[..., J, D]`."""
-        projected = self.w_key(self.norm_key(memory_NJD)).unflatten(-1, (self.heads, -1))
-        return F.normalize(projected, dim=-1)
+        return self._unit_heads(self.w_key(self.norm_key(memory_NJD)))
+
+    def _unit_heads(self, projected: Tensor) -> Tensor:
+        # Float32 from here on, so that the vectors have length one under autocast too. Autocast may
+        # round the projections themselves: the states they project are no more exact than that.
+        return F.normalize(projected.float().unflatten(-1, (self.heads, -1)), dim=-1)
 
     def forward(
         self,

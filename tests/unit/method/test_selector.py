@@ -97,6 +97,24 @@ def test_scores_are_float32_whatever_the_vectors_are() -> None:
     assert torch.equal(scores, exact)
 
 
+def test_maxsim_is_float32_under_autocast() -> None:
+    tensors = case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = block_scores(*tensors)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, block_scores(*tensors))
+
+
+def test_scores_of_a_bank_are_float32_under_autocast() -> None:
+    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
+    padding_P = (~slot_mask_BNJ[1]).flatten().nonzero()[:, 0]
+    arguments = query_BQRH, query_mask_BQ, Quantized(keys_BNJRH[1]), padding_P
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = key_scores(*arguments)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, key_scores(*arguments))
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 2**16),
@@ -199,6 +217,18 @@ def test_queries_and_keys_are_unit_vectors() -> None:
     for vectors in (selector.queries(torch.randn(3, 8)), selector.keys(torch.randn(2, 3, 8))):
         assert vectors.shape[-2:] == (2, 4)
         torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(vectors.shape[:-1]))
+
+
+def test_queries_and_keys_have_length_one_under_autocast() -> None:
+    """Rounding of the projections may turn them a little; it must not change their length."""
+    selector = Selector(8, 8, heads=2, dim=4)
+    states = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    for project in (selector.queries, selector.keys):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            vectors = project(states)
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(50, 2), rtol=0, atol=1e-6)
+        torch.testing.assert_close(vectors, project(states), rtol=0, atol=0.03)
 
 
 def test_projections_start_alike_and_orthogonal_by_head_when_widths_agree() -> None:
