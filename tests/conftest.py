@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sedem import Document, SeDeM, SedemConfig
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 
@@ -134,3 +134,9 @@ def model(config: SedemConfig, backbone: Backbone) -> SeDeM:
 def documents() -> list[Document]:
     """A lease and a recipe; the second has characters of several bytes."""
     return [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+
+
+@pytest.fixture
+def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
+    """The two documents, read by the model."""
+    return model.read(documents)

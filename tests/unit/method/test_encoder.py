@@ -53,6 +53,16 @@ def test_padding_on_the_right_never_reaches_real_tokens(backbone: Backbone) -> N
     torch.testing.assert_close(first[:, :1, :6], encode(backbone, IDS_ST[:1, :6], [3]))
 
 
+def test_adapters_are_off_while_encoding_and_on_again_afterwards(backbone: Backbone) -> None:
+    frozen_STE = encode(backbone, IDS_ST, [2])[0]
+    backbone.add_lora(4, 8)
+    for parameter in backbone.lora_parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    assert torch.equal(encode(backbone, IDS_ST, [2])[0], frozen_STE)
+    adapted_STE = states_at(backbone, IDS_ST, [2])[2][:, 1:]
+    assert (adapted_STE != frozen_STE).any(-1).all()
+
+
 def test_encoding_is_not_differentiated(backbone: Backbone) -> None:
     backbone.requires_grad_(True)
     assert not encode(backbone, IDS_ST, [2]).requires_grad
