@@ -122,7 +122,7 @@ def test_a_backbone_without_an_end_token_is_refused(folder: Path) -> None:
     entries = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**entries, "eos_token": None}))
     change_config(folder, eos_token_id=None)
-    with pytest.raises(ConfigError, match="names no end token, so answers could not end"):
+    with pytest.raises(ConfigError, match="has no end token, so no answer would end"):
         open_backbone(str(folder))
 
 
@@ -148,7 +148,7 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a folder here nor to be had from the hub"):
+    with pytest.raises(ConfigError, match="neither a local folder nor available from the hub"):
         open_backbone(str(tmp_path / "nothing"))
 
 
@@ -182,7 +182,7 @@ class SlowTokenizer(PreTrainedTokenizer):
 
 
 def test_a_tokenizer_without_offsets_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(ConfigError, match="'slow' has no fast tokenizer; character offsets"):
+    with pytest.raises(ConfigError, match="'slow' has no fast tokenizer; citations need"):
         Backbone(backbone.model, SlowTokenizer(), "slow")
 
 
@@ -195,7 +195,7 @@ def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
 
 def test_missing_weights_are_counted_and_named(folder: Path) -> None:
     change_config(folder, num_hidden_layers=5)
-    with pytest.raises(CheckpointError, match=r"lacks 9 weights, 'model\.layers\.4\."):
+    with pytest.raises(CheckpointError, match=r"lacks 9 weights, such as 'model\.layers\.4\."):
         open_backbone(str(folder))
 
 
