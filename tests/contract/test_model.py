@@ -166,9 +166,7 @@ def test_an_empty_question_is_refused(question: str, model: SeDeM, bank: MemoryB
             ask(bank, question)
 
 
-def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
-    model: SeDeM, bank: MemoryBank
-) -> None:
+def test_half_a_surrogate_pair_is_refused_everywhere(model: SeDeM, bank: MemoryBank) -> None:
     """JSON can hold one; files and tokenizers cannot."""
     half = r"'\\ud83e' at character 2"
     with pytest.raises(DataError, match=rf"the question is not Unicode text \({half}"):
@@ -285,7 +283,7 @@ def test_every_reader_reads_documents_without_words(text: str, reader: Reader) -
     assert [c.document for c in answer.citations] == ["odd.txt"]
 
 
-def test_no_reader_is_silent_about_what_does_not_fit(
+def test_every_reader_reports_text_that_does_not_fit(
     reader: Reader, documents: list[Document]
 ) -> None:
     """SeDeM refuses; readers of raw text leave the rest out and say so."""

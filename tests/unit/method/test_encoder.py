@@ -27,7 +27,7 @@ def test_every_state_depends_on_the_start_token(backbone: Backbone) -> None:
     assert (encode(backbone, IDS_ST, [2]) != before).any(-1).all()
 
 
-def test_states_come_in_the_order_of_the_layers_asked_for(backbone: Backbone) -> None:
+def test_states_come_in_the_order_of_the_requested_layers(backbone: Backbone) -> None:
     mixed = encode(backbone, IDS_ST, [3, 1, 3])
     assert mixed.shape == (3, 3, 10, backbone.width)
     for place, layer in enumerate([3, 1, 3]):

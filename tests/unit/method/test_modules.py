@@ -1,4 +1,4 @@
-"""The trained parts of one model: whether they suit their backbones, and their fingerprint."""
+"""The trained parts of a model: shapes that suit the backbones, and the fingerprint."""
 
 from __future__ import annotations
 
