@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import Document, MemoryBank, SeDeM
+from sedem import Document, MemoryBank, SeDeM, durable_files
 from sedem.bank import key_index as bank_keys
 from sedem.bank.key_index import (
     CACHE_BYTES,
@@ -333,8 +333,8 @@ def test_death_while_keys_are_written_loses_nothing(
 
     place, name = {
         "writing": (shard, "save_file"),
-        "syncing": (shard.os, "fsync"),
-        "naming": (shard.Path, "replace"),
+        "syncing": (durable_files.os, "fsync"),
+        "naming": (durable_files.Path, "replace"),
     }[moment]
     with monkeypatch.context() as broken:
         broken.setattr(place, name, half if moment == "writing" else die)

@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import MemoryBank
+from sedem import MemoryBank, durable_files
 from sedem.bank.blocks import BlockRow
 from sedem.bank.store import catalog, local, shard
 from sedem.bank.store.interface import Contents, Meta
@@ -183,11 +183,11 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
     elif what == "the shard's bytes":
         change(shard, "save_file", wrapped(shard.save_file))
     elif what == "syncing the shard":
-        change(shard.os, "fsync", wrapped(os.fsync))
+        change(durable_files.os, "fsync", wrapped(os.fsync))
     elif what == "naming the shard":
-        change(shard.Path, "replace", wrapped(Path.replace))
+        change(durable_files.Path, "replace", wrapped(Path.replace))
     elif what == "syncing the folder":
-        change(shard.os, "fsync", wrapped(os.fsync, at=2))
+        change(durable_files.os, "fsync", wrapped(os.fsync, at=2))
     elif step == "half of: the transaction":
         change(local, "checksum", wrapped(local.checksum))
     else:
@@ -318,8 +318,8 @@ def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
             happened.append("commit")
             return super().__exit__(*reason)
 
-    monkeypatch.setattr(shard.os, "fsync", fsync)
-    monkeypatch.setattr(shard.Path, "replace", replace)
+    monkeypatch.setattr(durable_files.os, "fsync", fsync)
+    monkeypatch.setattr(durable_files.Path, "replace", replace)
     monkeypatch.setattr(shard, "save_file", save)
     monkeypatch.setattr(
         catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Recording)
@@ -370,7 +370,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        place = {"fsync": shard.os, "save_file": shard, "checksum": local}[full]
+        place = {"fsync": durable_files.os, "save_file": shard, "checksum": local}[full]
         broken.setattr(place, full, no_space)
         with pytest.raises(BankError, match=r"two\.bank.*No space left on device"):
             append(bank, 2)

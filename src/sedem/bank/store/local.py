@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from sedem.bank.blocks import BlockRow
 from sedem.bank.store import catalog
 from sedem.bank.store.interface import Contents, Meta, check_fingerprint
-from sedem.bank.store.shard import Shard, check_size, checksum, sha256, sync_folder, write_shard
+from sedem.bank.store.shard import Shard, check_size, checksum, write_shard
+from sedem.durable_files import sha256, sync_folder
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 

@@ -5,8 +5,6 @@ Letters: N blocks, J slots of a block, D decoder width.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from sedem.durable_files import atomic_write, sha256
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 
@@ -113,15 +112,11 @@ def write_quantized(
         vectors: what is written.
         about: kept in the file's header.
     """
-    temporary = folder / f".{name}.partial"
     scales = {} if vectors.scales is None else {SCALES: vectors.scales.contiguous()}
-    save_file({tensor: vectors.values.contiguous(), **scales}, temporary, about)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
     # A shard of this number that the catalog does not know was left by a crash.
-    path = temporary.replace(folder / name)
-    sync_folder(folder)
-    return path
+    with atomic_write(folder / name) as temporary:
+        save_file({tensor: vectors.values.contiguous(), **scales}, temporary, about)
+    return folder / name
 
 
 def check_size(path: Path, size: int) -> None:
@@ -137,18 +132,3 @@ def check_size(path: Path, size: int) -> None:
             f"shard '{path}' has {path.stat().st_size} bytes, {size} are needed; restore it or "
             "build the bank again"
         )
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
