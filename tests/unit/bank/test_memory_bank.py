@@ -400,9 +400,7 @@ class Counted(list[BlockRow]):
         return super().__iter__()
 
 
-def test_a_second_answer_does_not_iterate_over_all_blocks(
-    model: SeDeM, documents: list[Document]
-) -> None:
+def test_a_second_answer_does_not_scan_the_blocks(model: SeDeM, documents: list[Document]) -> None:
     bank = model.read(documents)
     (first,) = model.answer(bank, QUESTIONS[:1], decoding=SHORT)
     bank.blocks = counted = Counted(bank.blocks)
