@@ -561,7 +561,7 @@ def test_seal_is_written_last(run: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def fails(path: Path) -> str:
         raise OSError("no space left")
 
-    monkeypatch.setattr(trainer, "_sha256", fails)
+    monkeypatch.setattr(trainer, "sha256", fails)
     with pytest.raises(OSError, match="no space left"):
         seal(folder)
     monkeypatch.undo()
