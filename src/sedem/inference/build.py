@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sedem.bank.key_index import save_keys, stored_bytes
+from sedem.bank.key_index import save_keys
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.store.key_files import stored_bytes
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
 from sedem.inference.read import Progress, read

@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from sedem.backbone.decoder import Backbone
+from sedem.durable_files import write_text
 from sedem.method.encoder import encode
 
 BATCH = 32
@@ -110,7 +111,5 @@ class StateCache:
             bar.update()
             if (number + 1) % FLUSH == 0 or number + 1 == len(batches):
                 self.states.flush()
-                temporary = note.with_suffix(".partial")
-                temporary.write_text(json.dumps(number + 1))
-                temporary.replace(note)
+                write_text(note, json.dumps(number + 1))
         bar.close()

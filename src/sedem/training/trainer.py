@@ -6,7 +6,6 @@ parts, `parameter_groups()` names the trained parameters, and `collate` makes a 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -22,6 +21,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.backbone.safetensors import check_weights, load_weights
+from sedem.durable_files import sha256, write_text
 from sedem.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -226,13 +226,11 @@ class SedemTrainer(Trainer):
 def seal(folder: Path) -> None:
     """Mark a checkpoint as complete: write a manifest of its files' sizes and hashes."""
     manifest = {
-        str(file.relative_to(folder)): [file.stat().st_size, _sha256(file)]
+        str(file.relative_to(folder)): [file.stat().st_size, sha256(file)]
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != COMPLETE
     }
-    temporary = folder / f".{COMPLETE}"
-    temporary.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    temporary.replace(folder / COMPLETE)
+    write_text(folder / COMPLETE, json.dumps(manifest, indent=1))
 
 
 def is_complete(folder: Path) -> bool:
@@ -244,7 +242,7 @@ def is_complete(folder: Path) -> bool:
     return all(
         (folder / name).is_file()
         and (folder / name).stat().st_size == size
-        and _sha256(folder / name) == digest
+        and sha256(folder / name) == digest
         for name, (size, digest) in manifest.items()
     )
 
@@ -264,8 +262,3 @@ def last_complete_checkpoint(run: Path) -> Path | None:
         # The resumed run will write a checkpoint of the same name.
         shutil.rmtree(folder)
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -101,7 +101,7 @@ def test_a_checkpoint_whose_sealing_failed_is_incomplete(
     def fails(path: Path) -> str:
         raise OSError("no space left")
 
-    monkeypatch.setattr(trainer, "_sha256", fails)
+    monkeypatch.setattr(trainer, "sha256", fails)
     with pytest.raises(OSError, match="no space left"):
         seal(folder)
     monkeypatch.undo()
