@@ -1,6 +1,6 @@
-"""Twenty steps of each stage on the tiny model: every loss as it was when it was last agreed to.
+"""Twenty steps of each stage on the tiny model must reproduce the recorded losses.
 
-When a change is meant to alter training, write the losses anew and read the difference in git:
+If a change is meant to alter training, record the losses again and review the difference in git:
 
     WRITE_GOLDEN=1 python -m pytest tests/golden/test_golden.py
 """
@@ -33,14 +33,14 @@ HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures"
 NAMES = ("loss", "context", "distill", "answer", "select", "reconstruct", "regress", "recall")
 
-# On one machine runs are equal to the last bit. Processors differ in their kernels, so that sums
-# are taken in another order; in twenty steps of float32 that grows to a few millionths.
+# On one machine, runs are equal to the last bit. Kernels of other processors sum in another order;
+# over twenty steps of float32, that difference grows to a few millionths.
 TOLERANCE = 1e-5
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The number of threads decides the order of sums as well."""
+    """The number of threads also changes the order of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +67,7 @@ def shared(config: SedemConfig, folder: Path, rates: dict[str, float]) -> dict[s
 
 
 def read_losses(folder: Path) -> list[dict[str, float]]:
-    """Step, loss and parts of each line of a run's log."""
+    """Loss and its parts at each step of a run."""
     log = json.loads((folder / "run" / "training.json").read_text())["log"]
     lines = [line for line in log if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, 21))
@@ -88,7 +88,7 @@ def compare(found: list[dict[str, float]], path: Path) -> None:
         assert row == pytest.approx(wanted, rel=TOLERANCE), f"step {step}"
 
 
-def test_stage_1_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
+def test_stage_1_reproduces_its_losses(config: SedemConfig, tmp_path: Path) -> None:
     recipe = Stage1Recipe(
         text=TextSource(path="articles.jsonl", continuation=8),
         losses=Stage1Losses(regress=0.5, regress_first=0.25, recall=0.5, distill_temperature=2.0),
@@ -98,7 +98,7 @@ def test_stage_1_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
     compare(read_losses(tmp_path), HERE / "stage1.txt")
 
 
-def test_stage_2_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
+def test_stage_2_reproduces_its_losses(config: SedemConfig, tmp_path: Path) -> None:
     rates = {"compressor": 1e-3, "decompressor": 2e-3, "selector": 1e-3, "lora": 1e-3}
     recipe = Stage2Recipe(
         data=Stage2Data(
