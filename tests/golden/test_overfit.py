@@ -101,18 +101,14 @@ def test_stage_1_overfits_a_few_continuations(
     assert last["context"] < 0.05
 
 
-def test_stage_1_overfits_a_few_states(
-    tiny_folder: Callable[..., str], tmp_path: Path
-) -> None:
+def test_stage_1_overfits_a_few_states(tiny_folder: Callable[..., str], tmp_path: Path) -> None:
     backbone = tiny_folder(width=64, pad_token_id=None)
     losses = Stage1Losses(context=0.0, distill=0.0)
     last = stage1(tmp_path, backbone, losses, 200, inject_layer=3)
     assert last["reconstruct"] < 0.01
 
 
-def test_stage_2_overfits_a_few_answers(
-    tiny_folder: Callable[..., str], tmp_path: Path
-) -> None:
+def test_stage_2_overfits_a_few_answers(tiny_folder: Callable[..., str], tmp_path: Path) -> None:
     examples = [
         Example(
             str(number),
@@ -139,8 +135,8 @@ def test_stage_2_overfits_a_few_answers(
     recipe = Stage2Recipe(
         model=config,
         data=Stage2Data(training=(DataSource(path="questions.jsonl"),), budgets=(1,)),
-        optimization=optimization(80, rates, 4),
-        run=small_run(tmp_path, 80),
+        optimization=optimization(100, rates, 4),
+        run=small_run(tmp_path, 100),
         losses=Stage2Losses(normalize_scores=True),
         data_root=str(tmp_path),
         cache=str(tmp_path),
