@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fmt setup
+.PHONY: demo test check fmt docs setup
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
@@ -22,7 +22,15 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 fmt: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+.venv/docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -12,13 +13,20 @@ import typer.main
 from conftest import LEASE, RECIPE
 from typer.testing import CliRunner
 
-from experiments import nano
+from experiments.system import pages
 from sedem.cli.main import app
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", nano.CARD, *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    pages.CARD,
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+MADE_BY_THE_SITE = {"cli.md"}
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def fenced(page: Path, language: str) -> list[str]:
@@ -31,17 +39,30 @@ def commands(page: Path) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith("sedem ")]
 
 
-PYTHON = [pytest.param(code, id=page.name) for page in PAGES for code in fenced(page, "python")]
+def anchors(page: Path) -> set[str]:
+    """Those of a page's headings, as GitHub and the site name them."""
+    titles = HEADING.findall(page.read_text("utf-8"))
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+SHOWN = re.compile(r"^```python\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+WITH_PYTHON = [pytest.param(page, id=page.name) for page in PAGES if fenced(page, "python")]
 COMMANDS = [pytest.param(words, id=" ".join(words)) for page in PAGES for words in commands(page)]
 
 
-@pytest.mark.parametrize("code", PYTHON)
-def test_the_python_that_is_shown_runs(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_that_is_shown_runs_and_prints_what_is_shown(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The blocks of a page run in order in one session; a text block after one is its output."""
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "shown", "exec"), {})
-    assert capsys.readouterr().out.strip()
+    session: dict[str, Any] = {}
+    for code, shown in SHOWN.findall(page.read_text("utf-8")):
+        exec(compile(code, page.name, "exec"), session)
+        printed = capsys.readouterr().out
+        assert printed.strip()
+        if shown:
+            assert printed == shown
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -76,8 +97,18 @@ def test_readmes_walk_from_files_to_answers(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(page.read_text("utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in LINK.findall(page.read_text("utf-8")):
+        if target in MADE_BY_THE_SITE:
+            continue
+        goal = page.parent / target if target else page
+        assert goal.exists(), target
+        assert not anchor or anchor in anchors(goal), f"{target}#{anchor}"
+
+
+def test_the_demo_prints_what_the_readme_shows() -> None:
+    [shown] = fenced(ROOT / "README.md", "text")
+    printed = CliRunner().invoke(app, ["demo"]).stdout.splitlines()
+    assert {line for line in shown.splitlines() if line.strip() != "..."} <= set(printed)
 
 
 def test_the_tree_names_what_is_there() -> None:
@@ -90,22 +121,39 @@ def test_the_tree_names_what_is_there() -> None:
             assert ((ROOT / "src" / "sedem" if inside else ROOT) / name).exists(), name
 
 
-def test_the_paper_map_names_functions_and_tests_that_exist() -> None:
-    text = (ROOT / "docs" / "paper-map.md").read_text("utf-8")
-    for path in re.findall(r"tests/[\w/]+\.py", text):
-        assert (ROOT / path).is_file(), path
-    for module, name in re.findall(r"`((?:\w+\.)?\w+)\.(\w+)`", text):
-        path = ROOT / "src" / "sedem" / f"{module.replace('.', '/')}.py"
-        if path.is_file():
-            assert re.search(rf"(def|class) {name}\b", path.read_text("utf-8")), f"{module}.{name}"
+@pytest.mark.parametrize("page", ["paper-map.md", "deviations.md"])
+def test_names_in_the_column_of_code_exist(page: str) -> None:
+    """Dotted names are those of `sedem`, the others are paths."""
+    names = set()
+    column = None
+    for line in (ROOT / "docs" / page).read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        if not cells:
+            column = None
+        elif column is None:
+            column = next((i for i, name in enumerate(cells) if name in ("function", "code")), -1)
+        elif column >= 0:
+            names.update(re.findall(r"`([^`]+)`", cells[column]))
+    assert len(names) > 20
+    for name in names:
+        if "/" in name:
+            assert (ROOT / name).exists(), name
+        else:
+            pkgutil.resolve_name(f"sedem.{name}")
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", nano.CARD], ids=lambda page: page.parent.name)
+def test_the_paper_map_names_tests_that_exist() -> None:
+    paths = re.findall(r"tests/[\w/]+\.py", (ROOT / "docs" / "paper-map.md").read_text("utf-8"))
+    assert paths
+    assert {path for path in paths if not (ROOT / path).is_file()} == set()
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
 def test_tables_hold_what_was_measured(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert "<!-- table" in text
-    assert nano.fill(text, nano.read_cells()) == text
+    assert pages.studies_of(text)
+    assert pages.rendered(text) == text, "run `python -m experiments page`"
 
 
 def test_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150

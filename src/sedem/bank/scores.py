@@ -74,7 +74,8 @@ def _multipliable(values: Tensor) -> Tensor:
 
 
 def _products(query_XH: Tensor, keys_LH: Tensor) -> Tensor:
-    """Return all products `[X, L]` in float32."""
-    if keys_LH.dtype == torch.float32:
-        return query_XH.float() @ keys_LH.T
-    return torch.mm(query_XH.to(keys_LH.dtype), keys_LH.T, out_dtype=torch.float32)
+    """Return all products `[X, L]` in float32, under autocast too."""
+    with torch.autocast(query_XH.device.type, enabled=False):
+        if keys_LH.dtype == torch.float32:
+            return query_XH.float() @ keys_LH.T
+        return torch.mm(query_XH.to(keys_LH.dtype), keys_LH.T, out_dtype=torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -461,56 +461,6 @@ def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_unchanged
         bank.append(other.read([EXTRA]))
     assert bytes_of(tmp_path / "a.bank") == before
     assert bank.documents == documents
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"extract_layers": (2,)},
-        {"extract_layers": (2, 3)},
-        {"segment_length": 32},
-        {"segment_shift": 4},
-        {"compression": 2},
-        {"compression": 8},
-        {"block_slots": 2},
-        {"compressor": "mlp"},
-        {"compressor": "query"},
-    ],
-    ids=str,
-)
-def test_settings_that_memory_depends_on_change_the_fingerprint(
-    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
-) -> None:
-    assert other_shape(config, backbone, **changes).fingerprint() != model.fingerprint()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}, {"start_placement": "between"}],
-    ids=str,
-)
-def test_other_settings_leave_the_fingerprint(
-    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
-) -> None:
-    assert other_shape(config, backbone, **changes).fingerprint() == model.fingerprint()
-
-
-def test_the_fingerprint_depends_on_the_weights_of_compressor_and_encoder(
-    model: SeDeM,
-    config: SedemConfig,
-    backbone: Backbone,
-    tiny_folder: Callable[..., str],
-) -> None:
-    from sedem.backbone.loading import open_backbone
-
-    before = model.fingerprint()
-    with torch.no_grad():
-        model.compressor.w_in.weight[0, 0] += 1e-3
-    assert model.fingerprint() != before
-    stranger = open_backbone(tiny_folder(seed=7))
-    assert SeDeM(config, stranger, stranger).fingerprint() != before
-    same = open_backbone(backbone.name)
-    assert SeDeM(config, same, same).fingerprint() == before
 
 
 # Blocks

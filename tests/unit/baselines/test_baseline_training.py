@@ -20,7 +20,8 @@ from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem.training.baseline import train_baseline
+from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import as_yaml
 from sedem.training.trainer import SedemTrainer
 
@@ -61,7 +62,7 @@ def killed(recipe: BaselineRecipe, step: int) -> None:
 
 
 def assert_resumes_alike(recipe: BaselineRecipe) -> None:
-    whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
+    whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
     train_baseline(whole)
     killed(recipe, 4)
     train_baseline(recipe)
@@ -102,8 +103,8 @@ def rising(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:
     """The same training, which ends so early and follows no loss."""
-    run = replace(recipe.run, output=f"{recipe.run.output}-{steps}", eval_every=0)
-    return replace(recipe, optimization=replace(recipe.optimization, steps=steps), run=run)
+    run = recipe.run.with_changes(output=f"{recipe.run.output}-{steps}", eval_every=0)
+    return recipe.with_changes(optimization=recipe.optimization.with_changes(steps=steps), run=run)
 
 
 @pytest.mark.usefixtures("rising")
@@ -113,11 +114,11 @@ def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
 ) -> None:
     recipe = question_recipe(name)
     # Steps are the same however long the run is, and whatever is evaluated between them.
-    constant = replace(recipe.optimization, steps=5, schedule="constant_with_warmup")
+    constant = recipe.optimization.with_changes(steps=5, schedule="constant_with_warmup")
     plain = replace(recipe.model, lora_dropout=0.0)
     # The best step is none that save_every names, and one checkpoint alone is kept.
-    run = replace(recipe.run, save_every=5, eval_every=1, keep=1)
-    recipe = replace(recipe, model=plain, optimization=constant, run=run)
+    run = recipe.run.with_changes(save_every=5, eval_every=1, keep=1)
+    recipe = recipe.with_changes(model=plain, optimization=constant, run=run)
     train_baseline(recipe)
     train_baseline(stopped_at(recipe, 2))
     train_baseline(stopped_at(recipe, 5))
@@ -138,8 +139,8 @@ def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
 @pytest.mark.usefixtures("rising")
 def test_a_killed_run_knows_its_lowest_loss(question_recipe: Make) -> None:
     recipe = question_recipe("icae")
-    recipe = replace(recipe, run=replace(recipe.run, save_every=3, eval_every=1))
-    whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
+    recipe = recipe.with_changes(run=recipe.run.with_changes(save_every=3, eval_every=1))
+    whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
     train_baseline(whole)
     killed(recipe, 4)
     train_baseline(recipe)
@@ -178,9 +179,11 @@ def test_from_text_to_questions_to_answers(
     with pytest.raises(ConfigError, match="control is 'wrong'"):
         run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
     other = question_recipe("icae", start_from=str(first))
-    changed = replace(other, model=replace(other.model, compression=2))  # type: ignore[call-arg]
+    changed = other.with_changes(model=replace(other.model, compression=2))  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"model.compression is 2 in the recipe, checkpoint"):
-        train_baseline(replace(changed, run=replace(changed.run, output=str(tmp_path / "else"))))
+        train_baseline(
+            changed.with_changes(run=changed.run.with_changes(output=str(tmp_path / "else")))
+        )
 
 
 def test_a_run_learns_from_text_or_from_questions(question_recipe: Make, text_recipe: Make) -> None:
@@ -256,8 +259,7 @@ def test_a_recipe_trains(
     name = path.name.rpartition("-")[0]
     recipe = load_baseline_recipe(name, path)
     backbone = tiny_folder(max_position_embeddings=16384)
-    text = recipe.text and replace(
-        recipe.text,
+    text = recipe.text and recipe.text.with_changes(
         path="articles.jsonl",
         held_out=0,
         tokens=None,
@@ -265,16 +267,14 @@ def test_a_recipe_trains(
         # The articles are short: nine of about 3,000 tokens.
         context=min(recipe.text.context, 1000),
     )
-    questions = recipe.data and replace(
-        recipe.data,
+    questions = recipe.data and recipe.data.with_changes(
         training=tuple(map(small_source, recipe.data.training)),
         evaluation=tuple(map(small_source, recipe.data.evaluation)),
         answer_limit=200,
         context_limit=700,
     )
     shallow = {"extract_layer": 2} if name == "rag" else {}
-    small = replace(
-        recipe,
+    small = recipe.with_changes(
         model=replace(
             recipe.model,
             backbone=backbone,

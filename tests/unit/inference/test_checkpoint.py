@@ -439,7 +439,7 @@ def test_a_backbone_that_lacks_weights_is_refused(saved: Path, tmp_path: Path) -
     lost = "model.layers.1.mlp.up_proj.weight"
     change_weights(folder / "model.safetensors", lambda weights: weights.pop(lost))
     change_config(saved, encoder=str(folder))
-    with pytest.raises(CheckpointError, match=f"'.*backbone' lacks 1 weights, '{lost}' among them"):
+    with pytest.raises(CheckpointError, match=f"'.*backbone' lacks 1 weights, such as '{lost}'"):
         SeDeM.from_pretrained(saved)
 
 
@@ -498,9 +498,7 @@ def test_an_int8_backbone_that_lacks_a_scale_or_a_row_is_refused(
 
 def test_a_missing_backbone_is_named(saved: Path) -> None:
     change_config(saved, encoder="/nowhere/at/all")
-    with pytest.raises(
-        ConfigError, match="backbone '/nowhere/at/all' is neither a folder here nor"
-    ):
+    with pytest.raises(ConfigError, match="backbone '/nowhere/at/all' is neither a local folder"):
         SeDeM.from_pretrained(saved)
 
 
@@ -508,7 +506,7 @@ def test_a_backbone_of_another_layout_is_refused(saved: Path, tmp_path: Path) ->
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
     change_config(saved, encoder=str(tmp_path / "gpt"))
-    with pytest.raises(ConfigError, match=r"has the layout 'gpt2'; sedem runs .* llama, mistral"):
+    with pytest.raises(ConfigError, match="has the layout 'gpt2'; sedem supports llama, mistral"):
         SeDeM.from_pretrained(saved)
 
 

@@ -1,0 +1,69 @@
+"""Every script of examples/ runs with sedem-nano and prints what it promises."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LEASE, RECIPE
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example as a script in an empty folder and return what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_script(name: str, *arguments: str) -> str:
+        path = str(EXAMPLES / f"{name}.py")
+        monkeypatch.setattr("sys.argv", [path, *arguments])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_script
+
+
+def test_every_example_has_a_test() -> None:
+    tested = Path(__file__).read_text("utf-8")
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names
+    assert {name for name in names if f'run("{name}"' not in tested} == set()
+
+
+def test_ask_a_folder(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    (folder / "rules").mkdir(parents=True)
+    (folder / "lease.txt").write_text(LEASE, "utf-8")
+    (folder / "rules" / "cake.md").write_text(RECIPE, "utf-8")
+    first = run("ask_a_folder", str(folder), "What is the rent?")
+    assert first.startswith("read 2 documents into ")
+    assert "What is the rent?\n900\n  [1] lease.txt:0-" in first
+    again = run("ask_a_folder", str(folder), "What is the rent?")
+    assert again == first.partition("\n")[2]
+
+
+def test_stream(run: Run) -> None:
+    lines = run("stream", "What is the weight of shipment HK-2093?").splitlines()
+    assert lines[:2] == ["3175 kg", "ended by: end"]
+    assert lines[-1].startswith("from: harbour-register.txt:")
+
+
+def test_batch_questions(run: Run, tmp_path: Path) -> None:
+    questions = ["In what year was Ulysses launched?", "Who is the mayor of Belholm?"]
+    (tmp_path / "questions.txt").write_text("\n\n".join(questions), "utf-8")
+    rows = [json.loads(line) for line in run("batch_questions", "questions.txt").splitlines()]
+    assert [row["question"] for row in rows] == questions
+    assert [row["answer"] for row in rows] == ["1990", "Jonas Wenrick"]
+    assert [len(row["citations"]) for row in rows] == [2, 2]
+
+
+def test_compare_with_full_context(run: Run, tmp_path: Path) -> None:
+    lines = run("compare_with_full_context", "out").splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["full-context", "sedem"]
+    assert lines[2].startswith("sedem minus full-context: +")
+    assert (tmp_path / "out" / "sedem" / "metrics.json").is_file()
