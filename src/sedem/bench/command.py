@@ -27,7 +27,7 @@ from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.method import Setting
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
-from sedem.evaluation.registry import METHODS, default_checkpoint, open_method, picks
+from sedem.evaluation.registry import METHODS, default_checkpoint, has_selection_budget, open_method
 from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
 from sedem.quantization import BFLOAT16
@@ -134,7 +134,7 @@ def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
             raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
         setting = replace(setting, checkpoint=default_checkpoint(name))
     # The budget is the bench's, for those of its methods that have one.
-    method = open_method(name, setting if picks(name) else replace(setting, k=None))
+    method = open_method(name, setting if has_selection_budget(name) else replace(setting, k=None))
     reader = method.reader
     if not isinstance(reader, BoundSedem):
         return [Subject(name, reader, method.backbone)]

@@ -67,7 +67,8 @@ class Trained:
                 f"control is '{setting.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
-        refuse(reader.name, setting, "shift", "memory", *(() if reader.picks else ("k",)))
+        no_budget = () if reader.has_selection_budget else ("k",)
+        refuse(reader.name, setting, "shift", "memory", *no_budget)
         if setting.k is not None:
             reader.config = replace(reader.config, k=setting.k)
         self.trained = reader

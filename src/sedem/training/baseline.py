@@ -227,7 +227,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
     """
     output = claim_output(recipe.run, recipe)
     set_seed(recipe.optimization.seed)
-    if reader_class(recipe.method).picks:
+    if reader_class(recipe.method).has_selection_budget:
         # It stands on what is here.
         from sedem.training.rag import train_rag
 

@@ -1,4 +1,4 @@
-"""Baselines trained from recipes: killed and resumed, evaluated; every recipe of the repository."""
+"""Baselines trained from recipes: resuming, evaluation, and every recipe of the repository."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def killed(recipe: BaselineRecipe, step: int) -> None:
         raise AssertionError("the run was not killed")
 
 
-def assert_resumes_alike(recipe: BaselineRecipe) -> None:
+def assert_resumes_equal(recipe: BaselineRecipe) -> None:
     whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
     train_baseline(whole)
     killed(recipe, 4)
@@ -72,50 +72,52 @@ def assert_resumes_alike(recipe: BaselineRecipe) -> None:
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
-def test_a_killed_run_on_questions_resumes_alike(question_recipe: Make) -> None:
-    # Dropout, so that the state of random numbers is part of what is resumed.
+def test_an_interrupted_run_on_questions_resumes_with_equal_weights(question_recipe: Make) -> None:
+    # With dropout, the state of the random generators must be restored too.
     recipe = question_recipe("icae")
     assert recipe.model.lora_dropout > 0
-    assert_resumes_alike(recipe)
+    assert_resumes_equal(recipe)
 
 
 @pytest.mark.parametrize("name", ["icae", "hmt", "500x"])
-def test_a_killed_run_on_text_resumes_alike(name: str, text_recipe: Make) -> None:
-    # HMT is killed in its second stage and goes on where that began.
+def test_an_interrupted_run_on_text_resumes_with_equal_weights(
+    name: str, text_recipe: Make
+) -> None:
+    # HMT is interrupted in its second stage.
     recipe = text_recipe(name)
-    assert_resumes_alike(recipe)
+    assert_resumes_equal(recipe)
     assert summary(recipe)["tokens_seen"] == 4 * 4 * (32 + 12)
 
 
 @pytest.fixture
-def rising(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses that are followed rise with every step after the second."""
+def rising_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the evaluation loss rise after the second step."""
     evaluate = SedemTrainer.evaluation_loop
 
-    def risen(self: SedemTrainer, *args: Any, **options: Any) -> Any:
+    def with_rising_loss(self: SedemTrainer, *args: Any, **options: Any) -> Any:
         output = evaluate(self, *args, **options)
         output.metrics["eval_loss"] = abs(self.state.global_step - 2.0)
         return output
 
-    monkeypatch.setattr(SedemTrainer, "evaluation_loop", risen)
+    monkeypatch.setattr(SedemTrainer, "evaluation_loop", with_rising_loss)
 
 
 def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:
-    """The same training, which ends so early and follows no loss."""
+    """The same training with fewer steps and no evaluation."""
     run = replace(recipe.run, output=f"{recipe.run.output}-{steps}", eval_every=0)
     return replace(recipe, optimization=replace(recipe.optimization, steps=steps), run=run)
 
 
-@pytest.mark.usefixtures("rising")
+@pytest.mark.usefixtures("rising_loss")
 @pytest.mark.parametrize("name", ["icae", "rag"])
-def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
+def test_the_final_checkpoint_has_the_lowest_evaluation_loss(
     name: str, question_recipe: Make
 ) -> None:
     recipe = question_recipe(name)
-    # Steps are the same however long the run is, and whatever is evaluated between them.
+    # With a constant schedule, steps do not depend on the length of the run.
     constant = replace(recipe.optimization, steps=5, schedule="constant_with_warmup")
     plain = replace(recipe.model, lora_dropout=0.0)
-    # The best step is none that save_every names, and one checkpoint alone is kept.
+    # save_every would not save the best step, and keep allows one more checkpoint.
     run = replace(recipe.run, save_every=5, eval_every=1, keep=1)
     recipe = replace(recipe, model=plain, optimization=constant, run=run)
     train_baseline(recipe)
@@ -130,13 +132,13 @@ def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
     kept = {folder.name for folder in Path(recipe.run.output).glob("checkpoint-*")}
     assert kept == {"checkpoint-2", "checkpoint-5"}
     assert summary(stopped_at(recipe, 5))["final_step"] == 5
-    # Started again, a finished run ends with the same.
+    # Running a finished recipe again changes nothing.
     train_baseline(recipe)
     assert all(torch.equal(weights(recipe)[n], found[n]) for n in found)
 
 
-@pytest.mark.usefixtures("rising")
-def test_a_killed_run_knows_its_lowest_loss(question_recipe: Make) -> None:
+@pytest.mark.usefixtures("rising_loss")
+def test_a_resumed_run_remembers_its_lowest_loss(question_recipe: Make) -> None:
     recipe = question_recipe("icae")
     recipe = replace(recipe, run=replace(recipe.run, save_every=3, eval_every=1))
     whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
@@ -183,13 +185,15 @@ def test_from_text_to_questions_to_answers(
         train_baseline(replace(changed, run=replace(changed.run, output=str(tmp_path / "else"))))
 
 
-def test_a_run_learns_from_text_or_from_questions(question_recipe: Make, text_recipe: Make) -> None:
+def test_a_recipe_with_both_text_and_questions_is_rejected(
+    question_recipe: Make, text_recipe: Make
+) -> None:
     text = text_recipe("icae").text
     with pytest.raises(ConfigError, match="the recipe has both of text and data"):
         question_recipe("icae", text=text)
 
 
-def test_a_recipe_of_another_method_is_refused() -> None:
+def test_a_recipe_of_another_method_is_rejected() -> None:
     path = RECIPES / "nano" / "icae-text.yaml"
     with pytest.raises(ConfigError, match="is a recipe of 'other'; run 'sedem train other'"):
         load_baseline_recipe("icae", path, ["method=other"])

@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before anything is opened."""
+"""An impossible plan is rejected before anything is opened."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ from sedem.evaluation.registry import METHODS
         ({"device": "toaster"}, "device is 'toaster'; it can be cpu or cuda"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+def test_an_impossible_plan_is_rejected_with_one_sentence(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Plan(**changes)
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="there is no GPU here"):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         Plan(device="cuda:1")
@@ -53,18 +55,18 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         Plan(device="cuda:2")
 
 
-def test_without_names_everything_that_needs_no_training_is_measured() -> None:
+def test_the_default_is_all_untrained_methods() -> None:
     untrained = [name for name in METHODS if name not in TRAINED]
     assert Plan().methods == (*untrained, "hf", "hf-compiled", "hf-prefix")
 
 
-def test_a_baseline_trained_anew_is_another_setting(
+def test_a_retrained_baseline_is_another_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plan = Plan(methods=("sedem", "icae"))
     digests = [plan.settings()["baselines_sha256"]["icae"]]
-    # A folder of that name here comes before what sedem brings.
+    # A local folder of that name takes precedence over the shipped checkpoint.
     folder = tmp_path / "icae-nano"
     folder.mkdir()
     for content in ("one", "two"):
@@ -73,7 +75,7 @@ def test_a_baseline_trained_anew_is_another_setting(
     assert len(set(digests)) == 3
 
 
-def test_lengths_are_no_setting_and_what_decides_figures_is() -> None:
+def test_lengths_are_not_settings_but_all_that_affects_figures_is() -> None:
     one, other = Plan(contexts=(8,), blocks=(3,)).settings(), Plan(contexts=(9,)).settings()
     assert one == other
     assert one != Plan(runs=21).settings()
