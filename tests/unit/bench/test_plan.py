@@ -21,7 +21,7 @@ from sedem.evaluation.registry import METHODS
         ({"methods": ("sedem", "sedem")}, "named twice"),
         ({"contexts": (0,)}, "a context of 0 tokens was asked for; it can have 1 to 4,194,304"),
         ({"contexts": (5_000_000,)}, "a context of 5,000,000 tokens"),
-        ({"contexts": (8, 8)}, "a context length is named twice"),
+        ({"contexts": (8, 8)}, "a context length is given twice"),
         ({"k": 0}, "k is 0"),
         ({"runs": 0}, "runs is 0; it must be at least 1"),
         ({"batches": (0,)}, r"batches are \[0\]; give different numbers of at least 1"),
