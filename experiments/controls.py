@@ -1,40 +1,23 @@
-"""Controls that part selection from compression."""
+"""Appendix Controlled Comparisons: controls that tell selection from compression."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import ablation, paper, peers
-from experiments.cells import Cell
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import BASE, Variant, equal_budget, main
+from experiments.system import ablation, paper
+from experiments.system.cells import Cell
+from experiments.system.peers import answer_cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command, scores
+from experiments.system.variants import BASE, Variant, equal_budget, main_model
 
 SHIFT = 64
-
-
-def numbers(scale: Scale) -> list[Number]:
-    """Identical input, full bank, distant supervision, raw text, moved boundaries."""
-    small = scale.backbones[0]
-    large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else small
-    result = [
-        *_given(scale, large, "hotpotqa", CONTROLS),
-        *_given(scale, large, "hotpotqa", [BM25]),
-        *_alike(scale, small),
-        *_given(scale, small, "2wiki", RETRIEVED),
-    ]
-    for key in ("hotpotqa", "2wiki"):
-        value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
-        cell = Cell(variant=main(small), questions=key, k="all", limit=scale.costly_limit)
-        result.append(Number("full bank: SeDeM", f"{scale.sets[key].title} F1", value, cell))
-    return [*result, *_distant(scale), *_shifted(scale)]
-
-
+METRICS = ("f1", "em")
 IDENTICAL, RAW = "inline_control_identical_input", "inline_control_raw_text_rag"
 
 Row = tuple[str, dict[str, Any], str, dict[str, Any]]
-"""A label, a cell's fields, and the table and row of the paper's number; no table, no number."""
+"""A label, a cell's fields, and the table and row of the paper's number; "" is no table."""
 
 RETRIEVED: tuple[Row, ...] = (
     (
@@ -50,7 +33,7 @@ RETRIEVED: tuple[Row, ...] = (
         {"method": "raw-text RAG", "k": 10},
     ),
 )
-CONTROLS: tuple[Row, ...] = (
+GIVEN: tuple[Row, ...] = (
     (
         "identical gold input: SeDeM",
         {"control": "gold-documents", "k": "all"},
@@ -71,55 +54,73 @@ CONTROLS: tuple[Row, ...] = (
         {"method": "raw-text reader on gold paragraphs"},
     ),
     *RETRIEVED,
+    ("raw text, BM25, K=2: frozen reader", {"method": "bm25"}, "", {}),
 )
+MORE_GIVEN = {
+    "HMT": "hmt",
+    "500xCompressor": "500x",
+    "Activation Beacon": "beacon",
+    "ComprExIT": "comprexit",
+}
+"""Methods that the paper does not give the identical input."""
 
 
-BM25: Row = ("raw text, BM25, K=2: frozen reader", {"method": "bm25"}, "", {})
+def numbers(scale: Scale) -> list[Number]:
+    """Identical input, full bank, distant supervision, raw text, moved boundaries."""
+    large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else scale.backbones[0]
+    result = [
+        *_given(scale, large, "hotpotqa", GIVEN),
+        *_more_given(scale),
+        *_given(scale, scale.backbones[0], "2wiki", RETRIEVED),
+    ]
+    for key in ("hotpotqa", "2wiki"):
+        value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
+        limit = scale.costly_limit
+        cell = Cell(variant=main_model(scale), questions=key, k="all", limit=limit)
+        title = scale.sets[key].title
+        result += scores("full bank: SeDeM", title, cell, paper={"f1": value})
+    return [*result, *_distant(scale), *_shifted(scale)]
 
 
 def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
-    """What a reader makes of the input that it is given, on one set."""
+    """Answers of readers that are given their input, on one set."""
     result = []
-    for label, changes, table, where in rows:
-        cell = peers.own(scale, main(backbone), key, **changes)
-        for metric, name in (("f1", "F1"), ("em", "EM")):
-            value = None
-            if table:
-                value = paper.number(table, metric, dataset=paper.DATASETS[key], **where)
-            result.append(Number(label, f"{scale.sets[key].title} {name}", value, cell, metric))
+    for label, fields, table, where in rows:
+        cell = answer_cell(scale, main_model(scale, backbone), key, **fields)
+        printed: dict[str, float | None] = {}
+        if table:
+            dataset = paper.DATASETS[key]
+            printed = {m: paper.number(table, m, dataset=dataset, **where) for m in METRICS}
+        result += scores(label, scale.sets[key].title, cell, METRICS, printed)
     return result
 
 
-def _alike(scale: Scale, backbone: str) -> list[Number]:
-    """Gold documents for the methods that the paper does not ask them, and for a SeDeM as small."""
+def _more_given(scale: Scale) -> list[Number]:
+    """Gold documents for more methods, and for a SeDeM that was trained as little."""
     if scale.name == "paper":
         return []
-    given = peers.PEERS.items()
-    others = [(name, method) for name, method in given if method in ("hmt", "500x", "beacon")]
-    others.append(("ComprExIT", "comprexit"))
-    rows = [
-        (name, peers.own(scale, main(backbone), "hotpotqa", method, control="gold"))
-        for name, method in others
-    ]
-    equal = peers.own(
-        scale,
-        equal_budget(scale),
-        "hotpotqa",
-        control="gold-documents",
-        k="all",
-        limit=scale.costly_limit,
+    cells = {
+        name: answer_cell(scale, main_model(scale), "hotpotqa", method, control="gold")
+        for name, method in MORE_GIVEN.items()
+    }
+    fields: dict[str, Any] = {
+        "control": "gold-documents",
+        "k": "all",
+        "limit": scale.costly_limit,
+    }
+    cells["SeDeM, trained as little"] = answer_cell(
+        scale, equal_budget(scale), "hotpotqa", **fields
     )
-    rows.append(("SeDeM, trained as little", equal))
-    column = scale.sets["hotpotqa"].title
+    title = scale.sets["hotpotqa"].title
     return [
-        Number(f"identical gold input: {name}", f"{column} {title}", None, cell, metric)
-        for name, cell in rows
-        for metric, title in (("f1", "F1"), ("em", "EM"))
+        number
+        for name, cell in cells.items()
+        for number in scores(f"identical gold input: {name}", title, cell, METRICS)
     ]
 
 
 def _distant(scale: Scale) -> list[Number]:
-    """Labels from answer strings against labels from evidence, trained alike and selecting K=2."""
+    """Labels from answer strings and from evidence; both are trained alike and select K=2."""
     known = paper.number(
         "inline_control_distant_supervision", "f1", method="SeDeM, answer-string selector"
     )
@@ -130,17 +131,14 @@ def _distant(scale: Scale) -> list[Number]:
     ):
         for key in scale.ablation:
             cell = ablation.answers(scale, variant, key, k=2)
+            printed = {"f1": value if key == "hotpotqa" else None}
             title = scale.sets[key].title
-            printed = value if key == "hotpotqa" else None
-            result += [
-                Number(label, f"{title} F1", printed, cell),
-                Number(label, f"{title} recall@2", None, cell, "recall@2"),
-            ]
+            result += scores(label, title, cell, ("f1", "recall@2"), printed)
     return result
 
 
 def distant(scale: Scale) -> Variant:
-    """The study's mixture, labelled by answer strings."""
+    """SeDeM trained on labels from answer strings."""
     sources = {
         "smoke": "[{path: squad.json, set: squad, label: answer}]",
         "nano": (
@@ -154,16 +152,15 @@ def distant(scale: Scale) -> Variant:
 
 
 def _shifted(scale: Scale) -> list[Number]:
-    """Every boundary between segments moved by 64 tokens, selection taken out."""
+    """Every boundary between segments moved by 64 tokens; selection is taken out."""
     result = []
     for shift, column in ((0, "f1_before"), (SHIFT, "f1_after")):
         label = f"boundaries moved by {shift} tokens"
+        known = paper.number("inline_control_boundary_shift", column)
         for key in scale.ablation:
             cell = ablation.answers(scale, BASE, key, shift=shift)
-            value = None
-            if key == "hotpotqa":
-                value = paper.number("inline_control_boundary_shift", column)
-            result.append(Number(label, f"{scale.sets[key].title} F1", value, cell))
+            printed = {"f1": known if key == "hotpotqa" else None}
+            result += scores(label, scale.sets[key].title, cell, paper=printed)
     return result
 
 
@@ -171,9 +168,8 @@ STUDY = Study(
     "controls",
     "Controls of selection, retrieval and compression (appendix Controlled Comparisons)",
     numbers,
-    "Rows have different backbones, budgets and supervision; only those of one group compare.",
+    "Rows differ in backbone, budget and supervision; only those of one group compare.",
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,18 +1,18 @@
-"""Positions above the injection layer, by selection budget."""
+"""Table length_matched_controls: positions above the injection layer, by selection budget."""
 
 from __future__ import annotations
 
-from experiments import paper
-from experiments.cells import Cell
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import main
+from experiments.system import paper
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import main_model
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Length at the paper's low and high K of each set, as far as the scale's decoder has room."""
+    """Positions at the paper's low and high K of each set, if the scale's decoder has room."""
     result = []
-    variant = main(scale.backbones[0])
+    variant = main_model(scale)
     for key in ("hotpotqa", "2wiki", "musique", "qasper"):
         row = paper.row("tab:length_matched_controls", key)
         for level in ("low", "high"):
@@ -29,7 +29,6 @@ STUDY = Study(
     "Decoder-side positions by selection budget (Table length_matched_controls)",
     numbers,
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

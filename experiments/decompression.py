@@ -1,11 +1,11 @@
-"""Is decompression necessary? Slots as soft tokens at the decoder's input instead."""
+"""Table decompressor_ablation: slots as soft prompt at the decoder's input, not decompressed."""
 
 from __future__ import annotations
 
-from experiments import ablation, paper
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import BASE, NEXT_TOKEN_ALONE, Variant
+from experiments.system import ablation, paper
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import BASE, NEXT_TOKEN_ALONE, Variant
 
 DIRECT = ("model.decompressor=none", "model.inject_layer=0")
 WITHOUT = ("losses.reconstruct=0",)
@@ -30,10 +30,9 @@ STUDY = Study(
     "decompression",
     "Is decompression necessary? (Table decompressor_ablation)",
     numbers,
-    "The variants without a decompressor see as many windows and questions, and learn from the "
+    "The variants without a decompressor see as many windows and questions. They learn from the "
     "next token alone.",
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,15 +1,15 @@
-"""Extraction and injection depth, one layer each."""
+"""Table layer_extraction_injection: one extraction and one injection layer."""
 
 from __future__ import annotations
 
-from experiments import ablation, paper
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import BASE, Variant
+from experiments.system import ablation, paper
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import BASE, Variant
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The paper's grid; its 28 layers become layers at the same depth of a smaller backbone."""
+    """The paper's grid; a smaller backbone has its layers at the same relative depth."""
     rows = []
     for row in paper.rows("tab:layer_extraction_injection"):
         extract, inject = scale.layer(row["l_extract"]), scale.layer(row["l_inject"])
@@ -34,7 +34,6 @@ STUDY = Study(
     "Extraction and injection depth, layers run (Table layer_extraction_injection)",
     numbers,
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,19 +1,17 @@
-"""Time to the first token and decoding speed, beside ICAE."""
+"""Table efficiency_varb_icae: time to the first token and decoding speed, beside ICAE."""
 
 from __future__ import annotations
 
-from experiments import paper
-from experiments.bench import CONTEXTS, SHAPES
-from experiments.cells import Cell
-from experiments.performance import nano
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
+from experiments.system import paper
+from experiments.system.bench import CONTEXTS, bench_cells
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
 
 FIGURES = {
     "online_ttft_ms": ("TTFT, ms (paper, A100)", "TTFT, ms (bench)"),
     "decode_tok_s": ("tok/s (paper, A100)", "tok/s (bench)"),
 }
-"""The bench's figures, with the column of the paper's and the column of ours."""
+"""Figures of the bench, with the column of the paper's numbers and the column of ours."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -21,14 +19,14 @@ def numbers(scale: Scale) -> list[Number]:
     result = []
     for row in paper.rows("tab:efficiency_varb_icae"):
         for backbone, short in (("1B", "1b"), ("3B", "3b")):
-            for name, column in (("SeDeM", "ours"), ("ICAE", "icae")):
-                label = f"{backbone}, {row['dataset']}: {name}"
+            for method, column in (("SeDeM", "ours"), ("ICAE", "icae")):
+                label = f"{backbone}, {row['dataset']}: {method}"
                 printed = (row.get(f"{short}_ttft_{column}_ms"), row.get(f"{short}_tok_s_{column}"))
                 result += [
                     Number(label, heading, value, metric="")
                     for (heading, _), value in zip(FIGURES.values(), printed, strict=True)
                 ]
-    for name, cell in _cells(scale).items():
+    for name, cell in bench_cells(scale).items():
         for tokens in CONTEXTS[scale.name]:
             label = f"{name}, {tokens:,} tokens: SeDeM"
             result += [
@@ -38,20 +36,13 @@ def numbers(scale: Scale) -> list[Number]:
     return result
 
 
-def _cells(scale: Scale) -> dict[str, Cell]:
-    if scale.name != "paper":
-        return {scale.backbones[0]: nano(scale)}
-    return {shape: Cell(measure="bench", backbone=shape) for shape in SHAPES}
-
-
 STUDY = Study(
     "efficiency",
     "Online time to the first token and decoding speed (Table efficiency_varb_icae)",
     numbers,
-    "The paper's times are of one A100-SXM4-40GB and its own sets. Ours are of the bench, on the "
-    "machine that docs/performance.md names, and of another backbone: nothing here is comparable.",
+    "The paper's times are of one A100-SXM4-40GB and its own sets. Ours are of the bench, on "
+    "another backbone and the machine that docs/performance.md names. The two do not compare.",
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,29 +1,27 @@
-"""The learned-query compressor by selection budget."""
+"""Table query-ksweep: the learned-query compressor by selection budget."""
 
 from __future__ import annotations
 
-from experiments import ablation, paper
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import BASE, Variant
+from experiments.system import ablation, paper
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import BASE, Variant
 
 QUERIES = Variant("query", ("model.compressor=query",))
 BUDGETS: tuple[int | str, ...] = (2, 4, 8, "all")
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The learned queries and the block compressor, trained alike, at each budget."""
+    """Learned queries and the block compressor at each budget; both are trained alike."""
     result = []
     for k in BUDGETS:
         label = f"K={k}"
         for name, variant in (("learned queries", QUERIES), ("mean pooling", BASE)):
             for questions in ablation.asked(scale, "hotpotqa"):
                 cell = ablation.answers(scale, variant, questions, k=k)
-                title = scale.sets[questions].title
-                known = None
-                if variant is QUERIES and questions == "hotpotqa":
-                    known = _printed(k)
-                result.append(Number(label, f"{title} F1, {name}", known, cell))
+                column = f"{scale.sets[questions].title} F1, {name}"
+                known = variant is QUERIES and questions == "hotpotqa"
+                result.append(Number(label, column, _printed(k) if known else None, cell))
         if "hotpotqa" not in scale.ablation:
             column = "HotpotQA F1, learned queries"
             result.append(Number(label, column, _printed(k), metric=""))
@@ -36,7 +34,6 @@ def _printed(k: int | str) -> float | None:
 
 
 STUDY = Study("learned_queries", "The learned-query compressor by K (Table query-ksweep)", numbers)
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

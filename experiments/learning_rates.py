@@ -1,13 +1,13 @@
-"""The learning rate of every trained baseline, searched for on training data."""
+"""The search for the learning rates of the trained baselines. The paper has no such table."""
 
 from __future__ import annotations
 
-from experiments import peers
-from experiments.cells import Cell
-from experiments.scales import Scale
-from experiments.search import key
-from experiments.study import Number, Study, command
-from experiments.variants import main
+from experiments.system.cells import Cell
+from experiments.system.peers import answer_cell
+from experiments.system.rate_search import key
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import main_model
 from sedem.baselines.registry import TRAINED
 
 
@@ -16,10 +16,10 @@ def numbers(scale: Scale) -> list[Number]:
     result = []
     for backbone in scale.backbones:
         for method in TRAINED:
-            known = peers.own(scale, main(backbone), "hotpotqa", method)
-            if known is None:
+            variant = main_model(scale, backbone)
+            if answer_cell(scale, variant, "hotpotqa", method) is None:
                 continue
-            cell = Cell("search", method, known.variant)
+            cell = Cell("search", method, variant)
             row = method if len(scale.backbones) == 1 else f"{backbone}: {method}"
             measured = cell.read(scale)
             for rate in scale.rates:
@@ -34,12 +34,11 @@ STUDY = Study(
     "learning_rates",
     "Learning rates of trained baselines",
     numbers,
-    "The paper gives no numbers. The method's own loss on held-out training data after a few steps "
-    "at one rate for all its parts; only the numbers of a row compare, their lowest is what the "
-    "recipe takes. The rate of questions that come after text is half of it, by rule and not by "
-    "search. Three rates are tried, and higher ones as long as the highest is the best.",
+    "The paper gives no numbers. A number is the method's own loss on held-out training data after "
+    "a few steps, at one rate for all its parts. Only the numbers of a row compare. The recipe "
+    "takes the rate of the lowest loss. If questions come after text, their rate is half of it by "
+    "rule. Three rates are tried, and the next higher one while the highest is the best.",
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

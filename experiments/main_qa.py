@@ -1,55 +1,47 @@
-"""Main results: F1 and ROUGE-L of every method on the four sets, EM of SeDeM."""
+"""Tables main_qa_results and sedem_em: every method on the four sets."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from experiments import paper, peers
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import Variant, equal_budget, main
+from experiments.system import paper
+from experiments.system.peers import answer_cell, paper_cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command, scores
+from experiments.system.variants import Variant, equal_budget, main_model
 
 SETS = ("2wiki", "musique", "qasper", "hotpotqa")
-METRICS = (("f1", "F1"), ("rouge_l", "ROUGE-L"), ("em", "EM"))
+METRICS = ("f1", "rouge_l", "em")
 LONG = {"setting": "1024"}
 """Activation Beacon's recipe with the paper's windows."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Every method on every backbone of the scale; the paper's 1B values beside smaller ones."""
+    """Every method on every backbone; a smaller backbone stands beside the paper's 1B numbers."""
     result = []
     for backbone in scale.backbones:
-        variant = main(backbone)
+        variant = main_model(scale, backbone)
         source = backbone if backbone in paper.BACKBONES else "llama-3.2-1b"
-        printed = {
-            row["method"]: row
-            for row in paper.rows("tab:main_qa_results")
-            if row["backbone"] == paper.BACKBONES[source]
-        }
-        for method in printed:
-            label = _label(scale, backbone, method)
+        prefix = "" if len(scale.backbones) == 1 else f"{backbone}: "
+        for row in paper.rows("tab:main_qa_results"):
+            if row["backbone"] != paper.BACKBONES[source]:
+                continue
+            method = row["method"]
             for key in SETS:
-                cell = peers.cell(scale, method, variant, key)
-                for metric, name in METRICS:
-                    value = printed[method].get(f"{key}_{metric}")
-                    if metric == "em":
-                        value = _em(source, method, key)
-                    column = f"{scale.sets[key].title} {name}"
-                    result.append(Number(label, column, value, cell, metric))
-        for title, model, changes in _beside(scale, variant):
+                printed = {m: row.get(f"{key}_{m}") for m in METRICS}
+                printed["em"] = _em(source, method, key)
+                title, cell = scale.sets[key].title, paper_cell(scale, method, variant, key)
+                result += scores(prefix + method, title, cell, METRICS, printed)
+        for label, model, fields in _more_rows(scale, variant):
             for key in SETS:
-                cell = peers.own(scale, model, key, **changes)
-                if cell is None:
-                    continue
-                for metric, name in METRICS:
-                    column = f"{scale.sets[key].title} {name}"
-                    label = _label(scale, backbone, title)
-                    result.append(Number(label, column, None, cell, metric))
+                cell = answer_cell(scale, model, key, **fields)
+                if cell is not None:
+                    result += scores(prefix + label, scale.sets[key].title, cell, METRICS)
     return result
 
 
-def _beside(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str, Any]]]:
-    """What the paper's main table has not: a label, a model, and a cell's fields."""
+def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str, Any]]]:
+    """Rows that the paper's table lacks: a label, a model, and fields of its cells."""
     few: dict[str, Any] = {"limit": scale.costly_limit}
     rows: list[tuple[str, Variant, dict[str, Any]]] = [
         ("SeDeM, evidence selected", variant, {"control": "gold"}),
@@ -62,17 +54,13 @@ def _beside(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str
     ]
     if scale.name != "paper":
         equal = equal_budget(scale)
-        named = (("one block", 1), ("two blocks", 2), ("four blocks", 4))
-        rows += [(f"SeDeM with {blocks}", variant, {"k": k}) for blocks, k in named]
+        budgets = (("one block", 1), ("two blocks", 2), ("four blocks", 4))
+        rows += [(f"SeDeM with {blocks}", variant, {"k": k}) for blocks, k in budgets]
         rows += [
             ("SeDeM, trained as little as the methods above", equal, few),
             ("the same, no memory", equal, {"control": "none", **few}),
         ]
     return rows
-
-
-def _label(scale: Scale, backbone: str, method: str) -> str:
-    return method if len(scale.backbones) == 1 else f"{backbone}: {method}"
 
 
 def _em(backbone: str, method: str, key: str) -> float | None:
@@ -86,10 +74,9 @@ STUDY = Study(
     "main_qa",
     "Main long-context QA (Tables main_qa_results and sedem_em)",
     numbers,
-    "Generated with 64 new tokens at most, 128 on QASPER; K is 2, 2, 4 and 8 as in the paper.",
-    drawn="F1",
+    "Answers have at most 64 new tokens, 128 on QASPER. K is 2, 2, 4 and 8 as in the paper.",
+    drawn=("F1",),
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

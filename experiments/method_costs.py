@@ -1,12 +1,13 @@
-"""What every method selects, keeps, reads and takes, beside how it was trained."""
+"""What every method selects, stores, reads and takes to train. The paper has no such table."""
 
 from __future__ import annotations
 
-from experiments import peers
-from experiments.cells import SELECTING, Cell
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import equal_budget, main
+from experiments.system.cells import Cell
+from experiments.system.measures import SELECTING
+from experiments.system.peers import answer_cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import equal_budget, main_model
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation.registry import METHODS
 
@@ -19,18 +20,17 @@ ANSWERS = (
     ("trained parameters, M", "training.trained_parameters", 1e6, 2),
     ("training tokens, thousands", "training.all_tokens_seen", 1e3, 0),
 )
-"""Column, metric of the answers' result, what it is divided by, digits."""
+"""Column, metric of the answers' result, what it is divided by, and digits."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """HotpotQA's answers, and the bench's clocks."""
+    """The answers to HotpotQA, and the clocks of the bench."""
     result = []
-    variant = main(scale.backbones[0])
+    variant = main_model(scale)
     times = Cell("peers", variant=variant) if scale.name == "nano" else None
     for method in METHODS:
         budget = {"k": scale.sets[SET].k} if method == "sedem" else {}
-        cell = peers.own(scale, variant, SET, method, **budget)
-        result += _row(method, cell)
+        result += _row(method, answer_cell(scale, variant, SET, method, **budget))
         for clock in ("online", "prebuilt") if times else ():
             column = f"{clock} TTFT, times sooner than full context"
             result.append(Number(method, column, None, times, f"times_sooner.{method}.{clock}"))
@@ -44,14 +44,12 @@ def _row(label: str, cell: Cell | None) -> list[Number]:
     return [
         Number(label, column, None, cell, metric, per, digits)
         for column, metric, per, digits in ANSWERS
-        if _has(metric, cell)
+        if cell is None or _has(metric, cell)
     ]
 
 
-def _has(metric: str, cell: Cell | None) -> bool:
-    """What does not rank keeps its documents in order; what is not trained has no budget."""
-    if cell is None:
-        return True
+def _has(metric: str, cell: Cell) -> bool:
+    """Whether a result has a metric: only some methods rank documents, and only some train."""
     if metric == RECALL:
         return cell.method in (*SELECTING, "longllmlingua")
     shipped = cell.method == "sedem" and cell.variant is not None and cell.variant.main
@@ -65,7 +63,6 @@ STUDY = Study(
     numbers,
     "The paper gives no numbers of all methods side by side.",
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,12 +1,12 @@
-"""Mixtures of extraction layers, learned and uniform."""
+"""Table mixed_extraction_layers: mixtures of extraction layers, learned and uniform."""
 
 from __future__ import annotations
 
-from experiments import ablation, paper
-from experiments.cells import Cell
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import Variant
+from experiments.system import ablation, paper
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import Variant
 
 INJECT = 10
 
@@ -33,17 +33,9 @@ def _weights(scale: Scale) -> list[Number]:
     variant = _variant(scale, studied, "learned")
     cell = Cell("loss", variant=variant, questions=scale.ablation[0], limit=scale.limit)
     for layer in studied:
-        weight = paper.number("inline_mixed_layer_weights", "weight", layer=layer)
-        result.append(
-            Number(
-                f"weight of layer {layer} of 28",
-                "weight",
-                weight,
-                cell,
-                f"mixture.{scale.layer(layer)}",
-                digits=3,
-            )
-        )
+        label, metric = f"weight of layer {layer} of 28", f"mixture.{scale.layer(layer)}"
+        printed = paper.number("inline_mixed_layer_weights", "weight", layer=layer)
+        result.append(Number(label, "weight", printed, cell, metric, digits=3))
     return result
 
 
@@ -65,7 +57,6 @@ def _list(layers: list[int]) -> str:
 STUDY = Study(
     "mixed_layers", "Mixtures of extraction layers (Table mixed_extraction_layers)", numbers
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,39 +1,26 @@
-"""Parameters that each method adds at inference, adapters left out."""
+"""Table inference_parameter_overhead: parameters that a method adds, without adapters."""
 
 from __future__ import annotations
 
-from experiments import paper
-from experiments.cells import Cell
-from experiments.peers import PEERS
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from sedem.evaluation.registry import METHODS
+from experiments.system.costs import cost_rows
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
 
-BACKBONES = {"Llama-3.2-1B-Base": "llama-3.2-1b", "Llama-3.2-3B-Base": "llama-3.2-3b"}
+COLUMNS = (
+    ("added, M", "added_params_m", "without_lora", 1e6),
+    ("% of the backbone", "added_over_backbone_pct", "percent_without_lora", 1.0),
+)
+"""Column, the paper's name, ours among the parameters, and what ours is divided by."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Millions and percent of the frozen backbone."""
+    """Millions, and percent of the frozen backbone; the same at every scale."""
     result = []
-    for row in paper.rows("tab:inference_parameter_overhead"):
-        backbone = BACKBONES[row["backbone"]]
-        method = PEERS[row["method"]]
-        known = method in METHODS
-        cell = Cell("cost", method=method, backbone=backbone) if known else None
-        label = f"{backbone}: {row['method']}"
-        added, share = row["added_params_m"], row["added_over_backbone_pct"]
-        digits = 3 if added < 0.1 else 2
-        result += [
-            Number(label, "added, M", added, cell, "parameters.without_lora", 1e6, digits),
-            Number(
-                label,
-                "% of the backbone",
-                share,
-                cell,
-                "parameters.percent_without_lora",
-                digits=digits,
-            ),
-        ]
+    for label, cell, row in cost_rows("tab:inference_parameter_overhead"):
+        digits = 3 if row["added_params_m"] < 0.1 else 2
+        for column, printed, ours, per in COLUMNS:
+            metric = f"parameters.{ours}"
+            result.append(Number(label, column, row[printed], cell, metric, per, digits))
     return result
 
 
@@ -42,7 +29,6 @@ STUDY = Study(
     "Parameters added at inference, without adapters (Table inference_parameter_overhead)",
     numbers,
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

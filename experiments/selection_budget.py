@@ -1,27 +1,25 @@
-"""Effect of the selection budget K."""
+"""Table k_sweep: answers by the selection budget K."""
 
 from __future__ import annotations
 
-from experiments import paper
-from experiments.cells import Cell
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import main
+from experiments.system import paper
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command, scores
+from experiments.system.variants import main_model
 
-METRICS = (("em", "EM"), ("f1", "F1"), ("rouge_l", "ROUGE-L"))
+METRICS = ("em", "f1", "rouge_l")
 
 
 def numbers(scale: Scale) -> list[Number]:
     """EM, F1 and ROUGE-L by K, on HotpotQA and 2Wiki."""
     result = []
-    variant = main(scale.backbones[0])
     for key in ("hotpotqa", "2wiki"):
         for k in scale.budgets:
-            cell = Cell(variant=variant, questions=key, k=k)
-            for metric, name in METRICS:
-                value = paper.number("tab:k_sweep", metric, dataset=paper.DATASETS[key], k=k)
-                column = f"{scale.sets[key].title} {name}"
-                result.append(Number(f"K={k}", column, value, cell, metric))
+            cell = Cell(variant=main_model(scale), questions=key, k=k)
+            where = {"dataset": paper.DATASETS[key], "k": k}
+            printed = {m: paper.number("tab:k_sweep", m, **where) for m in METRICS}
+            result += scores(f"K={k}", scale.sets[key].title, cell, METRICS, printed)
     return result
 
 
@@ -29,9 +27,8 @@ STUDY = Study(
     "selection_budget",
     "Effect of the selection budget K (Table k_sweep)",
     numbers,
-    drawn="F1",
+    drawn=("F1",),
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

@@ -1,27 +1,27 @@
-"""Out-of-distribution transfer: a mixture of tasks without QASPER, asked QASPER."""
+"""Appendix OOD Transfer: models trained on a mixture without QASPER, asked QASPER."""
 
 from __future__ import annotations
 
-from experiments import paper, peers
-from experiments.scales import Scale
-from experiments.study import Number, Study, command
-from experiments.variants import BASE
+from experiments.system import paper
+from experiments.system.peers import answer_cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command, scores
+from experiments.system.variants import BASE
 
 
 def numbers(scale: Scale) -> list[Number]:
     """SeDeM and ICAE on a set that neither was trained for."""
     result = []
-    for method, changes in (("SeDeM", {"limit": scale.limit}), ("ICAE", {"method": "icae"})):
-        value = paper.number("inline_ood_transfer", "token_f1", method=method)
-        cell = peers.own(scale, BASE, "qasper", trained_for="mixture", **changes)
-        result.append(Number(method, f"{scale.sets['qasper'].title} F1", value, cell))
+    for method, fields in (("SeDeM", {"limit": scale.limit}), ("ICAE", {"method": "icae"})):
+        printed = {"f1": paper.number("inline_ood_transfer", "token_f1", method=method)}
+        cell = answer_cell(scale, BASE, "qasper", trained_for="mixture", **fields)
+        result += scores(method, scale.sets["qasper"].title, cell, paper=printed)
     return result
 
 
 STUDY = Study(
     "transfer", "Transfer to a set that was not trained for (appendix OOD Transfer)", numbers
 )
-app = command(STUDY)
 
 if __name__ == "__main__":
-    app()
+    command(STUDY)()

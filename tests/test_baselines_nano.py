@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 from unit.baselines.conftest import make
 
-from experiments.shipping import shrunk
+from experiments.tools.shipping import shrunk
 from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED
@@ -63,7 +63,7 @@ def test_an_update_within_the_rank_is_preserved(
 
 def test_a_rank_that_would_change_the_scale_is_rejected(tiny_folder: Callable[..., str]) -> None:
     trained = make("icae", tiny_folder(), lora_rank=8, lora_alpha=4)
-    with pytest.raises(ConfigError, match="rank is 3, but alpha 4 of rank 8 would be no whole"):
+    with pytest.raises(ConfigError, match="rank is 3, but alpha 4 of rank 8 would not stay"):
         shrunk(trained, open_backbone(tiny_folder()), 3)
 
 

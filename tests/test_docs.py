@@ -13,14 +13,14 @@ import typer.main
 from conftest import LEASE, RECIPE
 from typer.testing import CliRunner
 
-from experiments import nano
+from experiments.system import pages
 from sedem.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    nano.CARD,
+    pages.CARD,
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -148,11 +148,11 @@ def test_the_paper_map_names_tests_that_exist() -> None:
     assert {path for path in paths if not (ROOT / path).is_file()} == set()
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", nano.CARD], ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
 def test_tables_hold_what_was_measured(page: Path) -> None:
     text = page.read_text("utf-8")
-    assert "<!-- table" in text
-    assert nano.fill(text, nano.read_cells()) == text
+    assert pages.studies_of(text)
+    assert pages.rendered(text) == text, "run `python -m experiments page`"
 
 
 def test_readme_is_short() -> None:

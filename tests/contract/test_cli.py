@@ -1054,7 +1054,7 @@ def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> Non
 
 def test_costs_of_a_preset_are_counted() -> None:
     result = prints_json("cost", "llama-3.2-1b", "--json")
-    assert set(result) == {"backbone", "parameters", "flops", "paper"}
+    assert set(result) == {"backbone", "parameters", "flops"}
     parameters = result["parameters"]
     parts = ("compressor", "decompressor", "selector", "lora")
     assert parameters["total"] == sum(parameters[part] for part in parts)
@@ -1068,29 +1068,25 @@ def test_costs_of_a_preset_are_counted() -> None:
     assert set(flops["assumptions"]) >= {"context_tokens", "k", "extract_layer", "inject_layer"}
 
 
-def test_costs_stand_beside_the_papers() -> None:
+def test_costs_are_shown_by_part_with_what_they_assume() -> None:
     shown = succeeds("cost", "llama-3.2-3b")
-    assert re.search(
-        r"^selector +18.89 M parameters +paper 18.89, ours \+0.00$", shown, re.MULTILINE
-    )
-    assert re.search(r"^encode +\d+\.\d GFLOPs +paper 4750.3, ours [+-]", shown, re.MULTILINE)
-    assert "as the paper seems to count 1003.0" in shown
-    assert "paper" not in succeeds("cost", "llama-3.2-1b-to-3b")
+    assert re.search(r"^selector +18.89 M parameters$", shown, re.MULTILINE)
+    assert re.search(r"^read +\d+\.\d GFLOPs$", shown, re.MULTILINE)
+    assert re.search(r"^for context tokens 2048, .*k 2,", shown, re.MULTILINE)
 
 
-def test_costs_of_a_baseline_stand_beside_the_papers() -> None:
+def test_costs_of_a_baseline_are_shown_with_what_they_assume() -> None:
     shown = succeeds("cost", "llama-3.2-1b", "--method", "icae")
-    assert re.search(r"^without lora +0.54 M parameters +paper 0.54, ours \+0.00$", shown, re.M)
-    assert re.search(r"^encode +\d+\.\d GFLOPs +paper 4219.8, ours \+", shown, re.MULTILINE)
+    assert re.search(r"^without lora +0.54 M parameters$", shown, re.MULTILINE)
+    assert re.search(r"^encode +\d+\.\d GFLOPs$", shown, re.MULTILINE)
     assert "memory 128, compression 4" in shown
     result = prints_json("cost", "llama-3.2-3b", "--method", "hmt", "--json")
-    assert set(result) == {"backbone", "method", "parameters", "flops", "paper"}
+    assert set(result) == {"backbone", "method", "parameters", "flops"}
     assert result["flops"]["total"] == result["flops"]["encode"] + result["flops"]["decode"]
-    assert result["paper"]["flops"]["total"] == 10195.5
 
 
 def test_costs_of_a_baseline_on_any_backbone_are_counted(tiny_folder: Callable[..., str]) -> None:
-    assert "paper" not in succeeds("cost", tiny_folder(), "--method", "500x")
+    assert "GFLOPs" in succeeds("cost", tiny_folder(), "--method", "500x")
     words = "FLOPs of 'bm25' are not counted; those of icae, hmt, 500x, beacon are"
     refused("cost", tiny_folder(), "--method", "bm25", "--json", words=words)
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sedem import SedemConfig
-from sedem.training.recipe import DataSource, Optimization, Run, TextSource
+from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem.training.run import (
     Stage1Recipe,
     Stage2Data,
@@ -51,7 +51,7 @@ def shared(config: SedemConfig, folder: Path, rates: dict[str, float]) -> dict[s
     return {
         "model": config,
         "optimization": Optimization(
-            rates,
+            learning_rates=rates,
             steps=20,
             batch_size=4,
             warmup=2,
@@ -60,7 +60,7 @@ def shared(config: SedemConfig, folder: Path, rates: dict[str, float]) -> dict[s
             backbone_dtype="float32",
             seed=3,
         ),
-        "run": Run(str(folder / "run"), log_every=1),
+        "run": RunSettings(output=str(folder / "run"), log_every=1),
         "data_root": str(FIXTURES),
         "cache": str(folder / "cache"),
     }
@@ -90,7 +90,7 @@ def compare(found: list[dict[str, float]], path: Path) -> None:
 
 def test_stage_1_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
     recipe = Stage1Recipe(
-        text=TextSource("articles.jsonl", continuation=8),
+        text=TextSource(path="articles.jsonl", continuation=8),
         losses=Stage1Losses(regress=0.5, regress_first=0.25, recall=0.5, distill_temperature=2.0),
         **shared(config, tmp_path, {"compressor": 1e-3, "decompressor": 2e-3}),
     )
@@ -102,7 +102,7 @@ def test_stage_2_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
     rates = {"compressor": 1e-3, "decompressor": 2e-3, "selector": 1e-3, "lora": 1e-3}
     recipe = Stage2Recipe(
         data=Stage2Data(
-            training=(DataSource("squad.json", options={"distractors": 3}),),
+            training=(DataSource(path="squad.json", options={"distractors": 3}),),
             max_blocks=12,
             budgets=(1, 2, 3),
             answer_limit=200,

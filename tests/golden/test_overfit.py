@@ -12,7 +12,7 @@ import torch
 from sedem import Document, SeDeM, SedemConfig
 from sedem.data import custom_questions as own
 from sedem.data.examples import Evidence, Example
-from sedem.training.recipe import DataSource, Optimization, Run, TextSource
+from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem.training.run import (
     Stage1Recipe,
     Stage2Data,
@@ -42,7 +42,7 @@ def learnt(folder: Path) -> dict[str, float]:
 
 def optimization(steps: int, rates: dict[str, float], batch_size: int) -> Optimization:
     return Optimization(
-        rates,
+        learning_rates=rates,
         steps=steps,
         batch_size=batch_size,
         max_grad_norm=10.0,
@@ -51,8 +51,8 @@ def optimization(steps: int, rates: dict[str, float], batch_size: int) -> Optimi
     )
 
 
-def small_run(folder: Path, steps: int) -> Run:
-    return Run(str(folder / "run"), log_every=1, save_every=steps)
+def small_run(folder: Path, steps: int) -> RunSettings:
+    return RunSettings(output=str(folder / "run"), log_every=1, save_every=steps)
 
 
 def stage1(
@@ -71,7 +71,7 @@ def stage1(
     )
     recipe = Stage1Recipe(
         model=config,
-        text=TextSource("text.txt", continuation=4, windows=3),
+        text=TextSource(path="text.txt", continuation=4, windows=3),
         optimization=optimization(steps, {"compressor": 5e-3, "decompressor": 5e-3}, 3),
         run=small_run(folder, steps),
         losses=losses,
@@ -138,7 +138,7 @@ def test_stage_2_learns_a_few_answers_by_heart(
     rates = dict.fromkeys(("compressor", "decompressor", "selector", "lora"), 6e-3)
     recipe = Stage2Recipe(
         model=config,
-        data=Stage2Data(training=(DataSource("questions.jsonl"),), budgets=(1,)),
+        data=Stage2Data(training=(DataSource(path="questions.jsonl"),), budgets=(1,)),
         optimization=optimization(100, rates, 4),
         run=small_run(tmp_path, 100),
         losses=Stage2Losses(normalize_scores=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +67,12 @@ RecipeOption = Annotated[Path, typer.Option("--config", help="The recipe, a YAML
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change one value, such as run.output=DIR."),
+]
+PrintConfig = Annotated[
+    bool,
+    typer.Option(
+        "--print-config", help="Print the whole recipe, --set applied, and train nothing."
+    ),
 ]
 
 
@@ -238,25 +245,34 @@ def bank_rm(
 
 
 @train_app.command("stage1")
-def train_stage1(config: RecipeOption, overrides: Overrides = None) -> None:
+def train_stage1(
+    config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
+) -> None:
     """Train compressor and decompressor on plain text; a killed run goes on when started again."""
-    _train("stage1", config, overrides)
+    _train_stage("stage1", config, overrides, print_config)
 
 
 @train_app.command("stage2")
-def train_stage2(config: RecipeOption, overrides: Overrides = None) -> None:
+def train_stage2(
+    config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
+) -> None:
     """Train selection and answering on questions; a killed run goes on when started again."""
-    _train("stage2", config, overrides)
+    _train_stage("stage2", config, overrides, print_config)
 
 
 @train_app.command(evaluate.METHOD)
-def train_method(context: typer.Context, config: RecipeOption, overrides: Overrides = None) -> None:
+def train_method(
+    context: typer.Context,
+    config: RecipeOption,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+) -> None:
     """Train a baseline on text or on questions; a killed run goes on when started again."""
-    from sedem.training.baseline import load_baseline_recipe, train_baseline
+    from sedem.training.baseline import train_baseline
+    from sedem.training.baseline_recipe import load_baseline_recipe
 
-    _log_to_stderr()
     recipe = load_baseline_recipe(str(context.info_name), config, overrides or ())
-    typer.echo(str(train_baseline(recipe)))
+    _train(recipe, train_baseline, print_config)
 
 
 app.command()(evaluate.cost)
@@ -295,16 +311,22 @@ def _model_of(bank: Path) -> str:
     )
 
 
-def _train(stage: str, config: Path, overrides: list[str] | None) -> None:
-    from sedem.training import run
+def _train_stage(stage: str, config: Path, overrides: list[str] | None, print_config: bool) -> None:
     from sedem.training.recipe import load_recipe
+    from sedem.training.run import STAGES
 
-    _log_to_stderr()
-    kind, train = run.STAGES[stage]
-    typer.echo(str(train(load_recipe(kind, config, overrides or ()))))
+    kind, train = STAGES[stage]
+    _train(load_recipe(kind, config, overrides or ()), train, print_config)
 
 
-def _log_to_stderr() -> None:
+def _train(recipe: Any, train: Callable[[Any], Path], print_config: bool) -> None:
+    """Run a recipe and print the folder of its final checkpoint, or print the recipe alone."""
     import logging
 
+    from sedem.training.recipe import as_yaml
+
+    if print_config:
+        typer.echo(as_yaml(recipe), nl=False)
+        return
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    typer.echo(str(train(recipe)))

@@ -187,51 +187,27 @@ def print_columns(lines: list[list[str]]) -> None:
 
 
 def print_cost(result: dict[str, Any]) -> None:
-    """Parameters and FLOPs by part beside the paper's, and what they assume."""
-    parameters, flops = dict(result["parameters"]), dict(result["flops"])
-    percent = parameters.pop("percent")
-    paper = result["paper"] or {"parameters": {}, "flops": {}}
-    _print_parameters(parameters, percent, paper["parameters"])
-    _print_flops(flops, {})
-    if paper["flops"]:
-        typer.echo("")
-        for name, entry in paper["flops"]["stages"].items():
-            typer.echo(
-                f"{name:<20} {entry['ours'] / 1e9:10.1f} GFLOPs"
-                f"{_beside(entry['ours'] / 1e9, entry['printed'], 1)}; "
-                f"as the paper seems to count {entry['convention'] / 1e9:.1f}"
-            )
-        typer.echo(paper["flops"]["note"])
+    """Print parameters and FLOPs by part, and what they assume."""
+    parameters = dict(result["parameters"])
+    _print_parameters(parameters, parameters.pop("percent"))
+    _print_flops(dict(result["flops"]))
 
 
 def print_baseline_cost(result: dict[str, Any]) -> None:
-    """Parameters and FLOPs of a trained baseline beside the paper's, and what they assume."""
+    """Print parameters and FLOPs of a trained baseline, and what they assume."""
     parameters = dict(result["parameters"])
-    percent = parameters.pop("percent_without_lora")
-    paper = result["paper"] or {"parameters": {}, "flops": {}}
-    _print_parameters(parameters, percent, paper["parameters"])
-    _print_flops(dict(result["flops"]), paper["flops"])
+    _print_parameters(parameters, parameters.pop("percent_without_lora"))
+    _print_flops(dict(result["flops"]))
 
 
-def _print_parameters(
-    parameters: dict[str, int], percent: float, printed: dict[str, float]
-) -> None:
+def _print_parameters(parameters: dict[str, int], percent: float) -> None:
     for name, value in parameters.items():
-        beside = _beside(value / 1e6, printed.get(name), 2)
-        typer.echo(f"{name.replace('_', ' '):<20} {value / 1e6:10.2f} M parameters{beside}")
+        typer.echo(f"{name.replace('_', ' '):<20} {value / 1e6:10.2f} M parameters")
     typer.echo(f"{'added':<20} {percent:10.2f} % of the backbone\n")
 
 
-def _print_flops(flops: dict[str, Any], printed: dict[str, float]) -> None:
+def _print_flops(flops: dict[str, Any]) -> None:
     assumptions = flops.pop("assumptions")
     for name, value in flops.items():
-        beside = _beside(value / 1e9, printed.get(name), 1)
-        typer.echo(f"{name:<20} {value / 1e9:10.1f} GFLOPs{beside}")
+        typer.echo(f"{name:<20} {value / 1e9:10.1f} GFLOPs")
     typer.echo("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))
-
-
-def _beside(ours: float, printed: float | None, digits: int) -> str:
-    if printed is None:
-        return ""
-    difference = round(ours - printed, digits) + 0.0  # never minus nothing
-    return f"   paper {printed:.{digits}f}, ours {difference:+.{digits}f}"

@@ -23,7 +23,6 @@ from sedem.backbone.loading import empty_model, read_config
 from sedem.backbone.lora import LORA_TARGETS
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.errors import ConfigError
-from sedem.evaluation.paper_costs import beside_paper
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.selector import build_selector
@@ -61,21 +60,18 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
         workload: one query; the paper's if not given.
 
     Returns:
-        `backbone`, `parameters` (by part, `total`, `backbone`, `percent`), `flops` (by stage, with
-        the assumptions) and `paper` (what it prints for the same; None where it has nothing).
+        `backbone`, `parameters` (by part, `total`, `backbone`, `percent`) and `flops` (by stage,
+        with the assumptions).
 
     Raises:
         ConfigError: the name is none of these.
     """
     config, encoder, decoder = _shapes(name)
     workload = workload or Workload(k=config.k)
-    parameters = count_parameters(config, encoder, decoder)
-    flops = count_flops(config, encoder, decoder, workload)
     return {
         "backbone": name,
-        "parameters": parameters,
-        "flops": flops,
-        "paper": beside_paper(name.lower(), parameters, flops, decoder),
+        "parameters": count_parameters(config, encoder, decoder),
+        "flops": count_flops(config, encoder, decoder, workload),
     }
 
 

@@ -10,7 +10,6 @@ from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.evaluation.baseline_flops import baseline_flops
 from sedem.evaluation.cost import backbone_shape, backbone_size
-from sedem.evaluation.paper_costs import printed_of_baseline
 
 
 def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
@@ -21,8 +20,7 @@ def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
         backbone: a preset of one backbone, a folder or a hub id.
 
     Returns:
-        `backbone`, `method`, `parameters`, `flops` and `paper` (what it prints for the same; None
-        where it has nothing).
+        `backbone`, `method`, `parameters` and `flops`.
 
     Raises:
         ConfigError: the method's FLOPs are not counted, or there is no such backbone.
@@ -33,7 +31,6 @@ def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
         "method": method,
         "parameters": baseline_parameters(method, backbone),
         "flops": flops,
-        "paper": printed_of_baseline(method, backbone),
     }
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import TrainingArguments
+from transformers import TrainingArguments, set_seed
 from transformers.integrations import TensorBoardCallback
 
 from sedem.errors import ConfigError
 from sedem.provenance import provenance
-from sedem.training.recipe import Optimization, Run, as_yaml
+from sedem.training.recipe import Optimization, Recipe, RunSettings, as_yaml, read_entries
 from sedem.training.trainer import SedemTrainer, checkpoints, last_whole_checkpoint
 
 RECIPE_FILE = "recipe.yaml"
@@ -35,37 +36,68 @@ class Saved(Protocol):
         ...
 
 
-def claim_output(run: Run, recipe: Any) -> Path:
-    """The output folder, with the recipe in it.
+def begin(recipe: Recipe) -> Path:
+    """Start a run: claim its output folder, write the recipe there, and seed random numbers.
 
-    A run that left no checkpoint, such as one whose data could not be found, holds no folder.
+    A run that left no checkpoint, such as one whose data could not be found, does not claim its
+    folder.
+
+    Returns:
+        The output folder.
 
     Raises:
         ConfigError: it holds a run with other settings.
     """
-    output = Path(run.output)
-    text = as_yaml(recipe)
+    output = Path(recipe.run.output)
     kept = output / RECIPE_FILE
     begun = (output / FINAL).is_dir() or bool(checkpoints(output))
-    if begun and kept.is_file() and kept.read_text(encoding="utf-8") != text:
+    if begun and kept.is_file() and read_entries(kept) != recipe.to_dict():
         raise ConfigError(
             f"'{output}' holds a run with other settings (compare '{kept}'); "
             "set run.output to another folder, or remove this one"
         )
     output.mkdir(parents=True, exist_ok=True)
-    kept.write_text(text, encoding="utf-8")
+    kept.write_text(as_yaml(recipe), encoding="utf-8")
+    set_seed(recipe.optimization.seed)
     return output
+
+
+def placement(optimization: Optimization) -> dict[str, Any]:
+    """The `dtype` and `device` that a run opens its backbones with."""
+    return {
+        "dtype": getattr(torch, optimization.backbone_dtype),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
+
+
+def check_start(given: Any, kept: Any, free: AbstractSet[str], checkpoint: str) -> None:
+    """Check that a checkpoint has the settings of the recipe that starts from it.
+
+    Args:
+        given: `model` of the recipe.
+        kept: the same of the checkpoint.
+        free: settings that may differ.
+        checkpoint: its folder, for the message.
+
+    Raises:
+        ConfigError: a setting differs that may not.
+    """
+    for name, value in asdict(given).items():
+        if name not in free and value != getattr(kept, name):
+            raise ConfigError(
+                f"model.{name} is {value} in the recipe, checkpoint '{checkpoint}' has "
+                f"{getattr(kept, name)}"
+            )
 
 
 def fit(
     stage: nn.Module,
     model: Saved,
-    optimization: Optimization,
-    run: Run,
+    recipe: Recipe,
     output: Path,
     training: Dataset[Any],
     evaluation: Dataset[Any] | None,
-    recipe: Any,
+    *,
     noted: Mapping[str, Any] | None = None,
     best: bool = False,
 ) -> Path:
@@ -74,12 +106,10 @@ def fit(
     Args:
         stage: a `Trainable`.
         model: what the final checkpoint is of.
-        optimization: how it learns.
-        run: how often it speaks.
+        recipe: everything that was set.
         output: folder of the run, claimed.
         training: what it learns from.
         evaluation: whose losses are followed.
-        recipe: everything that was set.
         noted: what is to be known of the data, for training.json.
         best: where losses are evaluated on the way (`run.eval_every`), the final checkpoint has the
             evaluated weights of the lowest one; otherwise it has the last.
@@ -87,6 +117,7 @@ def fit(
     Returns:
         Folder of the final checkpoint.
     """
+    optimization, run = recipe.optimization, recipe.run
     trainer = SedemTrainer(
         stage,
         optimization.learning_rates,
@@ -105,7 +136,7 @@ def fit(
     final = output / FINAL
     model.save_pretrained(final)
     summary = {
-        "recipe": asdict(recipe),
+        "recipe": recipe.to_dict(),
         "steps": trainer.state.global_step,
         "final_step": metrics.get("step", trainer.state.global_step),
         "examples_seen": trainer.state.global_step
@@ -135,7 +166,7 @@ def _tensorboard(output: Path) -> TensorBoardCallback:
 
 
 def _arguments(
-    optimization: Optimization, run: Run, output: Path, evaluates: bool, best: bool
+    optimization: Optimization, run: RunSettings, output: Path, evaluates: bool, best: bool
 ) -> TrainingArguments:
     on_the_way = evaluates and run.eval_every > 0
     return TrainingArguments(

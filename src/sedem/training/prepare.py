@@ -175,7 +175,7 @@ class Collator:
             )
 
     def __call__(self, items: list[Item]) -> dict[str, Any]:
-        """The arguments of `Stage2.forward`."""
+        """The entries of a `SelectionBatch`."""
         rng = random.Random(f"{self.seed}:{[item.question for item in items]}")
         chosen = [self._blocks(item, rng) for item in items]
         used = sorted(

@@ -14,25 +14,26 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
-from torch.utils.data import Subset
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.rag import RAG
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode
 from sedem.method.selector import resolve_budget
-from sedem.training.baseline import BaselineRecipe, Training, open_reader
+from sedem.training.baseline_recipe import BaselineRecipe, open_reader
+from sedem.training.baseline_training import BaselineTraining
 from sedem.training.fit import fit
 from sedem.training.prepare import Collator, Item, Prepared
-from sedem.training.run import add_source
+from sedem.training.run import read_mixture
 from sedem.training.selecting import (
     CONDITIONING,
     ConditionedLosses,
+    SelectionBatch,
     conditioned,
+    frozen_states,
     recall,
     rows_at,
 )
@@ -58,7 +59,7 @@ class RAGBlocks:
         return cls(reader.backbone, reader.backbone, reader.config.blocks)
 
 
-class RAGTraining(Training):
+class RAGTraining(BaselineTraining):
     """Trains selector and adapters; neither loss reaches the other's part.
 
     Args:
@@ -90,59 +91,47 @@ class RAGTraining(Training):
         """Tokens of paragraphs, questions to the selector, prompts and answers."""
         return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
 
-    def forward(
-        self,
-        segment_ids: Tensor,
-        segment_mask: Tensor,
-        slot_index: Tensor,
-        slot_tokens: Tensor,
-        blocks: Tensor,
-        evidence: Tensor,
-        question_ids: Tensor,
-        question_mask: Tensor,
-        ids: Tensor,
-        valid: Tensor,
-        labels: Tensor,
-        coins: Tensor,
-        budget: int,
-        states: Tensor | None = None,
-        question_states: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """Losses of a batch of examples; arguments as `Stage2.forward`, a slot being a token.
+    def forward(self, **batch: Unpack[SelectionBatch]) -> dict[str, Tensor]:
+        """Losses of a batch of examples; a block is a paragraph and a slot a token.
+
+        Args:
+            batch: the examples.
 
         Returns:
             `loss`, its parts `answer` and `select`, and `recall`: the share of examples with
             evidence among the selector's own K paragraphs.
         """
-        backbone, layers = self.reader.backbone, (self.reader.config.extract_layer,)
-        if states is None:
-            states = encode(backbone, segment_ids, layers)
-        if question_states is None:
-            question_states = encode(backbone, question_ids, layers)
-        real_BNJ = slot_tokens > 0
+        layers = (self.reader.config.extract_layer,)
+        states, question_states = frozen_states(batch, self.reader.backbone, layers)
+        evidence_BN, valid_BP = batch["evidence"], batch["valid"]
+        question_mask_BQ = batch["question_mask"]
+        real_BNJ = batch["slot_tokens"] > 0
         longest = int(real_BNJ.sum(-1).max())
-        index_BNJ, real_BNJ = slot_index[..., :longest], real_BNJ[..., :longest]
+        index_BNJ, real_BNJ = batch["slot_index"][..., :longest], real_BNJ[..., :longest]
         scores_BN = self.reader.selector(
             question_states[0].float(),
-            question_mask,
+            question_mask_BQ,
             rows_at(states[0].float().flatten(0, 1), index_BNJ),
             real_BNJ,
         )
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
         own_BN = scores_BN.detach()
-        chosen_BK = conditioned(own_BN, evidence, coins, share, budget).sort(1).values
-        tokens_BNJ = rows_at(segment_ids.flatten(), index_BNJ)
+        chosen_BK = conditioned(own_BN, evidence_BN, batch["coins"], share, batch["budget"])
+        chosen_BK = chosen_BK.sort(1).values
+        tokens_BNJ = rows_at(batch["segment_ids"].flatten(), index_BNJ)
         contexts = [
-            self._context(tokens_BNJ[b], real_BNJ[b], chosen_BK[b], valid[b])
+            self._context(tokens_BNJ[b], real_BNJ[b], chosen_BK[b], valid_BP[b])
             for b in range(len(chosen_BK))
         ]
-        answer = self.reader.question_loss(contexts, ids, valid, labels)["loss"]
-        select = self.losses.of(scores_BN, evidence, blocks, question_mask)
+        answer = self.reader.question_loss(contexts, batch["ids"], valid_BP, batch["labels"])[
+            "loss"
+        ]
+        select = self.losses.of(scores_BN, evidence_BN, batch["blocks"], question_mask_BQ)
         return {
             "loss": answer + self.losses.select * select,
             "answer": answer,
             "select": select,
-            "recall": recall(own_BN, evidence, budget),
+            "recall": recall(own_BN, evidence_BN, batch["budget"]),
         }
 
     def _context(
@@ -175,12 +164,7 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
     prepared = Prepared(RAGBlocks.of(reader), chosen.answer_limit)
-    for source in chosen.training:
-        add_source(prepared, source, Path(recipe.data_root))
-    training = Subset(prepared, range(len(prepared)))
-    for source in chosen.evaluation:
-        add_source(prepared, source, Path(recipe.data_root))
-    followed = range(len(training), len(prepared))
+    training, evaluation = read_mixture(prepared, chosen, Path(recipe.data_root))
     collator = Collator(
         prepared,
         max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in prepared.items),
@@ -194,12 +178,10 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     return fit(
         stage,
         reader,
-        recipe.optimization,
-        recipe.run,
+        recipe,
         output,
         training,
-        Subset(prepared, followed) if followed else None,
-        recipe,
-        {"left_out": dict(prepared.dropped)},
+        evaluation,
+        noted={"left_out": dict(prepared.dropped)},
         best=True,
     )

@@ -1,28 +1,37 @@
-"""A recipe: one YAML file that says everything about a training run, and can be diffed.
+"""A recipe: a YAML file with all settings of a training run.
 
+With `base: PATH` a recipe inherits the settings of another file and states only the differences.
 `--set optimization.steps=100` changes one value. Unknown keys are refused with the nearest name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 import yaml
+from pydantic import Field, model_validator
 
-from sedem.config import from_mapping
 from sedem.errors import ConfigError
+from sedem.validation import (
+    Flag,
+    NumberAbove0,
+    NumberFrom0,
+    Settings,
+    Whole,
+    WholeAbove0,
+    WholeFrom0,
+)
 
-RecipeKind = TypeVar("RecipeKind")
+RecipeKind = TypeVar("RecipeKind", bound=Settings)
 Schedule = Literal["linear", "cosine", "constant_with_warmup", "warmup_stable_decay"]
 
+BASE = "base"
+"""The key that names the file a recipe inherits from."""
 
-@dataclass(frozen=True)
-class Optimization:
+
+class Optimization(Settings):
     """AdamW and its schedule.
 
     Attributes:
@@ -40,41 +49,27 @@ class Optimization:
         seed: of order, sampling and start values.
     """
 
-    learning_rates: dict[str, float]
-    steps: int | None = None
-    epochs: float | None = None
-    batch_size: int = 16
-    accumulation: int = 1
+    learning_rates: Annotated[dict[str, NumberFrom0], Field(min_length=1)]
+    steps: WholeAbove0 | None = None
+    epochs: NumberAbove0 | None = None
+    batch_size: WholeAbove0 = 16
+    accumulation: WholeAbove0 = 1
     schedule: Schedule = "cosine"
-    warmup: int = 0
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    bf16: bool = True
+    warmup: WholeFrom0 = 0
+    weight_decay: NumberFrom0 = 0.0
+    max_grad_norm: NumberAbove0 = 1.0
+    bf16: Flag = True
     backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    seed: int = 0
+    seed: Whole = 0
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _length(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
-            raise ConfigError(
-                f"optimization has steps {self.steps} and epochs {self.epochs}; give exactly one"
-            )
-        if not self.learning_rates:
-            raise ConfigError("optimization.learning_rates is empty; give one for each part")
-        for name, rate in self.learning_rates.items():
-            if rate < 0:
-                raise ConfigError(
-                    f"optimization.learning_rates.{name} is {rate}; it must be 0 or more"
-                )
-        check_numbers(
-            self,
-            "optimization",
-            positive=("steps", "epochs", "batch_size", "accumulation", "max_grad_norm"),
-            not_negative=("warmup", "weight_decay"),
-        )
+            raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; give exactly one")
+        return self
 
 
-@dataclass(frozen=True)
-class Run:
+class RunSettings(Settings):
     """Where a run is kept and how often it speaks.
 
     Attributes:
@@ -88,23 +83,14 @@ class Run:
     """
 
     output: str
-    log_every: int = 50
-    save_every: int = 500
-    eval_every: int = 0
-    keep: int = 2
-    workers: int = 0
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            "run",
-            positive=("log_every", "save_every", "keep"),
-            not_negative=("eval_every", "workers"),
-        )
+    log_every: WholeAbove0 = 50
+    save_every: WholeAbove0 = 500
+    eval_every: WholeFrom0 = 0
+    keep: WholeAbove0 = 2
+    workers: WholeFrom0 = 0
 
 
-@dataclass(frozen=True)
-class DataSource:
+class DataSource(Settings):
     """One set of examples in a mixture.
 
     Attributes:
@@ -120,16 +106,24 @@ class DataSource:
     path: str
     set: str | None = None
     records: str | None = None
-    repeat: int = 1
+    repeat: WholeAbove0 = 1
     label: Literal["evidence", "answer"] = "evidence"
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_numbers(self, f"'{self.path}'", positive=("repeat",))
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TextSource:
+class Mixture(Settings):
+    """Questions that a run learns from; each kind of run adds its own settings.
+
+    Attributes:
+        training: the sets that are mixed.
+        evaluation: examples whose losses are followed; never those of a reported evaluation.
+    """
+
+    training: Annotated[tuple[DataSource, ...], Field(min_length=1)]
+    evaluation: tuple[DataSource, ...] = ()
+
+
+class TextSource(Settings):
     """Stage-1 text.
 
     Attributes:
@@ -145,85 +139,119 @@ class TextSource:
     """
 
     path: str
-    continuation: int = 64
-    held_out: int = 0
-    evaluation_windows: int = 256
+    continuation: WholeAbove0 = 64
+    held_out: WholeFrom0 = 0
+    evaluation_windows: WholeAbove0 = 256
     exclude_titles: tuple[str, ...] = ()
-    windows: int | None = None
-    tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            "text",
-            positive=("continuation", "evaluation_windows", "windows", "tokens"),
-            not_negative=("held_out",),
-        )
+    windows: WholeAbove0 | None = None
+    tokens: WholeAbove0 | None = None
 
 
-def check_numbers(
-    settings: Any,
-    section: str,
-    *,
-    positive: Sequence[str] = (),
-    not_negative: Sequence[str] = (),
-) -> None:
-    """Refuse impossible numbers; None is possible where a setting allows it.
+class Recipe(Protocol):
+    """What every kind of recipe has."""
 
-    Raises:
-        ConfigError: with the setting and its value.
-    """
-    for name in (*positive, *not_negative):
-        value = getattr(settings, name)
-        if value is not None and (value < 0 or (value == 0 and name in positive)):
-            needed = "above 0" if name in positive else "0 or more"
-            raise ConfigError(f"{section}.{name} is {value}; it must be {needed}")
+    @property
+    def optimization(self) -> Optimization:
+        """How it learns."""
+        ...
+
+    @property
+    def run(self) -> RunSettings:
+        """Where it is kept."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings as JSON types: nested dicts and lists."""
+        ...
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
-    """Read a recipe.
+    """Read a recipe, its inherited settings included.
 
     Args:
-        kind: its dataclass.
+        kind: its model.
         path: the YAML file.
-        overrides: "dotted.key=value" entries that replace what the file says.
+        overrides: "dotted.key=value" entries that replace values of the file.
 
     Raises:
-        ConfigError: it is missing, not YAML, or has an unknown key or an impossible value.
+        ConfigError: a file is missing, not YAML, or has an unknown key or a value that is not
+            allowed.
     """
-    recipe = _build(kind, read_entries(path, overrides), str(path))
-    assert isinstance(recipe, kind)
-    return recipe
+    return kind.from_entries(read_entries(path, overrides), str(path))
 
 
 def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """What a recipe's file says, with its overrides, before anything is checked against a kind.
+    """The entries of a recipe with its bases and overrides applied, not yet validated.
 
     Raises:
-        ConfigError: it is missing or not YAML.
+        ConfigError: a file is missing or not YAML, or inherits from itself.
     """
-    try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no recipe '{path}'; recipes/ holds those that exist") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(entries, dict):
-        raise ConfigError(f"'{path}' is not a recipe: it holds no keys")
+    entries = _inherited(path, ())
     for override in overrides:
         _set(entries, override)
     return entries
 
 
-def as_yaml(recipe: Any) -> str:
-    """A recipe with every default written out."""
+def as_yaml(recipe: Recipe) -> str:
+    """The whole recipe with every default written out."""
+    return yaml.safe_dump(recipe.to_dict(), sort_keys=False)
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(entry) for key, entry in value.items()}
-        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
-    return yaml.safe_dump(plain(asdict(recipe)), sort_keys=False)
+def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
+    """Entries of a file, merged over those of its base.
+
+    Args:
+        path: the file.
+        heirs: resolved paths of the files that inherit from it, outermost first.
+    """
+    chain = (*heirs, path.resolve())
+    if path.resolve() in heirs:
+        circle = " -> ".join(f"'{file.name}'" for file in chain[chain.index(path.resolve()) :])
+        raise ConfigError(
+            f"'{heirs[0]}' inherits from itself ({circle}); remove one of these bases"
+        )
+    own = _read(path, heirs)
+    if BASE not in own:
+        return own
+    base = own.pop(BASE)
+    if not isinstance(base, str):
+        raise ConfigError(
+            f"{path}: {BASE} is {base!r}; the path of one recipe is needed, relative to this file"
+        )
+    return merge(_inherited(path.parent / base, chain), own)
+
+
+def merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Merge a recipe's own entries over the inherited ones.
+
+    Mappings are merged key by key. Any other value, a list included, replaces the inherited one.
+    `null` removes an inherited key, so that its default applies.
+    """
+    merged = dict(base)
+    for key, value in own.items():
+        inherited = merged.get(key)
+        if key in merged and value is None:
+            del merged[key]
+        elif isinstance(inherited, dict) and isinstance(value, dict):
+            merged[key] = merge(inherited, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
+    try:
+        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        wanted = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
+        raise ConfigError(
+            f"there is no recipe '{path}'{wanted}; recipes/ holds those that exist"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(entries, dict):
+        raise ConfigError(f"'{path}' is not a recipe: it holds no keys")
+    return entries
 
 
 def _set(entries: dict[str, Any], override: str) -> None:
@@ -241,54 +269,3 @@ def _set(entries: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"'{override}' has a value that is not YAML: {reason}") from None
-
-
-def _build(kind: type, entries: Any, source: str) -> Any:
-    """A dataclass from nested mappings, every value checked against its field's type."""
-    if not isinstance(entries, dict):
-        raise ConfigError(f"{source}: keys are needed here, got {entries!r}")
-    hints = get_type_hints(kind)
-    values = {
-        name: _value(hints[name], value, f"{source}: {name}") if name in hints else value
-        for name, value in entries.items()
-    }
-    return from_mapping(kind, values, source)
-
-
-_NEEDED = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-}
-
-
-def _value(hint: Any, value: Any, place: str) -> Any:
-    """What YAML holds as a value of one type."""
-    if is_dataclass(hint):
-        return _build(cast(type, hint), value, place)
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is UnionType:  # always with None
-        return None if value is None else _value(parts[0], value, place)
-    if origin is Literal:
-        if value not in parts:
-            raise ConfigError(f"{place} is {value!r}; it can be {', '.join(parts)}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ConfigError(f"{place} is {value!r}; a list is needed")
-        return tuple(_value(parts[0], entry, f"{place}[{i}]") for i, entry in enumerate(value))
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{place}: keys are needed here, got {value!r}")
-        return {key: _value(parts[1], entry, f"{place}.{key}") for key, entry in value.items()}
-    if hint is float and isinstance(value, int | str) and not isinstance(value, bool):
-        # YAML reads 1e-4 as text; a number written like that is meant as one.
-        with suppress(ValueError):
-            value = float(value)
-    # A bool is an int to Python, not to people.
-    if hint is not Any and (
-        not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)
-    ):
-        raise ConfigError(f"{place} is {value!r}; {_NEEDED[hint]} is needed")
-    return value

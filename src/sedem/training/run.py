@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
-import torch
+from pydantic import Field, model_validator
 from torch.utils.data import Dataset, Subset
-from transformers import set_seed
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
@@ -21,18 +19,24 @@ from sedem.data.windows import Tokens, Windows
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones
 from sedem.model import SeDeM
-from sedem.training.fit import claim_output, fit
+from sedem.training.fit import begin, check_start, fit, placement
 from sedem.training.items import Items
 from sedem.training.prepare import Collator, Prepared
-from sedem.training.recipe import DataSource, Optimization, Run, TextSource, check_numbers
+from sedem.training.recipe import (
+    DataSource,
+    Mixture,
+    Optimization,
+    RunSettings,
+    TextSource,
+)
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Stage1Recipe:
+class Stage1Recipe(Settings):
     """Everything about a stage-1 run.
 
     Attributes:
@@ -46,21 +50,23 @@ class Stage1Recipe:
         start_from: checkpoint to go on from; None means fresh parts.
     """
 
-    model: SedemConfig
+    model: Annotated[SedemConfig, FromEntries()]
     text: TextSource
     optimization: Optimization
-    run: Run
-    losses: Stage1Losses = field(default_factory=Stage1Losses)
+    run: RunSettings
+    losses: Stage1Losses = Stage1Losses()
     data_root: str = "data"
     cache: str = "runs/cache"
     start_from: str | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _recalled_spans_fit(self) -> Self:
         if self.losses.recall and self.text.continuation > self.model.segment_length:
-            raise ConfigError(
+            raise ValueError(
                 f"text.continuation is {self.text.continuation} but a recalled span must fit into "
                 f"segment_length {self.model.segment_length}; make it shorter or losses.recall 0"
             )
+        return self
 
 
 def train_stage1(recipe: Stage1Recipe) -> Path:
@@ -72,8 +78,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     Raises:
         ConfigError: the output folder holds a run with other settings.
     """
-    output = claim_output(recipe.run, recipe)
-    set_seed(recipe.optimization.seed)
+    output = begin(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     windows, held_out = open_windows(
         recipe.text,
@@ -87,7 +92,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     if recipe.start_from is None:
         sample = [windows[index] for index in range(min(64, len(windows)))]  # type: ignore[arg-type]
         stage.calibrate({n: t.to(model.device) for n, t in stage.collate(sample).items()})
-    return fit(stage, model, recipe.optimization, recipe.run, output, windows, held_out, recipe)
+    return fit(stage, model, recipe, output, windows, held_out)
 
 
 def open_windows(
@@ -136,37 +141,23 @@ def open_windows(
     return windows, Subset(all_held, range(min(source.evaluation_windows, len(all_held))))
 
 
-@dataclass(frozen=True)
-class Stage2Data:
+class Stage2Data(Mixture):
     """Questions that stage 2 learns from.
 
     Attributes:
-        training: the mixture.
-        evaluation: examples whose losses are followed; never those of a reported evaluation.
         max_blocks: blocks of one example in a training step.
         budgets: K of a batch is drawn from these.
         answer_limit: examples with longer answers are left out, counted.
         cache_states: keep frozen states on disk; needed for speed on a CPU, too big for large sets.
     """
 
-    training: tuple[DataSource, ...]
-    evaluation: tuple[DataSource, ...] = ()
-    max_blocks: int = 16
-    budgets: tuple[int, ...] = (2,)
-    answer_limit: int = 64
-    cache_states: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("training", "budgets"):
-            if not getattr(self, name):
-                raise ConfigError(f"data.{name} is empty; give at least one")
-        if min(self.budgets) < 1:
-            raise ConfigError(f"data.budgets has {min(self.budgets)}; it must be above 0")
-        check_numbers(self, "data", positive=("max_blocks", "answer_limit"))
+    max_blocks: WholeAbove0 = 16
+    budgets: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2,)
+    answer_limit: WholeAbove0 = 64
+    cache_states: Flag = False
 
 
-@dataclass(frozen=True)
-class Stage2Recipe:
+class Stage2Recipe(Settings):
     """Everything about a stage-2 run.
 
     Attributes:
@@ -180,12 +171,12 @@ class Stage2Recipe:
         cache: folder for frozen states.
     """
 
-    model: SedemConfig
+    model: Annotated[SedemConfig, FromEntries()]
     data: Stage2Data
     optimization: Optimization
-    run: Run
+    run: RunSettings
     start_from: str | None = None
-    losses: Stage2Losses = field(default_factory=Stage2Losses)
+    losses: Stage2Losses = Stage2Losses()
     data_root: str = "data"
     cache: str = "runs/cache"
 
@@ -199,18 +190,12 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     Raises:
         ConfigError: the output folder holds a run with other settings.
     """
-    output = claim_output(recipe.run, recipe)
-    set_seed(recipe.optimization.seed)
+    output = begin(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
     prepared = Prepared(model, recipe.data.answer_limit)
-    for source in recipe.data.training:
-        add_source(prepared, source, Path(recipe.data_root))
-    training = Subset(prepared, range(len(prepared)))
-    for source in recipe.data.evaluation:
-        add_source(prepared, source, Path(recipe.data_root))
-    followed = range(len(training), len(prepared))
+    training, evaluation = read_mixture(prepared, recipe.data, Path(recipe.data_root))
     collator = Collator(
         prepared,
         max_blocks=recipe.data.max_blocks,
@@ -219,8 +204,29 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )
     stage = Stage2(model, recipe.losses, collator)
-    evaluation = Subset(prepared, followed) if followed else None
-    return fit(stage, model, recipe.optimization, recipe.run, output, training, evaluation, recipe)
+    return fit(stage, model, recipe, output, training, evaluation)
+
+
+def read_mixture(
+    items: Items[Any], data: Mixture, data_root: Path
+) -> tuple[Subset[Any], Subset[Any] | None]:
+    """Read the sources of a mixture into a set of items.
+
+    Args:
+        items: the set, which is filled.
+        data: the mixture.
+        data_root: folder that paths are relative to.
+
+    Returns:
+        The items to train on, and the items to evaluate; None without `data.evaluation`.
+    """
+    for source in data.training:
+        add_source(items, source, data_root)
+    training = Subset(items, range(len(items)))
+    for source in data.evaluation:
+        add_source(items, source, data_root)
+    followed = range(len(training), len(items))
+    return training, Subset(items, followed) if followed else None
 
 
 def add_source(prepared: Items[Any], source: DataSource, data_root: Path) -> None:
@@ -248,27 +254,20 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     Raises:
         ConfigError: the checkpoint has another shape than the recipe, or stands on other backbones.
     """
-    dtype = getattr(torch, optimization.backbone_dtype)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = placement(optimization)
     if start_from is None:
-        encoder, decoder = open_backbones(config, dtype=dtype, device=device)
-        model = SeDeM(config, encoder, decoder)
-        model.parts().to(device)
+        model = SeDeM(config, *open_backbones(config, **place))
+        model.parts().to(place["device"])
         return model
-    model = SeDeM.from_pretrained(start_from, dtype=dtype, device=device, engine="eager")
+    model = SeDeM.from_pretrained(start_from, engine="eager", **place)
     free = {"encoder", "decoder", "k", "block_order"}
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
-    for name, value in asdict(config).items():
-        if name not in free and value != asdict(model.config)[name]:
-            raise ConfigError(
-                f"model.{name} is {value} in the recipe, checkpoint '{start_from}' has "
-                f"{asdict(model.config)[name]}"
-            )
+    check_start(config, model.config, free, start_from)
     named = config.encoder, config.decoder
     if named != (model.config.encoder, model.config.decoder):
         # A backbone may have moved, but it must be the one that the parts were trained for.
-        opened = [backbone.digest for backbone in open_backbones(config, dtype=dtype)]
+        opened = [backbone.digest for backbone in open_backbones(config, dtype=place["dtype"])]
         if opened != [model.encoder.digest, model.decoder.digest]:
             raise ConfigError(
                 f"model.encoder and model.decoder are {named} in the recipe, checkpoint "
@@ -278,7 +277,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     return model
 
 
-STAGES: dict[str, tuple[type[Any], Callable[[Any], Path]]] = {
+STAGES: dict[str, tuple[type[Stage1Recipe | Stage2Recipe], Callable[[Any], Path]]] = {
     "stage1": (Stage1Recipe, train_stage1),
     "stage2": (Stage2Recipe, train_stage2),
 }

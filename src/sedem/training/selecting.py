@@ -1,20 +1,25 @@
 """What trains a selector, whatever it selects: losses, and the blocks that answers see meanwhile.
 
-Letters: B batch, N blocks, Q question tokens.
+Letters: B batch, S segments, T tokens, N blocks, J slots of a block, K selected blocks, Q question
+tokens, P prefix and answer tokens, A answer tokens, X layers, E encoder width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
-from sedem.errors import ConfigError
+from sedem.backbone.decoder import Backbone
+from sedem.method.encoder import encode
 from sedem.method.losses import selection_loss
+from sedem.validation import Flag, Number, NumberAbove0, Settings
 
-CONDITIONING: dict[str, Callable[[float], float]] = {
+Conditioning = Literal["selected", "mixed", "gold", "gold-then-selected"]
+
+CONDITIONING: dict[Conditioning, Callable[[float], float]] = {
     "selected": lambda progress: 0.0,
     "mixed": lambda progress: 0.5,
     "gold": lambda progress: 1.0,
@@ -23,18 +28,66 @@ CONDITIONING: dict[str, Callable[[float], float]] = {
 """Share of examples whose evidence is forced among the selected blocks, by training progress."""
 
 
-def check_conditioning(name: str) -> None:
-    """Refuse an unknown schedule.
+class SelectionBatch(TypedDict):
+    """A batch of examples, for a training that selects blocks: keyword arguments of its `forward`.
 
-    Raises:
-        ConfigError: with those that there are.
+    Attributes:
+        segment_ids: segments of all examples `[S, T]`.
+        segment_mask: False where a token is padding `[S, T]`.
+        slot_index: slots of each block, counted over all segments; -1 is padding `[B, N, J]`.
+        slot_tokens: real tokens behind each slot `[B, N, J]`.
+        blocks: False where a block is padding `[B, N]`.
+        evidence: e_n `[B, N]`.
+        question_ids: questions in encoder tokens `[B, Q]`.
+        question_mask: `[B, Q]`.
+        ids: prefix and answer in decoder tokens, padded on the left `[B, P]`.
+        valid: False where `ids` is padding `[B, P]`.
+        labels: tokens to predict at the last positions `[B, A]`.
+        coins: a number from 0 to 1 for each example, drawn with the batch `[B]`.
+        budget: K.
+        states: frozen states of the segments `[X, S, T, E]`; computed when not given.
+        question_states: the same of the questions `[X, B, Q, E]`.
     """
-    if name not in CONDITIONING:
-        raise ConfigError(f"losses.conditioning is '{name}'; it can be {', '.join(CONDITIONING)}")
+
+    segment_ids: Tensor
+    segment_mask: Tensor
+    slot_index: Tensor
+    slot_tokens: Tensor
+    blocks: Tensor
+    evidence: Tensor
+    question_ids: Tensor
+    question_mask: Tensor
+    ids: Tensor
+    valid: Tensor
+    labels: Tensor
+    coins: Tensor
+    budget: int
+    states: NotRequired[Tensor]
+    question_states: NotRequired[Tensor]
 
 
-@dataclass(frozen=True)
-class SelectionLosses:
+def frozen_states(
+    batch: SelectionBatch, encoder: Backbone, layers: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Frozen states of a batch; computed unless the batch has them.
+
+    Args:
+        batch: the batch.
+        encoder: the backbone that reads.
+        layers: numbers of layers.
+
+    Returns:
+        Those of the segments `[X, S, T, E]` and of the questions `[X, B, Q, E]`.
+    """
+    states, question_states = batch.get("states"), batch.get("question_states")
+    if states is None:
+        states = encode(encoder, batch["segment_ids"], layers)
+    if question_states is None:
+        question_states = encode(encoder, batch["question_ids"], layers)
+    return states, question_states
+
+
+class SelectionLosses(Settings):
     """Weights and temperature of L_ret; the defaults are the paper's.
 
     Attributes:
@@ -46,17 +99,11 @@ class SelectionLosses:
             margin always applies to sums.
     """
 
-    select: float = 1.0
-    margin_weight: float = 0.5
-    margin: float = 2.0
-    selection_temperature: float = 0.07
-    normalize_scores: bool = False
-
-    def __post_init__(self) -> None:
-        if self.selection_temperature <= 0:
-            raise ConfigError(
-                f"losses.selection_temperature is {self.selection_temperature}; it must be above 0"
-            )
+    select: Number = 1.0
+    margin_weight: Number = 0.5
+    margin: Number = 2.0
+    selection_temperature: NumberAbove0 = 0.07
+    normalize_scores: Flag = False
 
     def of(
         self, scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, question_mask_BQ: Tensor
@@ -75,7 +122,6 @@ class SelectionLosses:
         )
 
 
-@dataclass(frozen=True)
 class ConditionedLosses(SelectionLosses):
     """The same beside a reader of raw text.
 
@@ -83,11 +129,7 @@ class ConditionedLosses(SelectionLosses):
         conditioning: which paragraphs the reader learns from; a name in `CONDITIONING`.
     """
 
-    conditioning: str = "gold-then-selected"
-
-    def __post_init__(self) -> None:
-        check_conditioning(self.conditioning)
-        super().__post_init__()
+    conditioning: Conditioning = "gold-then-selected"
 
 
 def conditioned(

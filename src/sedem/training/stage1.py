@@ -7,12 +7,12 @@ D decoder width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from sedem.data.windows import collate_windows
@@ -28,10 +28,10 @@ from sedem.method.losses import (
     state_regression_loss,
 )
 from sedem.model import SeDeM
+from sedem.validation import Number, NumberAbove0, Settings, Share
 
 
-@dataclass(frozen=True)
-class Stage1Losses:
+class Stage1Losses(Settings):
     """Weights and temperatures of stage 1.
 
     Attributes:
@@ -49,30 +49,23 @@ class Stage1Losses:
             kinds apart; it is no target. Ours, not the paper's; 0 leaves it out.
     """
 
-    distill: float = 0.5
-    reconstruct: float = 1.0
-    pool_weight: float = 1.0
-    distill_temperature: float = 1.0
-    context: float = 1.0
-    regress: float = 0.0
-    regress_first: float = 0.0
-    recall: float = 0.0
+    distill: Number = 0.5
+    reconstruct: Number = 1.0
+    pool_weight: Number = 1.0
+    distill_temperature: NumberAbove0 = 1.0
+    context: Number = 1.0
+    regress: Number = 0.0
+    regress_first: Share = 0.0
+    recall: Share = 0.0
 
-    def __post_init__(self) -> None:
-        for name in ("recall", "regress_first"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"losses.{name} is {getattr(self, name)}; it is a share, from 0 to 1"
-                )
+    @model_validator(mode="after")
+    def _regression_has_a_weight(self) -> Self:
         if self.regress_first and not self.regress:
-            raise ConfigError(
-                f"losses.regress_first is {self.regress_first} but losses.regress is 0; "
-                "give the regression a weight"
+            raise ValueError(
+                f"regress_first is {self.regress_first} but regress is 0; give the regression a "
+                "weight"
             )
-        if self.distill_temperature <= 0:
-            raise ConfigError(
-                f"losses.distill_temperature is {self.distill_temperature}; it must be above 0"
-            )
+        return self
 
 
 class Stage1(nn.Module):

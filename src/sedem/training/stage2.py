@@ -8,14 +8,12 @@ E encoder width, D decoder width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from sedem.errors import ConfigError
-from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.losses import next_token_loss, reconstruction_loss
 from sedem.method.pooling import state_mask
@@ -23,15 +21,17 @@ from sedem.model import SeDeM
 from sedem.training.prepare import Collator, Item
 from sedem.training.selecting import (
     CONDITIONING,
+    Conditioning,
+    SelectionBatch,
     SelectionLosses,
-    check_conditioning,
     conditioned,
+    frozen_states,
     recall,
     rows_at,
 )
+from sedem.validation import Number
 
 
-@dataclass(frozen=True)
 class Stage2Losses(SelectionLosses):
     """Weights and temperatures of stage 2; the defaults are the paper's.
 
@@ -41,13 +41,9 @@ class Stage2Losses(SelectionLosses):
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
     """
 
-    reconstruct: float = 0.1
-    pool_weight: float = 1.0
-    conditioning: str = "gold-then-selected"
-
-    def __post_init__(self) -> None:
-        check_conditioning(self.conditioning)
-        super().__post_init__()
+    reconstruct: Number = 0.1
+    pool_weight: Number = 1.0
+    conditioning: Conditioning = "gold-then-selected"
 
 
 class Stage2(nn.Module):
@@ -102,62 +98,35 @@ class Stage2(nn.Module):
         """Tokens of segments, questions to the encoder, prompts and answers."""
         return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
 
-    def forward(
-        self,
-        segment_ids: Tensor,
-        segment_mask: Tensor,
-        slot_index: Tensor,
-        slot_tokens: Tensor,
-        blocks: Tensor,
-        evidence: Tensor,
-        question_ids: Tensor,
-        question_mask: Tensor,
-        ids: Tensor,
-        valid: Tensor,
-        labels: Tensor,
-        coins: Tensor,
-        budget: int,
-        states: Tensor | None = None,
-        question_states: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def forward(self, **batch: Unpack[SelectionBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples.
 
         Args:
-            segment_ids: segments of all examples `[S, T]`.
-            segment_mask: False where a token is padding `[S, T]`.
-            slot_index: slots of each block, counted over all segments; -1 is padding `[B, N, J]`.
-            slot_tokens: real tokens behind each slot `[B, N, J]`.
-            blocks: False where a block is padding `[B, N]`.
-            evidence: e_n `[B, N]`.
-            question_ids: questions in encoder tokens `[B, Q]`.
-            question_mask: `[B, Q]`.
-            ids: prefix and answer in decoder tokens, padded on the left `[B, P]`.
-            valid: False where `ids` is padding `[B, P]`.
-            labels: tokens to predict at the last positions `[B, A]`.
-            coins: a number from 0 to 1 for each example, drawn with the batch `[B]`.
-            budget: K.
-            states: frozen states of the segments `[X, S, T, E]`; computed when not given.
-            question_states: the same of the questions `[X, B, Q, E]`.
+            batch: the examples.
 
         Returns:
             `loss` (equation of the stage-2 objective), its parts, and `recall`: the share of
             examples with evidence among the selector's own K blocks.
         """
         model, weights = self.model, self.losses
-        layers = model.config.extract_layers
-        if states is None:
-            states = encode(model.encoder, segment_ids, layers)
-        if question_states is None:
-            question_states = encode(model.encoder, question_ids, layers)
+        evidence_BN, slot_tokens = batch["evidence"], batch["slot_tokens"]
+        states, question_states = frozen_states(batch, model.encoder, model.config.extract_layers)
         hidden_STE = model.mixture(states.float())
-        memory_SMD = model.compressor(hidden_STE, segment_mask)
-        memory_BNJD = rows_at(memory_SMD.flatten(0, 1), slot_index)
+        memory_SMD = model.compressor(hidden_STE, batch["segment_mask"])
+        memory_BNJD = rows_at(memory_SMD.flatten(0, 1), batch["slot_index"])
         scores_BN = model.selector(
-            model.mixture(question_states.float()), question_mask, memory_BNJD, slot_tokens > 0
+            model.mixture(question_states.float()),
+            batch["question_mask"],
+            memory_BNJD,
+            slot_tokens > 0,
         )
-        chosen_BK = self._condition(scores_BN.detach(), evidence, coins, budget)
-        answer = self._answer(memory_BNJD, slot_tokens, chosen_BK, ids, valid, labels)
-        select = weights.of(scores_BN, evidence, blocks, question_mask)
+        chosen_BK = self._condition(
+            scores_BN.detach(), evidence_BN, batch["coins"], batch["budget"]
+        )
+        answer = self._answer(
+            memory_BNJD, slot_tokens, chosen_BK, batch["ids"], batch["valid"], batch["labels"]
+        )
+        select = weights.of(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
         # Over every block, selected or not: several times the work of the answer's own.
@@ -165,12 +134,13 @@ class Stage2(nn.Module):
             parts["reconstruct"] = reconstruction_loss(
                 model.decompressor(memory_SMD),
                 model.compressor.target(hidden_STE).detach(),
-                segment_mask,
+                batch["segment_mask"],
                 model.config.compression,
                 weights.pool_weight,
             )
             loss = loss + weights.reconstruct * parts["reconstruct"]
-        return {"loss": loss, **parts, "recall": recall(scores_BN.detach(), evidence, budget)}
+        found = recall(scores_BN.detach(), evidence_BN, batch["budget"])
+        return {"loss": loss, **parts, "recall": found}
 
     def _condition(
         self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int

@@ -84,6 +84,9 @@ class SedemTrainer(Trainer):
                 f"{', '.join(missing)}; every part that is trained needs one"
             )
         super().__init__(module, args, data_collator=trainable.collate, **options)
+        # A loss is the mean of its batch, so the batches of a step are averaged. Trainer would sum
+        # them for a `forward(**batch)`, which it takes for one that divides by the step's items.
+        self.model_accepts_loss_kwargs = False
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.

@@ -12,8 +12,8 @@ import torch
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
-from sedem.training.baseline import BaselineRecipe, QuestionData, WindowSource
-from sedem.training.recipe import DataSource, Optimization, Run
+from sedem.training.baseline_recipe import BaselineRecipe, QuestionData, WindowSource
+from sedem.training.recipe import DataSource, Optimization, RunSettings
 
 SMALL: dict[str, dict[str, Any]] = {
     "full-context-tuned": {"lora_rank": 4, "lora_alpha": 8},
@@ -65,8 +65,10 @@ def question_recipe(
             method=name,
             model=reader_class(name).Config(backbone=tiny_folder(), **SMALL[name]),
             data=QuestionData(
-                training=(DataSource("squad.json", records=":1", options={"distractors": 1}),),
-                evaluation=(DataSource("squad.json", records="1:2", options={"distractors": 1}),),
+                training=(DataSource(path="squad.json", records=":1", options={"distractors": 1}),),
+                evaluation=(
+                    DataSource(path="squad.json", records="1:2", options={"distractors": 1}),
+                ),
                 answer_limit=200,
             ),
             **_shared(tmp_path / name),
@@ -85,7 +87,7 @@ def text_recipe(tiny_folder: Callable[..., str], tmp_path: Path) -> Callable[...
             method=name,
             model=reader_class(name).Config(backbone=tiny_folder(), **SMALL[name]),
             text=WindowSource(
-                "articles.jsonl", continuation=12, held_out=2, evaluation_windows=4, context=32
+                path="articles.jsonl", continuation=12, held_out=2, evaluation_windows=4, context=32
             ),
             **_shared(tmp_path / f"{name}-text"),
             **changes,
@@ -97,13 +99,13 @@ def text_recipe(tiny_folder: Callable[..., str], tmp_path: Path) -> Callable[...
 def _shared(folder: Path) -> dict[str, Any]:
     return {
         "optimization": Optimization(
-            {"parts": 1e-3, "lora": 1e-3},
+            learning_rates={"parts": 1e-3, "lora": 1e-3},
             steps=4,
             batch_size=4,
             bf16=False,
             backbone_dtype="float32",
         ),
-        "run": Run(str(folder / "out"), log_every=1, save_every=2),
+        "run": RunSettings(output=str(folder / "out"), log_every=1, save_every=2),
         "data_root": str(Path(__file__).parents[2] / "fixtures"),
         "cache": str(folder / "cache"),
     }

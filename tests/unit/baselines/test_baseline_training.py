@@ -20,7 +20,8 @@ from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
-from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
+from sedem.training.baseline import train_baseline
+from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import as_yaml
 from sedem.training.trainer import SedemTrainer
 
@@ -61,7 +62,7 @@ def killed(recipe: BaselineRecipe, step: int) -> None:
 
 
 def assert_resumes_equal(recipe: BaselineRecipe) -> None:
-    whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
+    whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
     train_baseline(whole)
     killed(recipe, 4)
     train_baseline(recipe)
@@ -104,8 +105,8 @@ def rising_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:
     """The same training with fewer steps and no evaluation."""
-    run = replace(recipe.run, output=f"{recipe.run.output}-{steps}", eval_every=0)
-    return replace(recipe, optimization=replace(recipe.optimization, steps=steps), run=run)
+    run = recipe.run.with_changes(output=f"{recipe.run.output}-{steps}", eval_every=0)
+    return recipe.with_changes(optimization=recipe.optimization.with_changes(steps=steps), run=run)
 
 
 @pytest.mark.usefixtures("rising_loss")
@@ -115,11 +116,11 @@ def test_the_final_checkpoint_has_the_lowest_evaluation_loss(
 ) -> None:
     recipe = question_recipe(name)
     # With a constant schedule, steps do not depend on the length of the run.
-    constant = replace(recipe.optimization, steps=5, schedule="constant_with_warmup")
+    constant = recipe.optimization.with_changes(steps=5, schedule="constant_with_warmup")
     plain = replace(recipe.model, lora_dropout=0.0)
     # save_every would not save the best step, and keep allows one more checkpoint.
-    run = replace(recipe.run, save_every=5, eval_every=1, keep=1)
-    recipe = replace(recipe, model=plain, optimization=constant, run=run)
+    run = recipe.run.with_changes(save_every=5, eval_every=1, keep=1)
+    recipe = recipe.with_changes(model=plain, optimization=constant, run=run)
     train_baseline(recipe)
     train_baseline(stopped_at(recipe, 2))
     train_baseline(stopped_at(recipe, 5))
@@ -140,8 +141,8 @@ def test_the_final_checkpoint_has_the_lowest_evaluation_loss(
 @pytest.mark.usefixtures("rising_loss")
 def test_a_resumed_run_remembers_its_lowest_loss(question_recipe: Make) -> None:
     recipe = question_recipe("icae")
-    recipe = replace(recipe, run=replace(recipe.run, save_every=3, eval_every=1))
-    whole = replace(recipe, run=replace(recipe.run, output=f"{recipe.run.output}-whole"))
+    recipe = recipe.with_changes(run=recipe.run.with_changes(save_every=3, eval_every=1))
+    whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
     train_baseline(whole)
     killed(recipe, 4)
     train_baseline(recipe)
@@ -180,9 +181,11 @@ def test_from_text_to_questions_to_answers(
     with pytest.raises(ConfigError, match="control is 'wrong'"):
         run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
     other = question_recipe("icae", start_from=str(first))
-    changed = replace(other, model=replace(other.model, compression=2))  # type: ignore[call-arg]
+    changed = other.with_changes(model=replace(other.model, compression=2))  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"model.compression is 2 in the recipe, checkpoint"):
-        train_baseline(replace(changed, run=replace(changed.run, output=str(tmp_path / "else"))))
+        train_baseline(
+            changed.with_changes(run=changed.run.with_changes(output=str(tmp_path / "else")))
+        )
 
 
 def test_a_recipe_with_both_text_and_questions_is_rejected(
@@ -260,8 +263,7 @@ def test_a_recipe_trains(
     name = path.name.rpartition("-")[0]
     recipe = load_baseline_recipe(name, path)
     backbone = tiny_folder(max_position_embeddings=16384)
-    text = recipe.text and replace(
-        recipe.text,
+    text = recipe.text and recipe.text.with_changes(
         path="articles.jsonl",
         held_out=0,
         tokens=None,
@@ -269,16 +271,14 @@ def test_a_recipe_trains(
         # The articles are short: nine of about 3,000 tokens.
         context=min(recipe.text.context, 1000),
     )
-    questions = recipe.data and replace(
-        recipe.data,
+    questions = recipe.data and recipe.data.with_changes(
         training=tuple(map(small_source, recipe.data.training)),
         evaluation=tuple(map(small_source, recipe.data.evaluation)),
         answer_limit=200,
         context_limit=700,
     )
     shallow = {"extract_layer": 2} if name == "rag" else {}
-    small = replace(
-        recipe,
+    small = recipe.with_changes(
         model=replace(
             recipe.model,
             backbone=backbone,

@@ -24,7 +24,8 @@ from sedem.evaluation.method import Setting
 from sedem.evaluation.trained import Trained
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt
-from sedem.training.baseline import BaselineRecipe, train_baseline
+from sedem.training.baseline import train_baseline
+from sedem.training.baseline_recipe import BaselineRecipe
 from sedem.training.prepare import Collator, Prepared
 from sedem.training.rag import RAGBlocks, RAGTraining
 from sedem.training.selecting import ConditionedLosses
@@ -219,7 +220,7 @@ def test_a_trained_model_answers_with_any_budget(
 ) -> None:
     recipe = question_recipe("rag", losses=ConditionedLosses(normalize_scores=True))
     assert recipe.data is not None
-    recipe = replace(recipe, data=replace(recipe.data, cache_states=True, max_paragraphs=4))
+    recipe = recipe.with_changes(data=recipe.data.with_changes(cache_states=True, max_paragraphs=4))
     final = train_baseline(recipe)
     settings: dict[str, Any] = {"checkpoint": str(final), "limit": 3, "max_new_tokens": 4}
     settings["options"] = {"distractors": 1}
@@ -242,7 +243,7 @@ def test_settings_of_other_methods_are_rejected(
     recipe = question_recipe("rag")
     assert recipe.data is not None
     with pytest.raises(ConfigError, match="rag learns to pick among all documents"):
-        train_baseline(replace(recipe, data=replace(recipe.data, documents="gold")))
+        train_baseline(recipe.with_changes(data=recipe.data.with_changes(documents="gold")))
     with pytest.raises(ConfigError, match="are for a method that picks paragraphs, 'icae' reads"):
         train_baseline(question_recipe("icae", losses=ConditionedLosses()))
     with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):

@@ -29,7 +29,7 @@ from sedem.evaluation.method import Setting
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
 from sedem.inference.generation import Decoding
-from sedem.training.baseline import QuestionTraining
+from sedem.training.baseline_training import QuestionTraining
 from sedem.training.questions import Questions, collate_questions
 
 SHORT = Decoding(max_new_tokens=5)

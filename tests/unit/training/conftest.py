@@ -12,7 +12,7 @@ import torch
 
 from sedem import Document, SedemConfig
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.training.recipe import DataSource, Optimization, Run, TextSource
+from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem.training.run import Stage1Recipe, Stage2Data, Stage2Recipe
 from sedem.training.stage1 import Stage1Losses
 
@@ -75,16 +75,16 @@ def stage1_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage1
     """Six steps of stage 1 on nine articles, the last two of them held out."""
     return Stage1Recipe(
         model=config,
-        text=TextSource("articles.jsonl", continuation=8, held_out=2, evaluation_windows=6),
+        text=TextSource(path="articles.jsonl", continuation=8, held_out=2, evaluation_windows=6),
         optimization=Optimization(
-            {"compressor": 1e-3, "decompressor": 2e-3},
+            learning_rates={"compressor": 1e-3, "decompressor": 2e-3},
             steps=6,
             batch_size=4,
             weight_decay=0.01,
             bf16=False,
             backbone_dtype="float32",
         ),
-        run=Run(str(tmp_path / "stage1"), log_every=1, save_every=2, eval_every=3),
+        run=RunSettings(output=str(tmp_path / "stage1"), log_every=1, save_every=2, eval_every=3),
         losses=Stage1Losses(regress=0.5, regress_first=0.5, recall=0.5),
         data_root=str(fixtures),
         cache=str(tmp_path / "cache"),
@@ -97,14 +97,19 @@ def stage2_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage2
     return Stage2Recipe(
         model=config,
         data=Stage2Data(
-            training=(DataSource("squad.json", records=":1", options={"distractors": 3}),),
-            evaluation=(DataSource("squad.json", records="1:2", options={"distractors": 2}),),
+            training=(DataSource(path="squad.json", records=":1", options={"distractors": 3}),),
+            evaluation=(DataSource(path="squad.json", records="1:2", options={"distractors": 2}),),
             max_blocks=12,
             budgets=(1, 2),
             answer_limit=200,
         ),
         optimization=Optimization(
-            {"compressor": 1e-3, "decompressor": 2e-3, "selector": 3e-3, "lora": 4e-3},
+            learning_rates={
+                "compressor": 1e-3,
+                "decompressor": 2e-3,
+                "selector": 3e-3,
+                "lora": 4e-3,
+            },
             steps=6,
             batch_size=2,
             accumulation=2,
@@ -112,7 +117,7 @@ def stage2_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage2
             bf16=False,
             backbone_dtype="float32",
         ),
-        run=Run(str(tmp_path / "stage2"), log_every=1, save_every=2, eval_every=3),
+        run=RunSettings(output=str(tmp_path / "stage2"), log_every=1, save_every=2, eval_every=3),
         data_root=str(fixtures),
         cache=str(tmp_path / "cache"),
     )

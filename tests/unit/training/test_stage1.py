@@ -365,7 +365,7 @@ def test_recalled_spans_are_targets_and_their_separator_is_none(
     torch.manual_seed(1)
     model = SeDeM(config, backbone, backbone)
     batch = windows(8)
-    losses = replace(LOSSES, recall=0.5)
+    losses = LOSSES.with_changes(recall=0.5)
     stage = Stage1(model, losses, seed=2)
     targets, flags = stage._with_recall(**batch)
     assert 2 <= int(flags.sum()) <= 6

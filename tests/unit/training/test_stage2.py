@@ -217,7 +217,7 @@ def test_losses_equal_those_written_out(
 ) -> None:
     torch.manual_seed(3)
     model = SeDeM(replace(adapted.config, **changes), adapted.encoder, adapted.decoder)
-    losses = replace(LOSSES, normalize_scores=normalize)
+    losses = LOSSES.with_changes(normalize_scores=normalize)
     stage = staged(model, examples, losses)
     found = stage(**stage.collate(items(stage)))
     each = [Naive(model, example) for example in examples.examples]
@@ -388,7 +388,7 @@ def test_no_evidence_leaves_the_choice_to_the_selector(model: SeDeM) -> None:
 def test_the_answer_is_conditioned_on_the_forced_evidence(
     adapted: SeDeM, examples: ExampleSet
 ) -> None:
-    stage = staged(adapted, examples, replace(LOSSES, conditioning="gold"), budget=1).train()
+    stage = staged(adapted, examples, LOSSES.with_changes(conditioning="gold"), budget=1).train()
     found = stage(**stage.collate(items(stage)))
     losses = []
     for example in examples.examples:

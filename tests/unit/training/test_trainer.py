@@ -45,7 +45,7 @@ def train(recipe: Recipe) -> Path:
 def elsewhere(recipe: Any, name: str, **run: Any) -> Any:
     """The same recipe in another output folder."""
     output = Path(recipe.run.output).with_name(name)
-    return replace(recipe, run=replace(recipe.run, output=str(output), **run))
+    return recipe.with_changes(run=recipe.run.with_changes(output=str(output), **run))
 
 
 @pytest.fixture(params=["stage1", "stage2"])
@@ -114,6 +114,16 @@ def test_a_run_killed_in_the_middle_resumes_with_the_same_losses(recipe: Recipe)
     # The second half was trained on its own losses, not on nothing.
     steps = [line["step"] for line in losses(recipe) if "loss" in line]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_batches_of_a_step_are_averaged(stage2_recipe: Stage2Recipe) -> None:
+    assert stage2_recipe.optimization.accumulation == 2
+    train(stage2_recipe)
+    weights = {"answer": 1.0, "select": 1.0, "reconstruct": 0.1}
+    for line in losses(stage2_recipe):
+        if "loss" in line:
+            total = sum(weight * line[name] for name, weight in weights.items())
+            assert line["loss"] == pytest.approx(total, rel=1e-4)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(stage1_recipe: Stage1Recipe) -> None:
@@ -326,7 +336,7 @@ def test_a_checkpoint_holds_what_is_trained_and_nothing_of_the_backbone(
 def test_other_settings_in_the_same_output_folder_are_refused(recipe: Recipe) -> None:
     with killed_in_step(3):
         train(recipe)
-    other = replace(recipe, optimization=replace(recipe.optimization, steps=7))
+    other = recipe.with_changes(optimization=recipe.optimization.with_changes(steps=7))
     with pytest.raises(ConfigError, match=r"holds a run with other settings .*recipe\.yaml"):
         train(other)
     kept = (Path(recipe.run.output) / "recipe.yaml").read_text()
@@ -335,14 +345,14 @@ def test_other_settings_in_the_same_output_folder_are_refused(recipe: Recipe) ->
 
 def test_a_run_that_left_nothing_does_not_hold_its_folder(stage1_recipe: Stage1Recipe) -> None:
     with pytest.raises(DataError, match=r"there is no file or folder '.*nowhere"):
-        train(replace(stage1_recipe, data_root="nowhere"))
+        train(stage1_recipe.with_changes(data_root="nowhere"))
     train(stage1_recipe)
     assert (Path(stage1_recipe.run.output) / "recipe.yaml").read_text() == as_yaml(stage1_recipe)
     # A finished run holds it even if somebody has removed its checkpoints.
     for folder in Path(stage1_recipe.run.output).glob("checkpoint-*"):
         shutil.rmtree(folder)
     with pytest.raises(ConfigError, match="holds a run with other settings"):
-        train(replace(stage1_recipe, data_root="nowhere"))
+        train(stage1_recipe.with_changes(data_root="nowhere"))
 
 
 def test_the_summary_says_everything_about_the_run(recipe: Recipe) -> None:
@@ -407,9 +417,8 @@ def test_results_are_not_mixed_with_the_log(
 
 
 def test_rates_of_parts_follow_the_schedule(stage2_recipe: Stage2Recipe) -> None:
-    slow = replace(
-        stage2_recipe,
-        optimization=replace(stage2_recipe.optimization, warmup=3, schedule="linear"),
+    slow = stage2_recipe.with_changes(
+        optimization=stage2_recipe.optimization.with_changes(warmup=3, schedule="linear"),
     )
     train(slow)
     rates = [line["learning_rate"] for line in losses(slow) if "learning_rate" in line]
@@ -444,11 +453,9 @@ def test_stage_2_goes_on_from_stage_1(
     stage1_recipe: Stage1Recipe, stage2_recipe: Stage2Recipe
 ) -> None:
     first = train(stage1_recipe)
-    frozen = replace(
-        stage2_recipe,
+    frozen = stage2_recipe.with_changes(
         start_from=str(first),
-        optimization=replace(
-            stage2_recipe.optimization,
+        optimization=stage2_recipe.optimization.with_changes(
             learning_rates=dict.fromkeys(stage2_recipe.optimization.learning_rates, 0.0),
         ),
     )
@@ -470,8 +477,7 @@ def test_a_checkpoint_of_another_shape_is_no_start(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path, change: dict[str, int], message: str
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    other = replace(
-        stage2_recipe,
+    other = stage2_recipe.with_changes(
         start_from=str(tmp_path / "start"),
         model=replace(stage2_recipe.model, **change),
     )
@@ -483,11 +489,11 @@ def test_stage_2_goes_on_from_stage_2_with_the_same_adapters(
     stage2_recipe: Stage2Recipe, config: SedemConfig
 ) -> None:
     first = train(stage2_recipe)
-    again = replace(elsewhere(stage2_recipe, "again"), start_from=str(first))
+    again = elsewhere(stage2_recipe, "again").with_changes(start_from=str(first))
     SeDeM.from_pretrained(train(again))
     for change in ({"lora_rank": 8}, {"lora_rank": 0}, {"lora_alpha": 16}):
         (name,) = change
-        other = replace(elsewhere(again, "other"), model=replace(config, **change))
+        other = elsewhere(again, "other").with_changes(model=replace(config, **change))
         with pytest.raises(ConfigError, match=rf"model\.{name} is .* in the recipe, checkpoint"):
             train(other)
 

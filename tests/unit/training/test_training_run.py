@@ -38,7 +38,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What would be trained; training itself is left out."""
     given: dict[str, Any] = {}
 
-    def fit(stage: Any, model: Any, optimization: Any, run: Any, output: Any, *sets: Any) -> None:
+    def fit(stage: Any, model: Any, recipe: Any, output: Any, *sets: Any) -> None:
         given.update(stage=stage, model=model, training=sets[0], evaluation=sets[1])
         raise StoppedError
 
@@ -75,7 +75,7 @@ def test_held_out_texts_are_evaluated_and_never_trained_on(
 
 
 def test_tokens_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
-    few = replace(stage1_recipe, text=replace(stage1_recipe.text, tokens=240, held_out=0))
+    few = stage1_recipe.with_changes(text=stage1_recipe.text.with_changes(tokens=240, held_out=0))
     prepared_for(few, train_stage1, fitted)
     # Windows of 16 and 8 tokens of the first 240; an offset may cost one.
     assert 9 <= len(fitted["training"]) <= 10
@@ -93,13 +93,17 @@ def test_text_of_the_hub_is_not_looked_for_in_a_folder(
         return of(Path(stage1_recipe.data_root) / "articles.jsonl", backbone, cache, *settings)
 
     monkeypatch.setattr(training_run.Tokens, "of", local)
-    recipe = replace(stage1_recipe, text=replace(stage1_recipe.text, path=source, tokens=9000))
-    prepared_for(replace(recipe, text=replace(recipe.text, held_out=0)), train_stage1, fitted)
+    recipe = stage1_recipe.with_changes(
+        text=stage1_recipe.text.with_changes(path=source, tokens=9000)
+    )
+    prepared_for(
+        recipe.with_changes(text=recipe.text.with_changes(held_out=0)), train_stage1, fitted
+    )
     assert asked == [(source, ((), 9000))]
 
 
 def test_windows_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
-    few = replace(stage1_recipe, text=replace(stage1_recipe.text, windows=5, held_out=0))
+    few = stage1_recipe.with_changes(text=stage1_recipe.text.with_changes(windows=5, held_out=0))
     prepared_for(few, train_stage1, fitted)
     assert len(fitted["training"]) == 5
     assert fitted["evaluation"] is None
@@ -108,16 +112,16 @@ def test_windows_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, A
 def test_fewer_windows_than_asked_for_are_said(
     stage1_recipe: Stage1Recipe, fitted: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    few = replace(stage1_recipe.text, tokens=240, windows=11, held_out=0)
-    prepared_for(replace(stage1_recipe, text=few), train_stage1, fitted)
+    few = stage1_recipe.text.with_changes(tokens=240, windows=11, held_out=0)
+    prepared_for(stage1_recipe.with_changes(text=few), train_stage1, fitted)
     found = len(fitted["training"])
     assert f"text.windows asks for 11 windows, the text that is read has {found};" in caplog.text
 
 
 def test_more_texts_cannot_be_held_out_than_there_are(stage1_recipe: Stage1Recipe) -> None:
-    text = replace(stage1_recipe.text, held_out=9)
+    text = stage1_recipe.text.with_changes(held_out=9)
     with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
-        train_stage1(replace(stage1_recipe, text=text))
+        train_stage1(stage1_recipe.with_changes(text=text))
 
 
 def test_fresh_parts_are_calibrated_and_a_checkpoint_is_not(
@@ -127,15 +131,15 @@ def test_fresh_parts_are_calibrated_and_a_checkpoint_is_not(
     assert not torch.equal(model.decompressor.spread, torch.ones(32))
     model.decompressor.spread.fill_(7.0)
     model.save_pretrained(tmp_path / "start")
-    again = replace(stage1_recipe, start_from=str(tmp_path / "start"))
+    again = stage1_recipe.with_changes(start_from=str(tmp_path / "start"))
     model = prepared_for(again, train_stage1, fitted)["model"]
     assert torch.equal(model.decompressor.spread, torch.full((32,), 7.0))
 
 
 def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, fitted: dict[str, Any]) -> None:
     def selector(seed: int) -> torch.Tensor:
-        optimization = replace(stage2_recipe.optimization, seed=seed)
-        recipe = replace(stage2_recipe, optimization=optimization)
+        optimization = stage2_recipe.optimization.with_changes(seed=seed)
+        recipe = stage2_recipe.with_changes(optimization=optimization)
         weight = prepared_for(recipe, train_stage2, fitted)["model"].selector.w_query.weight
         return weight.detach().clone()
 
@@ -150,10 +154,10 @@ def test_sources_are_mixed_and_followed_ones_kept_apart(
     stage2_recipe: Stage2Recipe, fitted: dict[str, Any]
 ) -> None:
     sources = (
-        DataSource("musique.jsonl", label="answer"),
-        DataSource("squad.json", records=":1", repeat=3),
+        DataSource(path="musique.jsonl", label="answer"),
+        DataSource(path="squad.json", records=":1", repeat=3),
     )
-    mixed = replace(stage2_recipe, data=replace(stage2_recipe.data, training=sources))
+    mixed = stage2_recipe.with_changes(data=stage2_recipe.data.with_changes(training=sources))
     prepared_for(mixed, train_stage2, fitted)
     assert len(fitted["training"]) == 2 + 3 * 12
     assert len(fitted["evaluation"]) == 12
@@ -167,9 +171,9 @@ def test_a_source_says_what_it_gave_and_what_was_left_out(
 ) -> None:
     prepared = Prepared(model, answer_limit=8)
     with caplog.at_level(logging.INFO):
-        add_source(prepared, DataSource("musique.jsonl"), fixtures)
-        add_source(prepared, DataSource("qasper.json"), fixtures)
-        add_source(prepared, DataSource("hotpotqa-hub.jsonl", repeat=2), fixtures)
+        add_source(prepared, DataSource(path="musique.jsonl"), fixtures)
+        add_source(prepared, DataSource(path="qasper.json"), fixtures)
+        add_source(prepared, DataSource(path="hotpotqa-hub.jsonl", repeat=2), fixtures)
     assert [record.getMessage() for record in caplog.records] == [
         "musique: 2 examples (2 in an epoch); left out: none",
         "qasper: 3 examples (1 in an epoch); left out: "
@@ -190,26 +194,26 @@ def test_a_source_may_be_a_public_name_whose_training_split_is_read(
 
     monkeypatch.setattr(training_run, "open_examples", local)
     prepared = Prepared(model, answer_limit=100)
-    add_source(prepared, DataSource("musique"), tmp_path)
-    add_source(prepared, DataSource("musique", options={"split": "validation"}), tmp_path)
+    add_source(prepared, DataSource(path="musique"), tmp_path)
+    add_source(prepared, DataSource(path="musique", options={"split": "validation"}), tmp_path)
     (tmp_path / "musique").write_text("a file of that name wins")
-    add_source(prepared, DataSource("musique"), tmp_path)
+    add_source(prepared, DataSource(path="musique"), tmp_path)
     assert asked == [
         ("musique", "train"), ("musique", "validation"), (tmp_path / "musique", None)
     ]  # fmt: skip
 
 
 def test_a_missing_source_is_named(stage2_recipe: Stage2Recipe) -> None:
-    data = replace(stage2_recipe.data, training=(DataSource("nowhere.json"),))
+    data = stage2_recipe.data.with_changes(training=(DataSource(path="nowhere.json"),))
     with pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"):
-        train_stage2(replace(stage2_recipe, data=data))
+        train_stage2(stage2_recipe.with_changes(data=data))
 
 
 def test_states_are_kept_where_the_recipe_says(
     stage2_recipe: Stage2Recipe, fitted: dict[str, Any], tmp_path: Path
 ) -> None:
-    data = replace(stage2_recipe.data, cache_states=True)
-    cached = replace(stage2_recipe, data=data, cache=str(tmp_path / "states"))
+    data = stage2_recipe.data.with_changes(cache_states=True)
+    cached = stage2_recipe.with_changes(data=data, cache=str(tmp_path / "states"))
     prepared_for(cached, train_stage2, fitted)
     assert len(list((tmp_path / "states").glob("states-*/states.bin"))) == 2
     batch = fitted["stage"].collate([fitted["training"][0]])
@@ -218,14 +222,13 @@ def test_states_are_kept_where_the_recipe_says(
 
 def test_cached_and_online_training_agree(stage2_recipe: Stage2Recipe, tmp_path: Path) -> None:
     # Frozen weights in bfloat16: what is cached is what would be computed.
-    optimization = replace(stage2_recipe.optimization, backbone_dtype="bfloat16", steps=3)
+    optimization = stage2_recipe.optimization.with_changes(backbone_dtype="bfloat16", steps=3)
 
     def answers(name: str, **data: Any) -> list[float]:
-        recipe = replace(
-            stage2_recipe,
+        recipe = stage2_recipe.with_changes(
             optimization=optimization,
-            data=replace(stage2_recipe.data, **data),
-            run=replace(stage2_recipe.run, output=str(tmp_path / name)),
+            data=stage2_recipe.data.with_changes(**data),
+            run=stage2_recipe.run.with_changes(output=str(tmp_path / name)),
         )
         train_stage2(recipe)
         log = json.loads((tmp_path / name / "training.json").read_text())["log"]
@@ -239,7 +242,7 @@ def test_cached_and_online_training_agree(stage2_recipe: Stage2Recipe, tmp_path:
 
 def test_a_model_is_opened_in_the_type_the_recipe_says(stage2_recipe: Stage2Recipe) -> None:
     for dtype in ("float32", "bfloat16"):
-        optimization = replace(stage2_recipe.optimization, backbone_dtype=dtype)  # type: ignore[arg-type]
+        optimization = stage2_recipe.optimization.with_changes(backbone_dtype=dtype)
         model = open_model(stage2_recipe.model, optimization, None)
         assert model.decoder.dtype == getattr(torch, dtype)
         # What is trained stays in float32.

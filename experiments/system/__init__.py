@@ -1,0 +1,1 @@
+"""The machinery that every study shares: cells, scales, training, tables, pictures, pages."""

@@ -1,0 +1,107 @@
+"""What `sedem bench` measures at each scale: times, memory and floors, never quality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.variants import main_model
+from sedem.evaluation.registry import METHODS as EVERY
+
+CONTEXTS = {
+    "smoke": (64,),
+    "nano": (512, 2048, 32768),
+    "paper": (1280, 5120, 32768, 131072, 1048576),
+}
+"""Context lengths in tokens."""
+
+METHODS = {
+    "smoke": ("sedem", "full-context"),
+    # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
+    "nano": ("sedem", "full-context", "bm25", "hf", "hf-compiled", "hf-prefix"),
+}
+"""Methods; a scale without an entry measures all of them."""
+
+PEER_CONTEXTS = {"nano": (1024,)}
+"""Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
+
+ANSWER_TOKENS = {"smoke": 3, "nano": 17, "paper": 33}
+
+SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
+"""Timed on random weights at paper scale: speed does not depend on the values of weights."""
+
+BLOCKS = {"nano": (1000, 10_000), "paper": (1000, 10_000, 100_000)}
+"""Sizes of the synthetic banks that are scored."""
+
+SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "paper": (32768,)}
+"""Context lengths at which SeDeM is timed alone."""
+
+BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "paper": (1, 8, 64)}
+"""Numbers of questions that are asked of one bank together."""
+
+SLOT_TYPES = ("bfloat16", "int8", "fp8")
+"""Types of stored slots."""
+
+
+def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
+    """The bench of the scale's main model, or of the paper's shapes, by name for tables."""
+    if scale.name == "paper":
+        return {shape: Cell(kind, backbone=shape) for shape in SHAPES}
+    return {scale.backbones[0]: Cell(kind, variant=main_model(scale))}
+
+
+def measure_bench(
+    kind: str, scale: Scale, checkpoint: Path | None, backbone: str, name: str
+) -> dict[str, Any]:
+    """Run the bench; a run that was killed continues after its last finished context.
+
+    Args:
+        kind: "bench" (the scale's methods), "batches" (questions a second of SeDeM), "memories"
+            (SeDeM with each type of stored slots) or "peers" (every method, with its speed-up over
+            the full context).
+        scale: its lengths and methods.
+        checkpoint: the model; None for a shape.
+        backbone: the shape; empty for a checkpoint.
+        name: of the cell; names the folder of the run.
+    """
+    from sedem.bench.command import run_bench
+    from sedem.bench.plan import Plan
+
+    methods = {"bench": METHODS.get(scale.name, ()), "peers": tuple(EVERY)}
+    contexts: Mapping[str, tuple[int, ...]] = SEDEM_CONTEXTS
+    if kind in ("bench", "peers"):
+        contexts = CONTEXTS if kind == "bench" else PEER_CONTEXTS
+    plan = Plan(
+        methods=methods.get(kind, ("sedem",)),
+        contexts=contexts[scale.name],
+        blocks=BLOCKS.get(scale.name, ()) if kind == "bench" else (),
+        batches=BATCHES[scale.name] if kind == "batches" else (),
+        memory=SLOT_TYPES if kind == "memories" else Plan.memory,
+        checkpoint=str(checkpoint or Plan.checkpoint),
+        backbone=backbone or None,
+        runs=1 if scale.name == "smoke" else 20,
+        answer_tokens=ANSWER_TOKENS[scale.name],
+    )
+    result = run_bench(plan, scale.runs / "bench" / name)
+    # The folder of a checkpoint is particular to one machine; the result has the weights' digest.
+    result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
+    if kind == "peers":
+        result["times_sooner"] = times_sooner(result["results"])
+    return result
+
+
+def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The full context's time to the first token over a method's, by method and clock."""
+    reference = _first_token_ms(results["full-context"])
+    return {
+        method: {clock: reference[clock] / ms for clock, ms in _first_token_ms(found).items()}
+        for method, found in results.items()
+    }
+
+
+def _first_token_ms(found: Mapping[str, Any]) -> dict[str, float]:
+    (figures,) = found.values()
+    return {clock: figures[f"{clock}_ttft_ms"]["median"] for clock in ("online", "prebuilt")}

@@ -1,0 +1,121 @@
+"""Pictures of studies: our numbers with intervals, the paper's in grey."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.system.scales import Scale
+
+if TYPE_CHECKING:
+    from experiments.system.study import Number
+
+OURS, PAPER = "#1b6ca8", "#9a9a9a"
+ACROSS = 4
+"""Panels in a row."""
+
+_SWEEP = re.compile(r"(?P<knob>[A-Z])=(?P<value>\d+)$")
+
+
+def pyplot_module() -> Any:
+    """Matplotlib's pyplot, set up to draw into files that are the same every time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "sedem"
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure without its date, and close it."""
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
+    pyplot_module().close(figure)
+
+
+def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> None:
+    """Draw one panel a column: a curve if the rows are like "K=4", else points in rows."""
+    pyplot = pyplot_module()
+    panels = _panels(numbers)
+    across = min(len(panels), ACROSS)
+    down = -(-len(panels) // across)
+    height = max(3.0, 1.4 + 0.3 * max(len(panel) for panel in panels.values()))
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(2.6 + 2.5 * across, height * down), squeeze=False
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    rows = list(dict.fromkeys(number.row for number in numbers))
+    for place, (axis, (column, panel)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
+        axis.set_title(column, fontsize=9)
+        if _is_sweep(panel):
+            _curve(axis, panel, scale)
+        else:
+            # All panels have the same rows, so only the first in each line names them.
+            _points(axis, panel, scale, rows, named=place % across == 0)
+        axis.spines[["top", "right"]].set_visible(False)
+    marks = [(OURS, "o", f"ours, {scale.name} scale, 95 %")]
+    if any(number.paper is not None for number in numbers):
+        marks.append((PAPER, "D", "paper (other backbones and sets)"))
+    handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
+    figure.legend(handles=handles, loc="lower center", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout(rect=(0, 0.06 / down, 1, 0.98))
+    save(figure, path)
+
+
+def _panels(numbers: Sequence[Number]) -> dict[str, list[Number]]:
+    """Numbers by column; a column that sweeps two settings becomes two panels."""
+    panels: dict[str, list[Number]] = {}
+    for number in numbers:
+        match = _SWEEP.search(number.row)
+        title = f"{number.column}, by {match['knob']}" if match else number.column
+        panels.setdefault(title, []).append(number)
+    return panels
+
+
+def _is_sweep(panel: list[Number]) -> bool:
+    return all(_SWEEP.search(number.row) for number in panel)
+
+
+def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, named: bool) -> None:
+    for number in panel:
+        height = -rows.index(number.row)
+        _mark(axis, number, scale, height, horizontal=True)
+    names = rows if named else [""] * len(rows)
+    axis.set_yticks([-i for i in range(len(rows))], names, fontsize=8)
+    axis.set_ylim(-len(rows) + 0.4, 0.6)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def _curve(axis: Any, panel: list[Number], scale: Scale) -> None:
+    places = [float(_SWEEP.search(n.row)["value"]) for n in panel]  # type: ignore[index]
+    measured = [(place, number.ours(scale)) for place, number in zip(places, panel, strict=True)]
+    ours = [(place, found[0]) for place, found in measured if found is not None]
+    paper = [(p, n.paper) for p, n in zip(places, panel, strict=True) if n.paper is not None]
+    for line, colour in ((ours, OURS), (paper, PAPER)):
+        axis.plot([x for x, _ in line], [y for _, y in line], color=colour, alpha=0.6)
+    for place, number in zip(places, panel, strict=True):
+        _mark(axis, number, scale, place, horizontal=False)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(places, [f"{place:g}" for place in places])
+    axis.grid(alpha=0.3)
+
+
+def _mark(axis: Any, number: Number, scale: Scale, place: float, *, horizontal: bool) -> None:
+    ours = number.ours(scale)
+    if number.paper is not None:
+        at = (number.paper, place) if horizontal else (place, number.paper)
+        axis.plot(*at, "D", color=PAPER, markersize=5)
+    if ours is None:
+        return
+    mean, interval = ours
+    low, high = interval or (mean, mean)
+    spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+    if horizontal:
+        axis.errorbar(mean, place, xerr=spread, fmt="o", color=OURS, markersize=5, capsize=2)
+    else:
+        axis.errorbar(place, mean, yerr=spread, fmt="o", color=OURS, markersize=5, capsize=2)

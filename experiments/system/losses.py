@@ -1,0 +1,129 @@
+"""Losses of given answers and texts, and ranks of slots: finer than scores for small models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sedem.data.examples import Example
+    from sedem.training.run import Stage1Recipe
+
+
+def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
+    """Losses on held-out windows from memory alone, after stage 1.
+
+    Args:
+        checkpoint: the final checkpoint of a stage-1 run.
+        recipe: names the text and the held-out windows.
+
+    Returns:
+        By target (continuation, recall) and condition: mean, interval and number of windows.
+    """
+    import torch
+    from torch.utils.data import Subset
+
+    from sedem import SeDeM
+    from sedem.data.windows import Tokens, Windows
+    from sedem.evaluation.continuation import continuation_losses
+    from sedem.provenance import provenance
+
+    source, dtype = recipe.text, recipe.optimization.backbone_dtype
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
+    path = Path(recipe.data_root) / source.path
+    corpus = Tokens.of(path, model.encoder, Path(recipe.cache), source.exclude_titles)
+    held_out = range(len(corpus) - source.held_out, len(corpus))
+    windows = Windows(corpus, model.config.segment_length, source.continuation, 0, held_out)
+    chosen = Subset(windows, range(min(source.evaluation_windows, len(windows))))
+    return continuation_losses(model, chosen, lambda done, total: None) | provenance()
+
+
+def answer_losses(
+    checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int, blocks: int
+) -> dict[str, Any]:
+    """Loss per token of the first reference, evidence among the K blocks.
+
+    Args:
+        checkpoint: a trained model.
+        examples: questions with evidence.
+        dtype: of the backbones.
+        k: selected blocks.
+        blocks: number of blocks of an example; the evidence is among them, the others are sampled.
+
+    Returns:
+        `answer_loss`: mean, interval and number of examples; `mixture`: weights of the extraction
+        layers.
+    """
+    import torch
+
+    from sedem import SeDeM
+    from sedem.data.examples import ExampleSet
+    from sedem.evaluation.metrics import summarize
+    from sedem.provenance import provenance
+    from sedem.training.prepare import Collator, Prepared
+    from sedem.training.stage2 import Stage2, Stage2Losses
+
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
+    prepared = Prepared(model, answer_limit=128)
+    prepared.add(ExampleSet("questions", list(examples)), "evidence")
+    collator = Collator(prepared, max_blocks=blocks, budgets=[k], seed=0, cache=None)
+    stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="gold"), collator).eval()
+    with torch.no_grad():
+        values = [float(stage(**stage.collate([item]))["answer"]) for item in prepared.items]
+    weights = model.mixture.weights().tolist()
+    mixture = dict(zip(map(str, model.config.extract_layers), weights, strict=True))
+    return {"answer_loss": summarize(values, digits=4), "mixture": mixture} | provenance()
+
+
+def slot_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dict[str, Any]:
+    """Normalized effective rank of memory slots, in percent of their number.
+
+    Args:
+        checkpoint: the model.
+        examples: their documents are read, each text once.
+        dtype: of the backbones.
+
+    Returns:
+        `effective_rank`: mean, interval and number of blocks.
+    """
+    import torch
+
+    from sedem import Document, SeDeM
+    from sedem.evaluation.rank import block_slots, normalized_effective_rank
+    from sedem.provenance import provenance
+
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
+    texts = dict.fromkeys(d.text for example in examples for d in example.documents)
+    documents = [Document(str(number), text) for number, text in enumerate(texts)]
+    ranks = normalized_effective_rank(block_slots(model, documents))
+    return {"effective_rank": ranks} | provenance()
+
+
+def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dict[str, Any]:
+    """Normalized effective rank of ICAE's slots, segment by segment, each context read once.
+
+    Args:
+        checkpoint: of ICAE.
+        examples: their contexts are read.
+        dtype: of the backbone.
+
+    Returns:
+        `effective_rank`: mean, interval and number of segments.
+    """
+    import torch
+
+    from sedem.baselines.icae import ICAE
+    from sedem.evaluation.rank import normalized_effective_rank
+    from sedem.inference.prompts import context_prompt
+    from sedem.provenance import provenance
+
+    reader = ICAE.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()
+    contexts = dict.fromkeys(context_prompt([d.text for d in e.documents]) for e in examples)
+    with torch.no_grad():
+        ranks = normalized_effective_rank(
+            slots_MD.float()
+            for context in contexts
+            for slots_MD in reader.compress(reader.backbone.token_ids(context)).content.states
+        )
+    return {"effective_rank": ranks} | provenance()

@@ -1,0 +1,214 @@
+"""How a cell is measured: models that it needs are trained first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.system.cells import Cell, results_of
+from experiments.system.scales import SHIPPED, Scale
+from experiments.system.training import (
+    baseline_checkpoint,
+    budget,
+    checkpoint,
+    run_of_stage,
+    stage1_checkpoint,
+)
+from experiments.system.variants import Variant
+from sedem.baselines.registry import TRAINED
+from sedem.evaluation.registry import default_checkpoint
+
+if TYPE_CHECKING:
+    from sedem.data.examples import Example
+
+SELECTING = ("sedem", "bm25", "rag")
+"""Methods with a selection budget."""
+
+
+def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
+    """Measure a cell and keep the result in the folder of a study.
+
+    Args:
+        cell: a cell without a result.
+        scale: its sets, recipes and limits.
+        data: folder that the data paths are relative to.
+        study: name of the study.
+    """
+    result = MEASURES[cell.measure](cell, scale, data)
+    path = results_of(scale) / study / f"{cell.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from sedem.evaluation.command import run_evaluation
+
+    questions, variant = scale.sets[cell.questions], _variant(cell)
+    folder = _trained(cell, scale, data)
+    k = questions.k if cell.k is None and cell.method in SELECTING else cell.k
+    result = run_evaluation(
+        cell.method,
+        questions.found(data),
+        checkpoint=str(folder),
+        schema=questions.schema,
+        records=questions.records,
+        split=questions.split,
+        options=questions.options,
+        limit=cell.limit or questions.limit,
+        k=k,
+        control=cell.control,
+        shift=cell.shift,
+        memory=cell.slots or "bfloat16",
+        max_new_tokens=cell.max_new_tokens or questions.max_new_tokens,
+        dtype=cell.dtype or scale.dtype,
+        out=scale.runs / "evaluation" / cell.name,
+    )
+    # The folder of a checkpoint is particular to one machine; the result has the weights' digest.
+    own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else variant.name
+    shipped = folder.parent == SHIPPED.parent
+    result["settings"]["checkpoint"] = folder.name if shipped else own
+    return {**result, "training": budget(folder)}
+
+
+def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
+    """The checkpoint of a cell's method; it is trained first if it is missing."""
+    variant = _variant(cell)
+    trained_for = cell.trained_for or cell.questions
+    if cell.method not in TRAINED:
+        return checkpoint(variant, scale, trained_for, data)
+    if cell.shipped:
+        return SHIPPED.with_name(default_checkpoint(cell.method))
+    return baseline_checkpoint(
+        cell.method,
+        scale,
+        variant.backbone or scale.backbones[0],
+        trained_for,
+        data,
+        setting=cell.setting,
+        gold=cell.control == "gold" and scale.gold_trained,
+    )
+
+
+def _variant(cell: Cell) -> Variant:
+    assert cell.variant is not None, f"{cell.name} needs a variant"
+    return cell.variant
+
+
+def _memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.losses import memory_losses
+    from sedem.training.recipe import load_recipe
+    from sedem.training.run import Stage1Recipe
+
+    folder = stage1_checkpoint(_variant(cell), scale, data)
+    recipe = load_recipe(Stage1Recipe, folder.parent / "recipe.yaml")
+    return {**memory_losses(folder, recipe), "training": budget(folder)}
+
+
+def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.losses import answer_losses
+
+    variant = _variant(cell)
+    folder = checkpoint(variant, scale, cell.questions, data)
+    k = variant.k or 2
+    losses = answer_losses(folder, _examples(cell, scale, data), scale.dtype, k=k, blocks=k + 2)
+    return {**losses, "training": budget(folder)}
+
+
+def _rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.losses import icae_ranks, slot_ranks
+
+    ranks = icae_ranks if cell.method == "icae" else slot_ranks
+    return ranks(_trained(cell, scale, data), _examples(cell, scale, data), scale.dtype)
+
+
+def _block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.retrieval import block_recall
+
+    folder = checkpoint(_variant(cell), scale, cell.questions, data)
+    return block_recall(folder, _examples(cell, scale, data))
+
+
+def _coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.coarse_search import coarse_search
+
+    folder = checkpoint(_variant(cell), scale, cell.questions, data)
+    return coarse_search(folder, scale, cell.questions, data, cell.limit)
+
+
+def _examples(cell: Cell, scale: Scale, data: Path) -> list[Example]:
+    from sedem.evaluation.run import sample
+
+    questions = scale.sets[cell.questions]
+    return sample(questions.examples(data), cell.limit or questions.limit, 0)
+
+
+def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.convention import counted_as_paper
+    from sedem.evaluation.cost import cost
+    from sedem.evaluation.overhead import baseline_cost
+    from sedem.provenance import provenance
+
+    if cell.method in TRAINED:
+        return {**baseline_cost(cell.method, cell.backbone), **provenance()}
+    result = cost(cell.backbone)
+    parameters = result["parameters"]
+    memory = parameters["total"] - parameters["lora"]
+    parameters["without_lora"] = memory
+    parameters["percent_without_lora"] = 100 * memory / parameters["backbone"]
+    return {**result, "paper": counted_as_paper(cell.backbone, result["flops"]), **provenance()}
+
+
+def _training(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    folder = run_of_stage(_variant(cell), scale, cell.stage, data)
+    summary = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    return {"optimization": summary.pop("recipe")["optimization"], **summary}
+
+
+def _search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.rate_search import search
+
+    return search(cell.method, scale, _variant(cell).backbone or scale.backbones[0], data)
+
+
+def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.bench import measure_bench
+
+    folder = None
+    if cell.variant is not None:
+        folder = checkpoint(cell.variant, scale, scale.ablation[0], data)
+    return measure_bench(cell.measure, scale, folder, cell.backbone, cell.name)
+
+
+MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
+    "answers": _answers,
+    "memory": _memory,
+    "loss": _loss,
+    "rank": _rank,
+    "block-recall": _block_recall,
+    "coarse-search": _coarse_search,
+    "cost": _cost,
+    "training": _training,
+    "search": _search,
+    "bench": _bench,
+    "batches": _bench,
+    "memories": _bench,
+    "peers": _bench,
+}
+"""How each kind of cell is measured.
+
+- answers: the harness of `sedem eval`.
+- memory: losses on held-out windows from memory alone, after stage 1.
+- loss: loss of the reference answers with the evidence among the blocks.
+- rank: normalized effective rank of memory slots.
+- block-recall: recall of BM25 over the blocks of SeDeM.
+- coarse-search: what a first search with pooled keys misses.
+- cost: parameters and FLOPs.
+- training: what a stage of training took.
+- search: held-out losses of a trained baseline at several learning rates.
+- bench: times and memory of the methods; batches: questions a second; memories: times by type of
+  the stored slots; peers: every method beside full context.
+"""

@@ -1,0 +1,51 @@
+"""Pages that show studies: the text between two marks is written from the committed results.
+
+A block begins with `<!-- study NAME -->` for the nano scale, or with `<!-- study NAME SCALE -->`.
+It ends with `<!-- end -->`. A link to `SCALE-NAME.svg` is the picture of a study.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from experiments.system.scales import ROOT, SCALES, SHIPPED
+from experiments.system.study import find
+
+CARD = SHIPPED / "README.md"
+RESULTS = ROOT / "docs" / "results-nano.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+PAGES = (ROOT / "README.md", CARD, RESULTS, PERFORMANCE)
+
+_BLOCK = re.compile(
+    r"(?P<mark><!-- study (?P<name>\w+)(?: (?P<scale>\w+))? -->)\n.*?<!-- end -->", re.DOTALL
+)
+_PICTURE = re.compile(rf"\]\((?P<path>[\w/.-]*?(?P<scale>{'|'.join(SCALES)})-(?P<name>\w+)\.svg)\)")
+
+
+def rendered(text: str) -> str:
+    """A page with every block renewed."""
+
+    def renewed(block: re.Match[str]) -> str:
+        shown = find(block["name"]).markdown(SCALES[block["scale"] or "nano"])
+        return f"{block['mark']}\n{shown}\n<!-- end -->"
+
+    return _BLOCK.sub(renewed, text)
+
+
+def studies_of(text: str) -> list[str]:
+    """Names of the studies that a page shows."""
+    return [block["name"] for block in _BLOCK.finditer(text)]
+
+
+def pictures_of(text: str) -> list[tuple[str, str, str]]:
+    """Path, study and scale of every picture that a page links to."""
+    return [(link["path"], link["name"], link["scale"]) for link in _PICTURE.finditer(text)]
+
+
+def write(path: Path) -> None:
+    """Renew the blocks of a page and draw its pictures."""
+    text = rendered(path.read_text(encoding="utf-8"))
+    path.write_text(text, encoding="utf-8")
+    for picture, name, scale in pictures_of(text):
+        find(name).plot(SCALES[scale], path.parent / picture)

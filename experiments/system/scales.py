@@ -1,0 +1,335 @@
+"""The three scales: backbones, sets, recipes and limits of each.
+
+- smoke: a tiny random backbone and a few records. It proves the wiring in seconds.
+- nano: the backbone of sedem-nano and small files of the public sets, trained in earnest.
+- paper: Llama-3.2 and the public sets by name.
+
+A result of one scale never shows at another.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sedem.data.examples import Example
+
+ROOT = Path(__file__).parents[2]
+RUNS = Path("runs")
+FACTS = ROOT / "experiments" / "data" / "exact-facts-evaluation.jsonl.xz"
+SHIPPED = ROOT / "checkpoints" / "sedem-nano"
+STUDIED_DEPTH = 28
+"""Layers of Llama-3.2-3B, the backbone of the paper's depth studies."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Evaluation questions of one set; no training recipe reads these records.
+
+    Attributes:
+        title: for tables.
+        source: file under the data folder, or public name.
+        schema: of the file.
+        records: which records of the file.
+        limit: a seeded sample of so many questions.
+        k: the paper's K for this set.
+        max_new_tokens: answer limit.
+        split: of a public name.
+        options: of the reader.
+    """
+
+    title: str
+    source: str
+    schema: str
+    records: str | None = None
+    limit: int | None = None
+    k: int = 2
+    max_new_tokens: int = 64
+    split: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def found(self, data: Path) -> Path | str:
+        """The file under the data folder, or the public name."""
+        path = data / self.source
+        return path if path.exists() else self.source
+
+    def examples(self, data: Path) -> list[Example]:
+        """Every question of the set."""
+        from sedem.data.question_sets import open_examples
+
+        opened = open_examples(
+            self.found(data), self.schema, records=self.records, split=self.split, **self.options
+        )
+        return list(opened.examples)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One scale.
+
+    Attributes:
+        name: smoke, nano or paper.
+        backbones: by the paper's short names; the small ones are called `nano` and `smoke`.
+        depth: decoder layers of the backbone of the ablations.
+        sets: evaluation questions by the paper's keys.
+        ablation: sets that the ablations are asked.
+        disabled: K and control that take selection out of an ablation. The paper restores every
+            block instead of selecting. A small decoder has no positions for all blocks, so there
+            the evidence is put among two.
+        layers: extraction and injection layer of the study recipes. The depth study uses them as
+            its base if it trains with the same data.
+        shipped: checkpoint of the main configuration by backbone, if there is one.
+        stages: recipes that train the main configuration, in order.
+        segment_lengths: T of the granularity study.
+        compressions: C of the granularity study.
+        budgets: K of the budget study.
+        limit: questions of an ablation.
+        costly_limit: questions of what is slow on a CPU: every block, BM25's paragraphs as text,
+            and trained baselines.
+        slowest_limit: questions of methods that read a context several times.
+        overrides: overrides of both study recipes.
+        stage1: overrides of the stage-1 recipe.
+        stage2: overrides of the stage-2 recipe.
+        baselines: overrides of the recipes of trained baselines, by "text" and "questions".
+        rates: learning rates that are tried for a trained baseline, in rising order.
+        search: overrides of its recipe for that search, by "text" and "questions".
+        gold_trained: a trained baseline that is given gold documents alone was trained on them
+            alone too, as in the paper. At nano its training was near that already.
+        dtype: type of the backbones in an evaluation.
+    """
+
+    name: str
+    backbones: tuple[str, ...]
+    depth: int
+    sets: Mapping[str, Questions]
+    ablation: tuple[str, ...]
+    disabled: tuple[int | str, str] = (2, "gold")
+    layers: tuple[int, int] | None = None
+    shipped: Mapping[str, Path] = field(default_factory=dict)
+    stages: tuple[str, ...] = ("stage1", "stage2")
+    segment_lengths: tuple[int, ...] = (32, 64, 128, 256)
+    compressions: tuple[int, ...] = (2, 4, 8, 16)
+    budgets: tuple[int, ...] = (2, 4, 6, 8, 10)
+    limit: int | None = None
+    costly_limit: int | None = None
+    slowest_limit: int | None = None
+    overrides: tuple[str, ...] = ()
+    stage1: tuple[str, ...] = ()
+    stage2: tuple[str, ...] = ()
+    baselines: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"text": (), "questions": ()}
+    )
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
+    search: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"text": (), "questions": ()}
+    )
+    gold_trained: bool = True
+    dtype: str = "bfloat16"
+
+    @property
+    def runs(self) -> Path:
+        """Folder of the scale's runs, relative to the folder that a command is run in."""
+        return RUNS / self.name
+
+    def layer(self, studied: int) -> int:
+        """The layer of this scale's backbone at the relative depth of one of the paper's 28."""
+        return max(1, round(studied * self.depth / STUDIED_DEPTH))
+
+    def recipe(self, stage: str, backbone: str, questions: str) -> Path:
+        """The recipe of a stage for an ablation (smoke, nano), or of the paper."""
+        if self.name != "paper":
+            return ROOT / "recipes" / "nano" / f"{stage}-study.yaml"
+        folder = ROOT / "recipes" / "paper" / backbone
+        name = {"2wiki": "2wikimultihopqa"}.get(questions, questions)
+        return folder / ("stage1.yaml" if stage == "stage1" else f"stage2-{name}.yaml")
+
+    def baseline_recipe(self, method: str, stage: str, backbone: str, setting: str = "") -> Path:
+        """The recipe of a trained baseline; not every method has one on text.
+
+        Args:
+            method: its name.
+            stage: "text" or "questions".
+            backbone: of the scale.
+            setting: follows the stage in the file's name. Without a text recipe of its own, a
+                setting starts from the common one.
+        """
+        folder = ROOT / "recipes" / (f"paper/{backbone}" if self.name == "paper" else "nano")
+        own = folder / f"{method}-{stage}{setting}.yaml"
+        return folder / f"{method}-text.yaml" if stage == "text" and not own.is_file() else own
+
+
+def ruler(
+    source: str, lengths: tuple[int, ...], limit: int, split: str | None = None, **options: Any
+) -> dict[str, Questions]:
+    """RULER qa_2 at some lengths, built from a HotpotQA source, by "ruler-4k" and the like."""
+    return {
+        f"ruler-{length // 1024}k": Questions(
+            f"RULER qa_2, {length // 1024}K",
+            source,
+            "ruler-qa2",
+            limit=limit,
+            max_new_tokens=128,
+            split=split,
+            options={"length": length, "count": limit, **options},
+        )
+        for length in lengths
+    }
+
+
+def tiny_backbone() -> Path:
+    """A random backbone with sedem-nano's tokenizer, written once."""
+    folder = RUNS / "smoke" / "backbone"
+    if (folder / "model.safetensors").is_file():
+        return folder
+    import torch
+
+    from sedem.backbone.loading import empty_model, read_config
+
+    own = SHIPPED / "backbone"
+    config = read_config(str(own))
+    config.update(
+        {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 7,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        }
+    )
+    torch.manual_seed(0)
+    model = empty_model(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(own / name, folder / name)
+    model.save_pretrained(folder)
+    return folder
+
+
+SMALL_BASELINE = (
+    f"model.backbone={RUNS / 'smoke' / 'backbone'}",
+    "optimization.steps=2",
+    "optimization.batch_size=2",
+    "optimization.bf16=false",
+    "optimization.backbone_dtype=float32",
+)
+
+SMOKE = Scale(
+    name="smoke",
+    backbones=("smoke",),
+    depth=7,
+    sets={
+        "hotpotqa": Questions("HotpotQA", "hotpotqa-hub.jsonl", "hotpotqa", max_new_tokens=3),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa.json", "2wikimultihopqa", max_new_tokens=3),
+        "musique": Questions("MuSiQue", "musique.jsonl", "musique", k=4, max_new_tokens=3),
+        "qasper": Questions("QASPER", "qasper.json", "qasper", k=8, max_new_tokens=3),
+        "squad-10": Questions("SQuAD-10", "squad.json", "squad", limit=2, max_new_tokens=3),
+        **ruler("hotpotqa-native.json", (4096,), 1, repeat=True),
+    },
+    ablation=("squad-10",),
+    segment_lengths=(32, 128),
+    compressions=(4, 8),
+    budgets=(2, 4),
+    limit=2,
+    overrides=(
+        f"model.encoder={RUNS / 'smoke' / 'backbone'}",
+        "model.decompressor_hidden=16",
+        "optimization.steps=2",
+        "optimization.batch_size=2",
+        "optimization.bf16=false",
+        "optimization.backbone_dtype=float32",
+    ),
+    stage1=(
+        "text.path=articles.jsonl",
+        "text.held_out=3",
+        "text.evaluation_windows=2",
+        "losses.regress_first=0.5",
+    ),
+    stage2=(
+        "data.training=[{path: squad.json, set: squad}]",
+        "data.max_blocks=3",
+        "model.lora_rank=2",
+        "model.lora_alpha=4",
+    ),
+    baselines={
+        "text": (*SMALL_BASELINE, "text.path=articles.jsonl", "text.held_out=0"),
+        "questions": (*SMALL_BASELINE, "data.training=[{path: squad.json, set: squad}]"),
+    },
+    rates=(1e-3,),
+    search={
+        "text": ("text.held_out=3", "text.evaluation_windows=2"),
+        "questions": ('data.evaluation=[{path: squad.json, set: squad, records: ":1"}]',),
+    },
+    dtype="float32",
+)
+
+NANO = Scale(
+    name="nano",
+    backbones=("nano",),
+    depth=12,
+    gold_trained=False,
+    sets={
+        "hotpotqa": Questions("HotpotQA", "hotpotqa/hf-schema-300-b.jsonl", "hotpotqa"),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa/native-500.json", "2wikimultihopqa", "400:"),
+        "musique": Questions("MuSiQue", "musique/native-100.json", "musique", "60:", k=4),
+        "qasper": Questions(
+            "COVID-QA (for QASPER)",
+            "covidqa/covidqa-98-papers.json",
+            "covidqa",
+            "70:",
+            limit=200,
+            k=8,
+        ),
+        "squad-10": Questions("SQuAD-10", "squad/dev-24-articles.json", "squad", limit=1000),
+        "exact-facts": Questions("exact facts", str(FACTS), "own", limit=1000),
+        **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 50),
+    },
+    ablation=("squad-10", "exact-facts"),
+    layers=(6, 6),
+    shipped={"nano": SHIPPED},
+    stages=("stage1-regress", "stage1", "stage2", "stage2-more", "stage2-pairs"),
+    limit=150,
+    costly_limit=100,
+    slowest_limit=30,
+    rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    search={
+        "text": (
+            "optimization.steps=20",
+            "optimization.warmup=2",
+            "text.evaluation_windows=64",
+        ),
+        "questions": (
+            "optimization.steps=10",
+            "optimization.warmup=1",
+            "data.training=[{path: squad/train-44-articles.json, records: ':3'}, "
+            "{path: hotpotqa/hf-schema-300-a.jsonl}]",
+            "data.evaluation=[{path: musique/native-100.json, records: ':60'}]",
+        ),
+    },
+)
+
+PAPER = Scale(
+    name="paper",
+    backbones=("llama-3.2-1b", "llama-3.2-3b", "llama-3.2-1b-to-3b"),
+    depth=STUDIED_DEPTH,
+    sets={
+        "hotpotqa": Questions("HotpotQA", "hotpotqa", "hotpotqa", split="validation"),
+        "2wiki": Questions("2Wiki", "2wikimultihopqa", "2wikimultihopqa", split="validation"),
+        "musique": Questions("MuSiQue", "musique", "musique", k=4, split="validation"),
+        "qasper": Questions(
+            "QASPER", "qasper", "qasper", k=8, max_new_tokens=128, split="validation"
+        ),
+        **ruler("hotpotqa", (4096, 8192, 16384), 500, split="validation"),
+    },
+    ablation=("hotpotqa", "qasper"),
+    disabled=("all", "selected"),
+    segment_lengths=(32, 64, 128, 256, 512, 1024),
+    limit=1000,
+    stage1=("text.held_out=2000",),
+)
+
+SCALES = {scale.name: scale for scale in (SMOKE, NANO, PAPER)}

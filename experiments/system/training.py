@@ -1,0 +1,166 @@
+"""Trained models of the studies: a finished run is used again, a missing one is trained.
+
+A run is finished when its folder holds training.json; its model is in `final`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.system.scales import ROOT, Scale, tiny_backbone
+from experiments.system.variants import BASE, Variant, supervision
+
+
+def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
+    """The trained checkpoint of a variant.
+
+    Args:
+        variant: the model.
+        scale: its recipes and budget.
+        questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
+        data: folder that the recipes' data paths are relative to.
+    """
+    return _shipped(variant, scale) or _stage(variant, scale, "stage2", questions, data)
+
+
+def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:
+    """The variant after stage 1, before any adapter."""
+    return run_of_stage(variant, scale, "stage1", data) / "final"
+
+
+def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path:
+    """The folder of a finished run.
+
+    Args:
+        variant: the model.
+        scale: its recipes and budget.
+        stage: one of `Scale.stages`.
+        data: folder that the recipes' data paths are relative to.
+    """
+    if _shipped(variant, scale) is None:
+        return _stage(variant, scale, stage, scale.ablation[0], data).parent
+    # Each recipe of the shipped model starts from the end of the one before.
+    for name in scale.stages[: scale.stages.index(stage) + 1]:
+        folder = _run(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
+    return folder
+
+
+def baseline_checkpoint(
+    method: str,
+    scale: Scale,
+    backbone: str,
+    questions: str,
+    data: Path,
+    *,
+    setting: str = "",
+    gold: bool = False,
+) -> Path:
+    """The trained checkpoint of a baseline: trained on text, then on questions.
+
+    Args:
+        method: a trained baseline.
+        scale: its recipes.
+        backbone: of the scale.
+        questions: set that it is trained for; at smoke and nano one mixture serves all sets.
+        data: folder that the recipes' data paths are relative to.
+        setting: which recipe for questions; the text recipe of that name if there is one.
+        gold: train on documents with evidence alone.
+    """
+    from sedem.training.baseline import train_baseline
+    from sedem.training.baseline_recipe import load_baseline_recipe
+
+    if scale.name == "smoke":
+        tiny_backbone()
+    start: list[str] = []
+    final = Path()
+    for stage in ("text", "questions"):
+        path = scale.baseline_recipe(method, stage, backbone, setting)
+        if not path.is_file():
+            continue
+        overrides = [*scale.baselines[stage], *start]
+        output = scale.runs / path.stem
+        if scale.name == "paper":
+            output = scale.runs / backbone / path.stem
+        if stage == "questions":
+            if gold:
+                overrides.append("data.documents=gold")
+                output = output.with_name(f"{output.name}-gold")
+            if scale.name == "paper":
+                output = output.with_name(f"{output.name}-{questions}")
+                overrides += supervision(path, scale.recipe("stage2", backbone, questions))
+        final = output / "final"
+        if not (output / "training.json").is_file():
+            overrides += [f"data_root={data}", f"run.output={output}"]
+            train_baseline(load_baseline_recipe(method, path, overrides))
+        start = [f"start_from={final}"]
+    return final
+
+
+def budget(folder: Path) -> dict[str, Any]:
+    """What training a checkpoint took; it stands beside a result.
+
+    `before` is the same of the run that it started from. `all_tokens_seen` counts the tokens of
+    every run; it is None if one run did not count them.
+
+    Args:
+        folder: the checkpoint, in the folder of its run.
+    """
+    path = folder.parent / "training.json"
+    if not path.is_file():
+        return {}
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    start = summary["recipe"].get("start_from")
+    before = budget(Path(start)) if start else {}
+    tokens, earlier = summary.get("tokens_seen"), before.get("all_tokens_seen", 0)
+    return {
+        "steps": summary["steps"],
+        "examples_seen": summary["examples_seen"],
+        "tokens_seen": tokens,
+        "all_tokens_seen": None if tokens is None or earlier is None else tokens + earlier,
+        "seconds": summary["seconds"],
+        "trained_parameters": sum(summary["trained_parameters"].values()),
+        "log": summary["log"],
+        "before": before,
+    }
+
+
+def _shipped(variant: Variant, scale: Scale) -> Path | None:
+    """The checkpoint of the main configuration that the scale ships, if it does."""
+    return scale.shipped.get(variant.backbone or scale.backbones[0]) if variant.main else None
+
+
+def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
+    """The checkpoint of a stage of the study recipes."""
+    backbone = variant.backbone or scale.backbones[0]
+    if scale.name == "smoke":
+        tiny_backbone()
+    if stage == "stage1" and variant == replace(BASE, name=variant.name, stage2=variant.stage2):
+        # A variant that differs in stage 2 alone starts from the same memory.
+        variant = BASE
+    shared = f"-{questions}" if scale.name == "paper" and stage == "stage2" else ""
+    output = scale.runs / variant.name / f"{stage}{shared}"
+    overrides = [*scale.overrides, *variant.changes, f"data_root={data}", f"run.output={output}"]
+    if (output / "training.json").is_file():
+        return output / "final"
+    if stage == "stage1":
+        overrides += [*scale.stage1, *variant.stage1]
+    else:
+        start = _stage(variant, scale, "stage1", questions, data)
+        overrides += [*scale.stage2, *variant.stage2, f"start_from={start}"]
+    return _run(scale.recipe(stage, backbone, questions), overrides) / "final"
+
+
+def _run(recipe_file: Path, overrides: list[str]) -> Path:
+    """The folder of a recipe's run, trained if it is not finished."""
+    from sedem.training.recipe import load_recipe
+    from sedem.training.run import STAGES
+
+    kind, train = STAGES[recipe_file.stem.split("-")[0]]
+    recipe = load_recipe(kind, recipe_file, overrides)
+    folder = Path(recipe.run.output)
+    if not (folder / "training.json").is_file():
+        train(recipe)
+    return folder

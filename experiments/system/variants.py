@@ -1,0 +1,118 @@
+"""The models of the studies: the main configuration, and variants trained on one equal budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.system.scales import Scale
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model to train for a comparison.
+
+    Attributes:
+        name: names its folder and its cells.
+        changes: overrides of both recipes, as `--set` takes them.
+        stage1: overrides of stage 1 alone.
+        stage2: overrides of stage 2 alone.
+        main: this is the main configuration; a scale may ship its checkpoint.
+        backbone: a backbone of the scale; None means its first.
+        k: number of blocks when selection is taken out; None means the scale's.
+    """
+
+    name: str
+    changes: tuple[str, ...] = ()
+    stage1: tuple[str, ...] = ()
+    stage2: tuple[str, ...] = ()
+    main: bool = False
+    backbone: str | None = None
+    k: int | None = None
+
+
+def main_model(scale: Scale, backbone: str | None = None) -> Variant:
+    """SeDeM as the paper runs it, on a backbone of the scale; None means the first."""
+    backbone = backbone or scale.backbones[0]
+    return Variant(f"sedem-{backbone}", main=True, backbone=backbone)
+
+
+BASE = Variant("base")
+"""The model that the variants differ from; it is trained like them."""
+
+NEXT_TOKEN_ALONE = (
+    "losses.distill=0",
+    "losses.reconstruct=0",
+    "losses.regress=0",
+    "losses.regress_first=0",
+)
+"""Stage 1 of a model without restored states (section Is Decompression Necessary?)."""
+
+
+def equal_budget(scale: Scale) -> Variant:
+    """SeDeM trained on the same windows and questions as a trained baseline, and as many."""
+    from sedem.training.recipe import read_entries
+
+    text, questions = (
+        read_entries(scale.baseline_recipe("icae", stage, scale.backbones[0]))
+        for stage in ("text", "questions")
+    )
+    if scale.name == "smoke":
+        # Every model of this scale is trained on the fixtures.
+        return Variant("equal-budget")
+    return Variant(
+        "equal-budget",
+        stage1=_as_long(text),
+        stage2=(
+            *_as_long(questions),
+            f"data.training={_flow(questions['data']['training'])}",
+            "losses.conditioning=gold-then-selected",
+        ),
+    )
+
+
+def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    optimization = {"accumulation": 1, **recipe["optimization"]}
+    names = ("steps", "batch_size", "accumulation", "warmup")
+    return tuple(f"optimization.{name}={optimization[name]}" for name in names)
+
+
+FOLLOWED = {"qasper": 50}
+"""Records that choose the checkpoint instead of training: papers of QASPER; 500 of other sets."""
+
+
+def supervision(baseline: Path, sedem: Path) -> list[str]:
+    """Overrides that give a baseline the training data of SeDeM for a set.
+
+    If the paper limits the answers of the method itself, that limit stays. If the recipe follows
+    losses on held-out data, the first records of the set are kept for that.
+
+    Args:
+        baseline: the recipe of a trained baseline on questions.
+        sedem: the recipe of SeDeM's stage 2 for the set.
+    """
+    from sedem.training.recipe import read_entries
+
+    own, theirs = read_entries(baseline), read_entries(sedem)
+    training, result = theirs["data"]["training"], []
+    if "evaluation" in own["data"]:
+        first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]
+        followed = [{**source, "records": f":{count}"} for source, count in first]
+        training = [{**source, "records": f"{count}:"} for source, count in first]
+        result.append(f"data.evaluation={_flow(followed)}")
+    result.append(f"data.training={_flow(training)}")
+    if own["method"] != "500x":
+        result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
+    if "max_paragraphs" in own["data"]:
+        result.append(f"data.max_paragraphs={theirs['data']['max_blocks']}")
+    if "k" in own["model"]:
+        result.append(f"model.k={theirs['model']['k']}")
+    return result
+
+
+def _flow(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()

@@ -1,0 +1,1 @@
+"""Commands that make what studies and users need: evaluation data, small checkpoints."""

@@ -1,0 +1,83 @@
+"""Recipes of the trained baselines: their data, and the learning rates that were found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.system.cells import Cell
+from experiments.system.rate_search import best, search
+from experiments.system.scales import NANO, PAPER, ROOT
+from experiments.system.variants import main_model, supervision
+from sedem.baselines.registry import TRAINED
+from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.recipe import load_recipe
+from sedem.training.run import Stage2Recipe
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: str) -> None:
+    for backbone in ("llama-3.2-1b", "llama-3.2-3b"):
+        path = PAPER.baseline_recipe(method, "questions", backbone)
+        for key, name in (("qasper", "qasper"), ("musique", "musique"), ("hotpotqa", "hotpotqa")):
+            theirs = load_recipe(Stage2Recipe, PAPER.recipe("stage2", backbone, key))
+            overrides = supervision(path, PAPER.recipe("stage2", backbone, key))
+            recipe = load_baseline_recipe(method, path, overrides)
+            data = recipe.data
+            assert data is not None
+            # The paper gives 500xCompressor 64 tokens of question and answer.
+            limit = 64 if method == "500x" else theirs.data.answer_limit
+            assert data.answer_limit == limit
+            (source,) = data.training
+            assert source.path == name
+            if data.evaluation:
+                (followed,) = data.evaluation
+                assert followed.path == name
+                first = "50" if key == "qasper" else "500"
+                assert (followed.records, source.records) == (f":{first}", f"{first}:")
+            if method == "rag":
+                assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
+                assert data.max_paragraphs == theirs.data.max_blocks
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_recipes_take_the_rate_that_was_found(method: str) -> None:
+    result = Cell("search", method, main_model(NANO)).read(NANO)
+    if result is None:
+        pytest.skip(f"no rate of {method} has been searched for")
+    found = best(result)
+    for path in sorted((ROOT / "recipes" / "nano").glob(f"{method}-*.yaml")):
+        recipe = load_baseline_recipe(method, path)
+        after_text = recipe.data is not None and recipe.start_from is not None
+        rates = set(recipe.optimization.learning_rates.values())
+        assert rates == {found / 2 if after_text else found}, path.name
+
+
+@pytest.mark.parametrize(
+    ("losses", "tried"),
+    [([3, 2, 4, 1], 3), ([2, 3, 4, 1], 3), ([4, 3, 2, 3, 1], 4), ([5, 4, 3, 2, 1], 5)],
+)
+def test_a_search_goes_on_while_the_highest_rate_is_the_best(
+    losses: list[float], tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scale = replace(NANO, rates=(3e-4, 1e-3, 3e-3, 1e-2, 3e-2)[: len(losses)])
+    by_rate = dict(zip(scale.rates, losses, strict=True))
+
+    def train(recipe: BaselineRecipe) -> None:
+        (rate,) = set(recipe.optimization.learning_rates.values())
+        summary = {
+            "evaluation": {"eval_loss": by_rate[rate]}, "seconds": 1.0, "steps": 20,
+            "examples_seen": 320, "recipe": {"optimization": {"seed": 0}},
+        }  # fmt: skip
+        folder = Path(recipe.run.output)
+        folder.mkdir(parents=True)
+        (folder / "training.json").write_text(json.dumps(summary))
+
+    monkeypatch.setattr("sedem.training.baseline.train_baseline", train)
+    result = search("icae", scale, "nano", tmp_path)
+    assert [entry["loss"] for entry in result["rates"].values()] == losses[:tried]
+    assert best(result) == scale.rates[losses.index(min(losses[:tried]))]

@@ -1,0 +1,66 @@
+"""How a number stands in a table, and where the paper's numbers come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.system import cells, paper
+from experiments.system.cells import Cell
+from experiments.system.scales import NANO, PAPER, SMOKE
+from experiments.system.study import NOT_RUN, Number, Study
+from experiments.system.variants import Variant
+
+
+@pytest.fixture
+def one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Study]:
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+
+    def make(result: dict[str, object] | None, paper_value: float | None = 20.0) -> Study:
+        cell = Cell(variant=Variant("some"), questions="hotpotqa")
+        if result is not None:
+            path = tmp_path / "nano" / "some" / f"{cell.name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(result))
+        return Study("some", "Some", lambda scale: [Number("row", "F1", paper_value, cell)])
+
+    return make
+
+
+def test_ours_stands_over_the_papers_with_interval_and_difference(
+    one_cell: Callable[..., Study],
+) -> None:
+    table = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}}).markdown(NANO)
+    assert table.splitlines()[2] == "| row | 14.8 (12.9-16.6)<br>paper 20, -5.2 |"
+
+
+def test_what_was_not_measured_is_said_and_shows_no_number(one_cell: Callable[..., Study]) -> None:
+    assert one_cell(None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN}<br>paper 20 |"
+    assert one_cell(None, None).markdown(NANO).splitlines()[2] == f"| row | {NOT_RUN} |"
+
+
+def test_a_result_of_one_scale_never_shows_at_another(one_cell: Callable[..., Study]) -> None:
+    shown = one_cell({"f1": {"mean": 14.84, "interval": [12.9, 16.6]}})
+    assert NOT_RUN in shown.markdown(PAPER)
+    assert NOT_RUN in shown.markdown(SMOKE)
+
+
+def test_a_text_stands_as_it_is_and_parts_are_added(one_cell: Callable[..., Study]) -> None:
+    (number,) = one_cell({"machine": {"device": "Abacus"}, "counts": {"a": 1, "b": 2}}).numbers(
+        NANO
+    )
+    text = Number("row", "machine", None, number.cell, "machine.device")
+    parts = Number("row", "parts", None, number.cell, "counts", digits=0)
+    assert (text.lines(NANO), text.ours(NANO)) == (["Abacus"], None)
+    assert parts.lines(NANO) == ["3"]
+
+
+def test_a_number_of_the_paper_is_one_number() -> None:
+    assert paper.number("tab:ruler_qa2", "4k", method="SeDeM") == 31.6
+    with pytest.raises(LookupError, match="0 rows have"):
+        paper.number("tab:ruler_qa2", "4k", method="sedem")
+    with pytest.raises(LookupError, match="5 rows have"):
+        paper.number("tab:k_sweep", "f1", dataset="2WikiMHQA")

@@ -1,0 +1,55 @@
+"""`sedem train --print-config` shows the whole recipe and trains nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from sedem.baselines.registry import TRAINED
+from sedem.cli.main import app
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+BY_COMMAND = {
+    "stage1": "paper/llama-3.2-1b-to-3b/stage1.yaml",
+    "stage2": "paper/llama-3.2-3b/stage2-musique.yaml",
+    **{name: f"paper/llama-3.2-3b/{name}-questions.yaml" for name in TRAINED},
+}
+
+
+@pytest.mark.parametrize("command", BY_COMMAND)
+def test_the_whole_recipe_is_printed_and_nothing_trained(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", command, "--print-config", "--config"]
+    changes = ["--set", "optimization.seed=7", "--set", "run.output=here"]
+    shown = CliRunner().invoke(app, [*words, str(RECIPES / BY_COMMAND[command]), *changes])
+    assert shown.exit_code == 0, shown.output
+    assert list(tmp_path.iterdir()) == []
+    entries = yaml.safe_load(shown.stdout)
+    assert "base" not in entries
+    # What is set, what is inherited over two files, and a default.
+    assert entries["optimization"]["seed"] == 7
+    assert entries["run"]["output"] == "here"
+    assert entries["optimization"]["bf16"] is True
+    assert entries["run"]["workers"] == 0
+    backbone = entries["model"].get("decoder") or entries["model"].get("backbone")
+    assert (backbone or entries["model"]["encoder"]) == "meta-llama/Llama-3.2-3B"
+    # What is printed is a recipe, and the same one.
+    (tmp_path / "printed.yaml").write_text(shown.stdout)
+    again = CliRunner().invoke(app, [*words, "printed.yaml"])
+    assert again.exit_code == 0, again.output
+    assert again.stdout == shown.stdout
+
+
+@pytest.mark.parametrize("command", ["stage1", "stage2", "icae"])
+def test_a_recipe_that_cannot_be_is_not_printed(command: str) -> None:
+    path = str(RECIPES / BY_COMMAND[command])
+    words = ["train", command, "--config", path, "--print-config", "--set", "run.kep=1"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert f"error: {path}: run: unknown key 'kep'; did you mean 'keep'?" in result.stderr
