@@ -45,7 +45,7 @@ def test_a_bench_is_printed_stored_and_plotted(
     ("words", "message"),
     [
         (["nothing"], "there is no method 'nothing'; there are sedem"),
-        (["--context", "0"], "a context of 0 tokens"),
+        (["--context", "0"], "contexts[0] is 0; a context can have 1 to"),
         (["sedem", "-k", "none"], "k is 'none'"),
         (["sedem", "--runs", "0"], "runs is 0"),
         (["sedem", "--text", "nowhere.txt"], "there is no file 'nowhere.txt'"),

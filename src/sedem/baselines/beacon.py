@@ -20,13 +20,13 @@ window, R tokens per beacon, L layers, H key heads, E width of a head, A tokens 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
@@ -40,12 +40,12 @@ from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.method.injection import Stream
 from sedem.method.losses import next_token_loss
+from sedem.validation import Whole, WholeAbove0, WholeFrom0
 
-BEACON_PROJECTIONS = ("q", "k", "v")
+QKV = ("q", "k", "v")
 """Projections that beacon tokens do not share with text tokens."""
 
 
-@dataclass(frozen=True)
 class BeaconConfig(ReaderConfig):
     """Settings of Activation Beacon; all defaults but the window are the paper's.
 
@@ -59,32 +59,29 @@ class BeaconConfig(ReaderConfig):
         seed: seed of the draws.
     """
 
-    window: int = 128
-    ratio: int = 4
-    ratios: tuple[int, ...] = (2, 4, 8, 16, 32)
-    sink: int = 1
-    rank: int = 0
-    seed: int = 0
+    window: Annotated[Whole, Field(ge=2)] = 128
+    ratio: WholeAbove0 = 4
+    ratios: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2, 4, 8, 16, 32)
+    sink: WholeAbove0 = 1
+    rank: WholeFrom0 = 0
+    seed: WholeFrom0 = 0
 
-    least: ClassVar[Mapping[str, int]] = {"window": 2, "ratio": 1, "sink": 1, "rank": 0, "seed": 0}
     free: ClassVar[frozenset[str]] = frozenset({"ratio", "ratios"})
     adapted: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "ratios", tuple(self.ratios))
-        if not self.ratios:
-            raise ConfigError("ratios is empty; give at least one")
+    @model_validator(mode="after")
+    def _check_ratios(self) -> Self:
         for ratio in (self.ratio, *self.ratios):
-            if not isinstance(ratio, int) or ratio < 1 or self.window % ratio:
-                raise ConfigError(
-                    f"a ratio is {ratio!r}; beacons must divide the window of {self.window} tokens"
+            if self.window % ratio:
+                raise ValueError(
+                    f"a ratio is {ratio}; it must divide the window of {self.window} tokens"
                 )
         if self.sink > min(self.ratio, *self.ratios):
-            raise ConfigError(
-                f"sink is {self.sink}; it must end before the first beacon, so be at most the "
-                f"smallest ratio, {min(self.ratio, *self.ratios)}"
+            raise ValueError(
+                f"sink is {self.sink}; it must end before the first beacon, so it can be at most "
+                f"the smallest ratio, {min(self.ratio, *self.ratios)}"
             )
+        return self
 
 
 class ActivationBeacon(TrainedReader):
@@ -126,16 +123,13 @@ class ActivationBeacon(TrainedReader):
             return nn.Sequential(narrow, nn.Linear(rank, out, bias=False))
 
         depth = shape.num_hidden_layers
-        own = {
-            n: nn.ModuleList(projection(outputs[n] * size) for _ in range(depth))
-            for n in BEACON_PROJECTIONS
-        }
+        own = {n: nn.ModuleList(projection(outputs[n] * size) for _ in range(depth)) for n in QKV}
         return nn.ModuleDict({"token": nn.Embedding(1, width), **own})
 
     def projections(self) -> Iterator[tuple[Any, nn.Module]]:
         """Each beacon projection, or low-rank update, paired with the backbone's projection."""
         for index, layer in enumerate(self.backbone.model.get_decoder().layers):
-            for name in BEACON_PROJECTIONS:
+            for name in QKV:
                 own: Any = self.parts()[name]
                 yield own[index], getattr(layer.self_attn, f"{name}_proj")
 

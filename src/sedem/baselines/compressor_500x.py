@@ -15,10 +15,9 @@ L layers, G key-value heads, H head width, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +26,14 @@ from transformers import DynamicCache, PretrainedConfig
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import CompressedContext, PrefillResult
-from sedem.baselines.settings import ReaderConfig
+from sedem.baselines.settings import LoraTargets, ReaderConfig
 from sedem.baselines.soft_prompt import pad_left, prefill_result
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import Stream
+from sedem.validation import Share, WholeAbove0, WholeFrom0
 
-Positions = Literal["restart", "continue"]
 
-
-@dataclass(frozen=True)
 class Compressor500xConfig(ReaderConfig):
     """Settings of 500xCompressor; the defaults are the paper's.
 
@@ -50,22 +47,13 @@ class Compressor500xConfig(ReaderConfig):
             reading order.
     """
 
-    lora_rank: int = 64
-    lora_alpha: int = 32
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    lora_dropout: float = 0.05
-    memory: int = 4
-    limit: int = 500
-    positions: Positions = "restart"
-
-    least: ClassVar[Mapping[str, int]] = {"memory": 1, "limit": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.positions not in get_args(Positions):
-            raise ConfigError(
-                f"positions is {self.positions!r}; it can be {' or '.join(get_args(Positions))}"
-            )
+    lora_rank: WholeFrom0 = 64
+    lora_alpha: WholeAbove0 = 32
+    lora_targets: LoraTargets = ("q_proj", "v_proj")
+    lora_dropout: Share = 0.05
+    memory: WholeAbove0 = 4
+    limit: WholeAbove0 = 500
+    positions: Literal["restart", "continue"] = "restart"
 
 
 class Compressor500x(TrainedReader):

@@ -20,12 +20,12 @@ K anchors of a window, U slots of a context, D width, E inner width.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
@@ -34,8 +34,8 @@ from sedem.baselines.memory import CompressedContext, PrefillResult
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft_prompt import continuation_loss, prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
-from sedem.errors import ConfigError
 from sedem.method.pooling import pool, slot_tokens
+from sedem.validation import NumberAbove0, Share, WholeAbove0
 
 ENCODED_TOGETHER = 16
 """Pieces in one batch of the encoder."""
@@ -44,7 +44,6 @@ LOG_ZERO = -1e9
 """Logarithm of zero mass; finite, so that the difference of two is defined."""
 
 
-@dataclass(frozen=True)
 class ComprExITConfig(ReaderConfig):
     """Settings of ComprExIT; the defaults are the official ones.
 
@@ -60,37 +59,27 @@ class ComprExITConfig(ReaderConfig):
         gain: gain of the projection's initialization.
     """
 
-    piece: int = 512
-    window: int = 128
-    compression: int = 4
-    inner: int = 256
-    fusion_temperature: float = 0.7
-    entropy: float = 0.1
-    iterations: int = 30
-    floor: float = 0.05
-    gain: float = 0.4
+    piece: WholeAbove0 = 512
+    window: WholeAbove0 = 128
+    compression: WholeAbove0 = 4
+    inner: WholeAbove0 = 256
+    fusion_temperature: NumberAbove0 = 0.7
+    entropy: NumberAbove0 = 0.1
+    iterations: WholeAbove0 = 30
+    floor: Share = 0.05
+    gain: NumberAbove0 = 0.4
 
-    least: ClassVar[Mapping[str, int]] = {
-        "piece": 1,
-        "window": 1,
-        "compression": 1,
-        "inner": 1,
-        "iterations": 1,
-    }
-    shares: ClassVar[tuple[str, ...]] = ("floor",)
     free: ClassVar[frozenset[str]] = frozenset({"piece"})
     adapted: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("fusion_temperature", "entropy", "gain"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
         if self.piece % self.window or self.window % self.compression:
-            raise ConfigError(
+            raise ValueError(
                 f"piece is {self.piece}, window {self.window} and compression {self.compression}; "
-                "a piece must be whole windows and a window whole anchors"
+                "piece must be a multiple of window, and window of compression"
             )
+        return self
 
 
 class LayerFusion(nn.Module):

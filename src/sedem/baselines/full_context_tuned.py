@@ -8,7 +8,6 @@ context longer than its positions is truncated at its end, in training and in an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +18,14 @@ from sedem.baselines.memory import CompressedContext, PrefillResult
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
+from sedem.validation import WholeAbove0, WholeFrom0
 
 
-@dataclass(frozen=True)
 class FullContextTunedConfig(ReaderConfig):
     """Settings; the defaults are the adapters of SeDeM's decoder."""
 
-    lora_rank: int = 64
-    lora_alpha: int = 128
+    lora_rank: WholeFrom0 = 64
+    lora_alpha: WholeAbove0 = 128
 
 
 class FullContextTuned(TrainedReader):

@@ -24,27 +24,28 @@ U stored memory vectors, P positions, D width, H recall width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import CompressedContext, PrefillResult
-from sedem.baselines.settings import ReaderConfig
+from sedem.baselines.settings import LoraTargets, ReaderConfig
 from sedem.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.losses import IGNORED, next_token_loss
+from sedem.validation import Share, WholeAbove0, WholeFrom0
 
 ID_BYTES = 4
 """Bytes of a stored token id."""
 
 
-@dataclass(frozen=True)
 class HMTConfig(ReaderConfig):
     """Settings of HMT; the defaults are the official ones, but for M, which is the paper's.
 
@@ -58,39 +59,31 @@ class HMTConfig(ReaderConfig):
         recall_from: share of the training on text after which recall starts.
     """
 
-    lora_rank: int = 8
-    lora_alpha: int = 32
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    lora_dropout: float = 0.1
-    memory: int = 10
-    sensory: int = 32
-    segment_length: int = 1024
-    recall_width: int = 4096
-    recall_context: int = 1000
-    recall_from: float = 0.5
+    lora_rank: WholeFrom0 = 8
+    lora_alpha: WholeAbove0 = 32
+    lora_targets: LoraTargets = ("q_proj", "v_proj")
+    lora_dropout: Share = 0.1
+    memory: WholeAbove0 = 10
+    sensory: WholeFrom0 = 32
+    segment_length: WholeAbove0 = 1024
+    recall_width: WholeAbove0 = 4096
+    recall_context: WholeAbove0 = 1000
+    recall_from: Share = 0.5
 
-    least: ClassVar[Mapping[str, int]] = {
-        "memory": 1,
-        "sensory": 0,
-        "segment_length": 1,
-        "recall_width": 1,
-        "recall_context": 1,
-    }
-    shares: ClassVar[tuple[str, ...]] = ("recall_from",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
         if self.tokens < 1:
-            raise ConfigError(
+            raise ValueError(
                 f"segment_length is {self.segment_length}, but memory at both ends and "
                 f"{self.sensory} sensory tokens take {self.segment_length - self.tokens} of it; "
                 "make it longer"
             )
         if self.recall_context < self.memory:
-            raise ConfigError(
+            raise ValueError(
                 f"recall_context is {self.recall_context}, but a segment has {self.memory} memory "
-                "vectors; it must hold those of one at least"
+                "vectors; it must be at least as many"
             )
+        return self
 
     @property
     def tokens(self) -> int:
@@ -157,9 +150,7 @@ class HMT(TrainedReader):
     def compress(self, ids: list[int]) -> CompressedContext:
         """Memory of every whole segment, and the tokens after the last one."""
         config, start = self.config, self.backbone.bos_token_id
-        (reading,) = self._read_whole_segments(
-            [torch.tensor([start, *ids], device=self.backbone.device)]
-        )
+        (reading,) = self._read_whole([torch.tensor([start, *ids], device=self.backbone.device)])
         segments = (1 + len(ids)) // config.tokens
         notes: tuple[str, ...] = ()
         if segments * config.memory > config.recall_context:
@@ -171,22 +162,22 @@ class HMT(TrainedReader):
         tokens = len(stored.sensory) + len(stored.rest)
         return CompressedContext(stored, 2 * stored.memories.numel() + ID_BYTES * tokens, notes)
 
-    def _read_whole_segments(self, sequences: Sequence[Tensor]) -> list[ReadingState]:
+    def _read_whole(self, sequences: Sequence[Tensor]) -> list[ReadingState]:
         """Read the whole segments of each sequence; the n-th segments of all rows are one batch."""
         size = self.config.tokens
-        readings = [self._before_reading(ids) for ids in sequences]
+        readings = [self._unread(ids) for ids in sequences]
         while pending := [i for i, reading in enumerate(readings) if len(reading.rest) >= size]:
             before = [readings[i] for i in pending]
-            _, after = self._read_segments(before, [reading.rest[:size] for reading in before])
+            _, after = self._read(before, [reading.rest[:size] for reading in before])
             for i, reading in zip(pending, after, strict=True):
                 readings[i] = replace(reading, rest=readings[i].rest[size:])
         return readings
 
-    def _before_reading(self, ids: Tensor) -> ReadingState:
+    def _unread(self, ids: Tensor) -> ReadingState:
         no_memory_UD = torch.zeros(0, self.backbone.width, device=ids.device)
         return ReadingState(no_memory_UD.to(self.backbone.dtype), ids[:0], ids)
 
-    def _read_segments(
+    def _read(
         self, readings: Sequence[ReadingState], segments: Sequence[Tensor], recall: bool = True
     ) -> tuple[list[Tensor], list[ReadingState]]:
         """Read one more segment of each row.
@@ -196,7 +187,7 @@ class HMT(TrainedReader):
             states after the segments.
         """
         config = self.config
-        fronts, ends = self._embed_segments(readings, segments, recall)
+        fronts, ends = self._embed(readings, segments, recall)
         rows = [torch.cat(pair) for pair in zip(fronts, ends, strict=True)]
         states_BPD, _ = run_embeddings(self.backbone, rows)
         new_BPD, memory_BMD = states_BPD.tensor_split([-config.memory], dim=1)
@@ -210,14 +201,11 @@ class HMT(TrainedReader):
             )
         return [new[-len(s) :] for new, s in zip(new_BPD, segments, strict=True)], after
 
-    def _embed_segments(
+    def _embed(
         self, readings: Sequence[ReadingState], segments: Sequence[Tensor], recall: bool = True
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Embeddings of [memory; sensory tokens; segment], and of the memory alone, row by row."""
-        if recall:
-            initial = self._recalled_memory(readings, segments)
-        else:
-            initial = self._previous_memory(readings)
+        initial = self._recalled(readings, segments) if recall else self._previous(readings)
         fronts, memories = [], []
         for reading, segment, memory_MD in zip(readings, segments, initial, strict=True):
             embedded_TD = self.backbone.embed(torch.cat([reading.sensory, segment]))
@@ -232,12 +220,12 @@ class HMT(TrainedReader):
         assert isinstance(table, nn.Embedding)
         return table.weight
 
-    def _previous_memory(self, readings: Sequence[ReadingState]) -> list[Tensor]:
+    def _previous(self, readings: Sequence[ReadingState]) -> list[Tensor]:
         """Without recall: the memory of the previous segment."""
         first_MD, count = self._learned("memory"), self.config.memory
         return [r.memories[-count:] if len(r.memories) else first_MD for r in readings]
 
-    def _recalled_memory(
+    def _recalled(
         self, readings: Sequence[ReadingState], segments: Sequence[Tensor]
     ) -> list[Tensor]:
         """With recall: what the first half of a segment recalls."""
@@ -295,13 +283,11 @@ class HMT(TrainedReader):
         backbone = self.backbone
         readings = [replace(r, memories=r.memories.to(backbone.dtype)) for r in contents]
         prompt_ids = [torch.tensor(prompt[1:], device=backbone.device) for prompt in prompts]
-        rows = self._last_segments(readings, prompt_ids)
+        rows = self._last(readings, prompt_ids)
         states_BPD, stream = run_embeddings(backbone, rows, DynamicCache())
         return prefill_result(backbone, states_BPD[:, -1], stream, [len(row) for row in rows])
 
-    def _last_segments(
-        self, readings: Sequence[ReadingState], prompts: Sequence[Tensor]
-    ) -> list[Tensor]:
+    def _last(self, readings: Sequence[ReadingState], prompts: Sequence[Tensor]) -> list[Tensor]:
         """Embeddings of the last segments up to the answer.
 
         A prompt is never split: if it does not fit after the rest of the context, that rest becomes
@@ -314,13 +300,11 @@ class HMT(TrainedReader):
             if len(reading.rest) and len(reading.rest) + len(prompt) > self.config.tokens
         ]
         if full:
-            _, after = self._read_segments(
-                [readings[i] for i in full], [readings[i].rest for i in full]
-            )
+            _, after = self._read([readings[i] for i in full], [readings[i].rest for i in full])
             for i, reading in zip(full, after, strict=True):
                 readings[i] = replace(reading, rest=reading.rest[:0])
         segments = [torch.cat([r.rest, p]) for r, p in zip(readings, prompts, strict=True)]
-        return self._embed_segments(readings, segments)[0]
+        return self._embed(readings, segments)[0]
 
     # Training
 
@@ -329,14 +313,14 @@ class HMT(TrainedReader):
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer in the last segment, with gradients through all segments."""
         start = ids.new_tensor([self.backbone.bos_token_id])
-        readings = self._read_whole_segments([torch.cat([start, context]) for context in contexts])
+        readings = self._read_whole([torch.cat([start, context]) for context in contexts])
         prompts, answers = [], []
         for row, mask, target in zip(ids, valid, labels, strict=True):
             # The last answer token is predicted but not read.
             tokens, read = row[mask][1:], int((target != IGNORED).sum()) - 1
             prompts.append(tokens[: len(tokens) - read])
             answers.append(self.backbone.embed(tokens[len(tokens) - read :]))
-        pairs = zip(self._last_segments(readings, prompts), answers, strict=True)
+        pairs = zip(self._last(readings, prompts), answers, strict=True)
         states_BPD, _ = run_embeddings(self.backbone, [torch.cat(pair) for pair in pairs])
         return self.answer_loss(states_BPD, labels)
 
@@ -356,9 +340,9 @@ class HMT(TrainedReader):
                 f"has {size}; no memory would be used, make the text longer"
             )
         recall = self.progress >= self.config.recall_from
-        readings, states = [self._before_reading(row[:0]) for row in window_BT], []
+        readings, states = [self._unread(row[:0]) for row in window_BT], []
         for segment_BT in window_BT.split(size, dim=1):
-            new, readings = self._read_segments(readings, list(segment_BT), recall)
+            new, readings = self._read(readings, list(segment_BT), recall)
             states.append(torch.stack(new))
         states_BAD = torch.cat(states, dim=1)[:, context.shape[1] - 1 : -1]
         return {"loss": next_token_loss(self.backbone.logits(states_BAD), continuation)}

@@ -16,17 +16,17 @@ to predict, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sedem.baselines.memory import CompressedContext, PrefillResult, generator_for
-from sedem.baselines.settings import ReaderConfig
+from sedem.baselines.settings import LoraTargets, ReaderConfig
 from sedem.baselines.soft_prompt import (
     continuation_loss,
     prefill_soft_prompts,
@@ -36,6 +36,7 @@ from sedem.baselines.soft_prompt import (
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.method.losses import IGNORED
+from sedem.validation import Share, WholeAbove0, WholeFrom0
 
 SPECIAL = ("ae", "lm", "ft")
 """Special tokens, after the memory tokens in the embedding table; LM is unused, as officially."""
@@ -44,7 +45,6 @@ ENCODED_TOGETHER = 16
 """Segments in one batch of the encoder."""
 
 
-@dataclass(frozen=True)
 class ICAEConfig(ReaderConfig):
     """Settings of ICAE; the defaults are the paper's.
 
@@ -57,18 +57,15 @@ class ICAEConfig(ReaderConfig):
         seed: seed of the mix.
     """
 
-    lora_rank: int = 128
-    lora_alpha: int = 32
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    lora_dropout: float = 0.05
-    memory: int = 128
-    compression: int = 4
-    autoencode: float = 0.5
-    unscored: int = 8
-    seed: int = 0
-
-    least: ClassVar[Mapping[str, int]] = {"memory": 1, "compression": 1, "unscored": 0, "seed": 0}
-    shares: ClassVar[tuple[str, ...]] = ("autoencode",)
+    lora_rank: WholeFrom0 = 128
+    lora_alpha: WholeAbove0 = 32
+    lora_targets: LoraTargets = ("q_proj", "v_proj")
+    lora_dropout: Share = 0.05
+    memory: WholeAbove0 = 128
+    compression: WholeAbove0 = 4
+    autoencode: Share = 0.5
+    unscored: WholeFrom0 = 8
+    seed: WholeFrom0 = 0
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
@@ -29,17 +31,17 @@ from sedem.baselines.memory import text_bytes
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.baselines.token_pruning import CachedScorer, plan_windows, prune_tokens
 from sedem.engine.device import Clock
-from sedem.errors import ConfigError, DataError
+from sedem.errors import DataError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.types import Answer, Document
+from sedem.validation import Settings, Share, Whole, WholeAbove0, WholeFrom0
 
 RESTRICTIVE_STATEMENT = " The answer to this question can be found in the documents above."
 """Follows the question when paragraphs are ranked; means the same as the official sentence."""
 
 
-@dataclass(frozen=True)
-class LongLLMLinguaConfig:
+class LongLLMLinguaConfig(Settings):
     """Settings; the defaults are the paper's (appendix LongLLMLingua).
 
     Attributes:
@@ -51,19 +53,11 @@ class LongLLMLinguaConfig:
         paragraph: longest paragraph in tokens; longer ones are cut.
     """
 
-    rate: float = 0.25
-    extra: int = 100
-    spread: float = 0.4
-    window: int = 200
-    paragraph: int = 1024
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "spread"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
-        for name, least in (("extra", 0), ("window", 2), ("paragraph", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+    rate: Share = 0.25
+    extra: WholeFrom0 = 100
+    spread: Share = 0.4
+    window: Annotated[Whole, Field(ge=2)] = 200
+    paragraph: WholeAbove0 = 1024
 
 
 @dataclass(frozen=True)

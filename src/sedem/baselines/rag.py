@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +28,21 @@ from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
 from sedem.baselines.memory import CompressedContext, ContextMemory
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
+from sedem.baselines.settings import SelectionBudget
 from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.method.encoder import encode
-from sedem.method.selector import Budget, Selector, block_scores, resolve_budget, select
+from sedem.method.selector import Selector, block_scores, resolve_budget, select
 from sedem.types import Answer, Document
+from sedem.validation import WholeAbove0
 
 ENCODED_TOGETHER = 16
 """Paragraphs in one batch of the encoder."""
 
 
-@dataclass(frozen=True)
 class RAGConfig(FullContextTunedConfig):
     """Settings; the defaults are those of SeDeM on Llama-3.2-1B.
 
@@ -52,16 +53,10 @@ class RAGConfig(FullContextTunedConfig):
         paragraph: longest paragraph in tokens; longer ones are cut.
     """
 
-    extract_layer: int = 11
-    heads: int = 4
-    k: Budget = 2
-    paragraph: int = 512
-
-    least: ClassVar[dict[str, int]] = {"extract_layer": 1, "heads": 1, "paragraph": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        resolve_budget(self.k, 1)
+    extract_layer: WholeAbove0 = 11
+    heads: WholeAbove0 = 4
+    k: SelectionBudget = 2
+    paragraph: WholeAbove0 = 512
 
     @property
     def blocks(self) -> SedemConfig:

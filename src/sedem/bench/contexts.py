@@ -7,7 +7,7 @@ from pathlib import Path
 from sedem.backbone.decoder import Backbone
 from sedem.data.documents import read_documents
 from sedem.demo import DOCUMENTS
-from sedem.errors import ConfigError, DataError
+from sedem.errors import DataError
 from sedem.types import Document
 
 DOCUMENT = 512
@@ -30,21 +30,6 @@ def source(text: Path | None) -> tuple[str, str]:
         return read_documents([text])[0].text, f"the text of '{text.name}'"
     documents = read_documents(sorted(DOCUMENTS.glob("*.txt")))
     return "\n\n".join(d.text for d in documents), "the bundled documents of the demo"
-
-
-def check_lengths(lengths: list[int]) -> None:
-    """Check the lengths of contexts.
-
-    Raises:
-        ConfigError: a length is below 1, above `LONGEST` or given twice.
-    """
-    for tokens in lengths:
-        if not 1 <= tokens <= LONGEST:
-            raise ConfigError(
-                f"a context of {tokens:,} tokens was asked for; it can have 1 to {LONGEST:,}"
-            )
-    if len(set(lengths)) < len(lengths):
-        raise ConfigError("a context length is given twice; give each once")
 
 
 def context(text: str, backbone: Backbone, tokens: int) -> list[Document]:

@@ -14,7 +14,6 @@ from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
 from sedem.engine.device import Clock
-from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
 from sedem.inference.requests import encode_questions
 from sedem.model import SeDeM
@@ -25,16 +24,6 @@ DISTINCT_BLOCKS = 1000
 """Blocks of distinct random memory; a larger bank repeats them, each with its own keys."""
 
 WARM_UP = 2
-
-
-def check_blocks(counts: list[int]) -> None:
-    """Check the sizes of synthetic banks.
-
-    Raises:
-        ConfigError: a count is below 1 or given twice.
-    """
-    if any(count < 1 for count in counts) or len(set(counts)) < len(counts):
-        raise ConfigError(f"blocks are {counts}; give different numbers of at least 1")
 
 
 def measure_selection(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def test_the_final_checkpoint_has_the_lowest_evaluation_loss(
     recipe = question_recipe(name)
     # With a constant schedule, steps do not depend on the length of the run.
     constant = recipe.optimization.with_changes(steps=5, schedule="constant_with_warmup")
-    plain = replace(recipe.model, lora_dropout=0.0)
+    plain = recipe.model.with_changes(lora_dropout=0.0)
     # save_every would not save the best step, and keep allows one more checkpoint.
     run = recipe.run.with_changes(save_every=5, eval_every=1, keep=1)
     recipe = recipe.with_changes(model=plain, optimization=constant, run=run)
@@ -181,7 +180,7 @@ def test_from_text_to_questions_to_answers(
     with pytest.raises(ConfigError, match="control is 'wrong'"):
         run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
     other = question_recipe("icae", start_from=str(first))
-    changed = other.with_changes(model=replace(other.model, compression=2))  # type: ignore[call-arg]
+    changed = other.with_changes(model=other.model.with_changes(compression=2))
     with pytest.raises(ConfigError, match=r"model.compression is 2 in the recipe, checkpoint"):
         train_baseline(
             changed.with_changes(run=changed.run.with_changes(output=str(tmp_path / "else")))
@@ -252,7 +251,7 @@ def test_no_two_recipes_share_an_output_folder_and_each_starts_from_another() ->
     assert len(by_end) == len(recipes)
     for recipe in recipes:
         if recipe.start_from is not None:
-            first, then = asdict(by_end[recipe.start_from].model), asdict(recipe.model)
+            first, then = dict(by_end[recipe.start_from].model), dict(recipe.model)
             assert {name for name in then if then[name] != first[name]} <= recipe.model.free
 
 
@@ -279,11 +278,10 @@ def test_a_recipe_trains(
     )
     shallow = {"extract_layer": 2} if name == "rag" else {}
     small = recipe.with_changes(
-        model=replace(
-            recipe.model,
+        model=recipe.model.with_changes(
             backbone=backbone,
             lora_rank=recipe.model.lora_rank and 2,
-            **shallow,  # type: ignore[arg-type]
+            **shallow,
         ),
         text=text,
         data=questions,

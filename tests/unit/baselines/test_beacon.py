@@ -231,7 +231,7 @@ def test_a_long_context_is_truncated_by_whole_windows(reader: ActivationBeacon) 
 def test_impossible_settings_are_rejected() -> None:
     for change, message in (
         ({"window": 1}, "window is 1"),
-        ({"ratio": 3}, "a ratio is 3; beacons must divide the window of 128"),
+        ({"ratio": 3}, "a ratio is 3; it must divide the window of 128"),
         ({"ratios": ()}, "ratios is empty"),
         ({"ratios": [2, 48]}, "a ratio is 48"),
         ({"sink": 3}, "sink is 3; it must end before the first beacon"),
@@ -290,8 +290,10 @@ def test_updates_start_at_zero_and_learn(
     tiny_folder: Callable[..., str],
 ) -> None:
     folder = tiny_folder()
-    frozen = ActivationBeacon(BeaconConfig(folder, **TINY), open_backbone(folder)).eval()
-    reader = ActivationBeacon(BeaconConfig(folder, rank=2, **TINY), open_backbone(folder)).eval()
+    frozen = ActivationBeacon(BeaconConfig(backbone=folder, **TINY), open_backbone(folder)).eval()
+    reader = ActivationBeacon(
+        BeaconConfig(backbone=folder, rank=2, **TINY), open_backbone(folder)
+    ).eval()
     text = torch.randint(2, 250, (2, 60))
     losses = [one.text_loss(text[:, :50], text[:, 50:])["loss"] for one in (frozen, reader)]
     assert torch.equal(*losses)
@@ -305,5 +307,5 @@ def test_updates_start_at_zero_and_learn(
     still = {n for n, p in reader.parts().named_parameters() if p.grad is None or not p.grad.any()}
     # Nothing reads the beacons' queries in the last layer.
     assert still == {"q.3.0.weight", "q.3.1.weight"}
-    with pytest.raises(ConfigError, match="rank is -1; it must be a whole number of at least 0"):
-        BeaconConfig(folder, rank=-1)
+    with pytest.raises(ConfigError, match="rank is -1; it must be 0 or more"):
+        BeaconConfig(backbone=folder, rank=-1)

@@ -68,7 +68,7 @@ def test_text_loss_matches_the_official_code(
     case: str, recall_from: float, official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
     reader = as_official(tiny_folder(), official, case)
-    reader.config = replace(reader.config, recall_from=recall_from)
+    reader.config = reader.config.with_changes(recall_from=recall_from)
     ids, scored = torch.tensor([official["tokens"]]), official["scored"]
     loss = reader.text_loss(ids[:, :-scored], ids[:, -scored:])["loss"]
     assert float(loss) == pytest.approx(official[case]["loss"], rel=1e-4)
@@ -171,7 +171,7 @@ def test_prefill_logits_match_the_training_loss(reader: HMT) -> None:
     # The stored memory is rounded to bfloat16.
     exact = replace(
         kept,
-        memories=reader._read_whole_segments([torch.cat([torch.tensor([0]), context])])[0].memories,
+        memories=reader._read_whole([torch.cat([torch.tensor([0]), context])])[0].memories,
     )
     torch.testing.assert_close(kept.memories.float(), exact.memories, rtol=1e-2, atol=1e-2)
     filled = reader.prefill([exact], [75], [prompt])

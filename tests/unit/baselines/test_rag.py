@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def test_paragraph_spans_point_to_their_text(reader: RAG) -> None:
 
 
 def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
-    reader.config = replace(reader.config, k=3)
+    reader.config = reader.config.with_changes(k=3)
     memory = reader.read(TEXTS)
     answer = reader.answer(memory, RENT, decoding=SHORT)
     scores = reader.scores(memory, RENT)
@@ -249,7 +248,7 @@ def test_settings_of_other_methods_are_rejected(
     with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
         Trained(reader, Setting("some", k=0))
     with pytest.raises(ConfigError, match=r"extract_layer is 9, .* has 4 layers"):
-        RAG(replace(reader.config, extract_layer=9), reader.backbone)
+        RAG(reader.config.with_changes(extract_layer=9), reader.backbone)
     for change in ({"heads": 0}, {"paragraph": 0}, {"extract_layer": 0}, {"k": 0}):
         with pytest.raises(ConfigError, match=next(iter(change))):
             RAGConfig(backbone="some", **change)  # type: ignore[arg-type]

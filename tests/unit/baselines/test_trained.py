@@ -16,6 +16,7 @@ from unit.baselines.conftest import SMALL, make
 
 from sedem import Document, SeDeM
 from sedem.backbone.decoder import Backbone
+from sedem.baselines import settings
 from sedem.baselines.memory import ContextMemory
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
@@ -28,6 +29,7 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.method import Setting
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
+from sedem.inference.checkpoint import locate
 from sedem.inference.generation import Decoding
 from sedem.training.baseline_training import QuestionTraining
 from sedem.training.questions import Questions, collate_questions
@@ -274,6 +276,19 @@ def test_a_saved_checkpoint_gives_the_same_answers(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("name", TRAINED)
+def test_shipped_settings_are_loaded_and_saved_byte_for_byte(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = locate(default_checkpoint(name)) / "config.json"
+    written = json.loads(path.read_text(encoding="utf-8"))
+    monkeypatch.setattr(settings, "version", lambda package: written[f"{package}_version"])
+    config = reader_class(name).Config.load(path.parent)
+    assert isinstance(config.lora_targets, tuple)
+    config.save(tmp_path, name)
+    assert (tmp_path / "config.json").read_bytes() == path.read_bytes()
+
+
 def test_missing_and_unexpected_weights_are_errors(
     tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -331,9 +346,14 @@ def test_a_changed_backbone_of_the_same_name_is_another_setting(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_rank": -1}, "lora_rank is -1; it must be a whole number of at least 0"),
+        ({"lora_rank": -1}, "lora_rank is -1; it must be 0 or more"),
+        ({"lora_rank": True}, "lora_rank is True; a whole number is needed"),
+        ({"lora_alpha": 2.0}, r"lora_alpha is 2.0; a whole number is needed"),
         ({"lora_dropout": 1.5}, r"lora_dropout is 1.5; it is a share"),
-        ({"lora_targets": ("q",)}, "lora_targets has 'q'; it can have q_proj"),
+        ({"lora_dropout": True}, "lora_dropout is True; a number is needed"),
+        ({"lora_targets": "q_proj"}, "lora_targets is 'q_proj'; a list is needed"),
+        ({"lora_rnk": 4}, "unknown key 'lora_rnk'; did you mean 'lora_rank'"),
+        ({"lora_targets": ("q",)}, r"lora_targets\[0\] is 'q'; it can be q_proj"),
     ],
 )
 def test_impossible_settings_are_rejected(changes: dict[str, Any], message: str) -> None:

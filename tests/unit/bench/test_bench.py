@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
 
 def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
     methods = ("sedem", "full-context", "bm25", "longllmlingua")
-    subjects, left_out = open_subjects(replace(plan, methods=methods, k=1), plan.checkpoint)
+    subjects, left_out = open_subjects(plan.with_changes(methods=methods, k=1), plan.checkpoint)
     assert [subject.name for subject in subjects] == list(methods) and not left_out
     documents = [Document(name, f"The {name} is 900 euros.") for name in ("rent", "fee")]
     used = {s.name: s.reader.answer(s.reader.read(documents), "The rent?").k for s in subjects}
@@ -62,7 +61,7 @@ def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
 
 def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
-    plan = replace(plan, batches=(1, 2), blocks=(40,))
+    plan = plan.with_changes(batches=(1, 2), blocks=(40,))
     document = run_bench(plan, tmp_path / "out", lambda *done: ticks.append(done))
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == document
     assert list(document["results"]) == list(METHODS)
@@ -96,7 +95,7 @@ def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Pat
 
 
 def test_the_table_says_how_much_a_method_reads(plan: Plan) -> None:
-    results = run_bench(replace(plan, runs=1))["results"]
+    results = run_bench(plan.with_changes(runs=1))["results"]
     read = {name: [row["reads_tokens"] for row in rows.values()] for name, rows in results.items()}
     assert read["sedem"] == [64, 600]
     assert read["full-context"][0] == read["hf"][0] == 64
@@ -107,15 +106,17 @@ def test_the_table_says_how_much_a_method_reads(plan: Plan) -> None:
 
 
 def test_merged_weights_count_in_addition_to_frozen_ones(plan: Plan) -> None:
-    (merged,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
-    (plain,), _ = open_subjects(replace(plan, methods=("sedem",), engine="eager"), plan.checkpoint)
+    (merged,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
+    (plain,), _ = open_subjects(
+        plan.with_changes(methods=("sedem",), engine="eager"), plan.checkpoint
+    )
     assert weights_bytes(merged.reader) > weights_bytes(plain.reader)
 
 
 def test_memory_counts_only_the_caches_of_the_measured_pass(
     plan: Plan, documents: list[Document]
 ) -> None:
-    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
     reader = subject.reader
     assert isinstance(reader, BoundSedem)
     device = torch.device("cpu")
@@ -154,7 +155,7 @@ def test_memory_counts_hugging_faces_static_cache(
     plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    plan = replace(plan, methods=("hf-compiled",))
+    plan = plan.with_changes(methods=("hf-compiled",))
     (subject,), _ = open_subjects(plan, plan.checkpoint)
     memory = subject.reader.read(documents)
     subject.reader.answer(memory, "Rent?")
@@ -179,7 +180,7 @@ class Mute:
 
 
 def test_build_speed_is_reported_for_a_bank_but_not_for_text(plan: Plan) -> None:
-    results = run_bench(replace(plan, contexts=(64,), runs=1))["results"]
+    results = run_bench(plan.with_changes(contexts=(64,), runs=1))["results"]
     rows = {name: rows["64"] for name, rows in results.items()}
     assert rows["full-context"]["build_tok_s"] is None
     assert rows["sedem"]["build_tok_s"]["median"] > 0
@@ -192,7 +193,9 @@ def test_build_speed_is_reported_for_a_bank_but_not_for_text(plan: Plan) -> None
 
 
 def test_memory_types_are_measured_as_methods_that_share_a_model(plan: Plan) -> None:
-    plan = replace(plan, methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "int8"))
+    plan = plan.with_changes(
+        methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "int8")
+    )
     subjects, _ = open_subjects(plan, plan.checkpoint)
     plain, quantized = (subject.reader for subject in subjects)
     assert isinstance(plain, BoundSedem) and isinstance(quantized, BoundSedem)
@@ -208,13 +211,15 @@ def test_memory_types_are_measured_as_methods_that_share_a_model(plan: Plan) -> 
 def test_hugging_faces_encoder_layers_are_timed_for_comparison(
     plan: Plan, documents: list[Document]
 ) -> None:
-    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
     assert isinstance(subject.reader, BoundSedem) and subject.layers is not None
     model, layers = subject.reader.model, subject.layers
     for ids_BP in layers.batches(documents):
         expected = encode(model.encoder, ids_BP[:, 1:], model.config.extract_layers)[0]
         torch.testing.assert_close(layers.states(ids_BP)[:, 1:], expected)
-    results = run_bench(replace(plan, methods=("sedem", "hf"), contexts=(64,), runs=1))["results"]
+    results = run_bench(plan.with_changes(methods=("sedem", "hf"), contexts=(64,), runs=1))[
+        "results"
+    ]
     assert results["sedem"]["64"]["layers_tok_s"]["median"] > 0
     assert results["hf"]["64"]["layers_tok_s"] is None
 
@@ -223,7 +228,7 @@ def test_an_interrupted_run_resumes(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    first = replace(plan, contexts=(64,), runs=1)
+    first = plan.with_changes(contexts=(64,), runs=1)
     before = run_bench(first, out)
     measured: list[int] = []
 
@@ -232,27 +237,27 @@ def test_an_interrupted_run_resumes(
         return context(text, backbone, tokens)
 
     monkeypatch.setattr(command, "context", counted)
-    after = run_bench(replace(first, contexts=(64, 80)), out)
+    after = run_bench(first.with_changes(contexts=(64, 80)), out)
     assert measured == [80]
     for method in METHODS:
         kept, again = before["results"][method]["64"], after["results"][method]["64"]
         assert kept["online_ttft_ms"] == again["online_ttft_ms"]
     with pytest.raises(ConfigError, match="results of other settings"):
-        run_bench(replace(first, runs=2), out)
+        run_bench(first.with_changes(runs=2), out)
 
 
 def test_provenance_names_every_machine_that_measured_a_part(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    plan = replace(plan, methods=("hf",), runs=1)
+    plan = plan.with_changes(methods=("hf",), runs=1)
 
     def run(commit: str, *contexts: int) -> dict[str, Any]:
         made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
         monkeypatch.setattr(results, "provenance", lambda device: made)
         ceilings = command.Ceilings(float(len(commit)), 1e11)
         monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
-        return run_bench(replace(plan, contexts=contexts), out)
+        return run_bench(plan.with_changes(contexts=contexts), out)
 
     first = run("one", 64)
     assert first["commit"] == {"id": "one"} and "earlier" not in first
@@ -289,7 +294,7 @@ def test_a_peer_that_cannot_run_is_left_out_with_its_reason(
 
     monkeypatch.setitem(PEERS, "hf-compiled", (Broken, ""))
     methods = ("full-context", "hf-compiled")
-    document = run_bench(replace(plan, methods=methods, contexts=(64,), runs=1))
+    document = run_bench(plan.with_changes(methods=methods, contexts=(64,), runs=1))
     assert list(document["results"]) == ["full-context"]
     assert document["left_out"]["hf-compiled"].startswith("nothing can be compiled")
 
@@ -320,7 +325,7 @@ def test_a_compiled_step_gives_the_same_answer() -> None:
 
 
 def test_the_plot_is_drawn_reproducibly(plan: Plan, tmp_path: Path) -> None:
-    document = run_bench(replace(plan, runs=1))
+    document = run_bench(plan.with_changes(runs=1))
     for name in ("a.svg", "b.svg", "c.png"):
         draw(document, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
