@@ -124,6 +124,6 @@ def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
         ranks = normalized_effective_rank(
             slots_MD.float()
             for context in contexts
-            for slots_MD in reader.remember(reader.backbone.token_ids(context)).content.states
+            for slots_MD in reader.compress(reader.backbone.token_ids(context)).content.states
         )
     return {"effective_rank": ranks} | provenance()

@@ -30,7 +30,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         ConfigError: the output folder holds a run with other settings.
     """
     output = begin(recipe)
-    if reader_class(recipe.method).picks:
+    if reader_class(recipe.method).has_selection_budget:
         return train_rag(recipe, output)
     reader = open_reader(recipe)
     _refuse_picking(recipe)
