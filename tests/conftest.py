@@ -109,7 +109,7 @@ def backbone(tiny_folder: Callable[..., str]) -> Backbone:
     return open_backbone(tiny_folder())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(tiny_folder: Callable[..., str]) -> SedemConfig:
     """A small shape on the tiny Llama: T=16, C=4, so four slots per segment."""
     return SedemConfig(

@@ -100,7 +100,7 @@ def _variant(cell: Cell) -> Variant:
 def _memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.losses import memory_losses
     from sedem.training.recipe import load_recipe
-    from sedem.training.run import Stage1Recipe
+    from sedem.training.stages import Stage1Recipe
 
     folder = stage1_checkpoint(_variant(cell), scale, data)
     recipe = load_recipe(Stage1Recipe, folder.parent / "recipe.yaml")
