@@ -303,7 +303,14 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
     assert succeeds("bank", "verify", "b.bank") == "b.bank: all is well\n"
     assert prints_json("ask", "b.bank", RENT, "--json")["stored_bytes"] == packed["memory_bytes"]
     succeeds("build", "b.bank", "lease.txt", "--dtype", "int8")
-    refused("build", "b.bank", "lease.txt", "--dtype", "fp8", words="stores its slots as int8, fp8")
+    refused(
+        "build",
+        "b.bank",
+        "lease.txt",
+        "--dtype",
+        "fp8",
+        words="stores its slots as int8, not as fp8",
+    )
     refused("build", "b.bank", "lease.txt", "--keys", "int4", words="use bfloat16, int8, fp8")
 
 
