@@ -12,10 +12,11 @@ from torch.utils.data import Dataset, Subset
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
+from sedem.data.corpus import hub_id
 from sedem.data.hub import HOMES
 from sedem.data.question_sets import open_examples
-from sedem.data.texts import hub_id
-from sedem.data.windows import Tokens, Windows
+from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones
 from sedem.model import SeDeM
@@ -111,7 +112,7 @@ def open_windows(
     Raises:
         ConfigError: nothing is left to train on.
     """
-    corpus = Tokens.of(
+    corpus = TokenizedCorpus.open(
         source.path if hub_id(source.path) else data_root / source.path,
         backbone,
         cache,

@@ -86,13 +86,15 @@ def test_text_of_the_hub_is_not_looked_for_in_a_folder(
 ) -> None:
     source = "hub:DKYoon/SlimPajama-6B"
     asked: list[Any] = []
-    of = training_run.Tokens.of
+    open_corpus = training_run.TokenizedCorpus.open
 
     def local(given: Any, backbone: Any, cache: Path, *settings: Any) -> Any:
         asked.append((given, settings))
-        return of(Path(stage1_recipe.data_root) / "articles.jsonl", backbone, cache, *settings)
+        return open_corpus(
+            Path(stage1_recipe.data_root) / "articles.jsonl", backbone, cache, *settings
+        )
 
-    monkeypatch.setattr(training_run.Tokens, "of", local)
+    monkeypatch.setattr(training_run.TokenizedCorpus, "open", local)
     recipe = stage1_recipe.with_changes(
         text=stage1_recipe.text.with_changes(path=source, tokens=9000)
     )
