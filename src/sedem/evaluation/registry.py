@@ -16,7 +16,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
     "bm25": ("open_bm25", "BM25 picks K paragraphs, the frozen backbone reads them as text"),
-    "longllmlingua": ("open_longllmlingua", "the text thinned to a quarter for each question"),
+    "longllmlingua": ("open_longllmlingua", "the text pruned to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
 """What a user can name: the function of `readers.py` that opens it, and what it is.
