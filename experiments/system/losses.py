@@ -25,14 +25,15 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     from torch.utils.data import Subset
 
     from sedem import SeDeM
-    from sedem.data.windows import Tokens, Windows
+    from sedem.data.tokenized_corpus import TokenizedCorpus
+    from sedem.data.windows import Windows
     from sedem.evaluation.continuation import continuation_losses
     from sedem.provenance import provenance
 
     source, dtype = recipe.text, recipe.optimization.backbone_dtype
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     path = Path(recipe.data_root) / source.path
-    corpus = Tokens.of(path, model.encoder, Path(recipe.cache), source.exclude_titles)
+    corpus = TokenizedCorpus.open(path, model.encoder, Path(recipe.cache), source.exclude_titles)
     held_out = range(len(corpus) - source.held_out, len(corpus))
     windows = Windows(corpus, model.config.segment_length, source.continuation, 0, held_out)
     chosen = Subset(windows, range(min(source.evaluation_windows, len(windows))))
@@ -125,6 +126,6 @@ def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
         ranks = normalized_effective_rank(
             slots_MD.float()
             for context in contexts
-            for slots_MD in reader.remember(reader.backbone.token_ids(context)).content.states
+            for slots_MD in reader.compress(reader.backbone.token_ids(context)).content.states
         )
     return {"effective_rank": ranks} | provenance()

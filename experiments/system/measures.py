@@ -19,6 +19,7 @@ from experiments.system.training import (
 from experiments.system.variants import Variant
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation.registry import default_checkpoint
+from sedem.evaluation.results import write_json
 
 if TYPE_CHECKING:
     from sedem.data.examples import Example
@@ -39,9 +40,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
     result = MEASURES[cell.measure](cell, scale, data)
     path = results_of(scale) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(path, result)
 
 
 def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

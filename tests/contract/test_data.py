@@ -28,8 +28,10 @@ def test_a_set_is_told_in_numbers_and_bars() -> None:
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["examples", "3"] in lines and ["left", "out", "1"] in lines
-    assert ["1", "unanswerable", "(such", "as", "1909.00694-2)"] in lines
-    assert "tokens per context: mean" in result.stdout and "█" in result.stdout
+    assert ["left", "out", "reason", "such", "as"] in lines
+    assert ["1", "unanswerable", "1909.00694-2"] in lines
+    assert "tokens per context: mean" in result.stdout
+    assert ["2", "1", "#" * 20] in lines and ["5", "2", "#" * 40] in lines
     assert "blocks of 128 tokens per context" in result.stdout
 
 
@@ -81,7 +83,7 @@ def test_plain_text_is_measured_as_texts() -> None:
         ),
         (
             [FIXTURES / "articles.jsonl", "--schema", "exact-facts", "--option", "split=train"],
-            "option 'split' is none of a set's; schema, records and split have their own",
+            "'split' is not an option of the data; use the flags --schema, --records and --split",
         ),
         ([FIXTURES / "squad.json", "--split", "train"], "is a file: leave it out"),
         ([FIXTURES / "articles.jsonl", "--records", ":2"], "--records is for questions; "),

@@ -1,8 +1,7 @@
-"""The verb that measures speed and memory: bench."""
+"""The command `sedem bench`: speed and memory of methods."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,79 +16,92 @@ def bench(
     methods: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[METHOD...]",
-            help="Methods of 'sedem eval --list', hf, hf-compiled, hf-prefix. "
+            metavar="METHOD",
+            help="Names of 'sedem eval --list', or hf, hf-prefix, hf-compiled. "
             "[default: all but trained baselines]",
         ),
     ] = None,
     context: Annotated[
         list[int] | None,
-        typer.Option(help="Context length in tokens; repeatable. [default: 1024, 8192]"),
+        typer.Option(metavar="N", help="Context in tokens; repeatable. [default: 1024, 8192]"),
     ] = None,
     k: BudgetOption = None,
     batch: Annotated[
         list[int] | None,
-        typer.Option(help="Throughput of so many questions over one memory; repeatable."),
+        typer.Option(
+            metavar="N", help="Also answer N questions over one memory at once; repeatable."
+        ),
     ] = None,
     memory: Annotated[
         list[str] | None,
         typer.Option(
-            help="What sedem stores slots as: bfloat16, int8 or fp8; repeatable. "
-            "[default: bfloat16]"
+            metavar="TYPE",
+            help="How SeDeM stores slots: bfloat16, int8 or fp8; repeatable. [default: bfloat16]",
         ),
     ] = None,
     model: Model = None,
     backbone: Annotated[
         str | None,
-        typer.Option(help="A shape on random weights instead: llama-3.2-1b, llama-3.2-3b."),
+        typer.Option(
+            metavar="NAME",
+            help="Use a shape with random weights instead: llama-3.2-1b or llama-3.2-3b.",
+        ),
     ] = None,
-    runs: Annotated[int, typer.Option(help="Counted turns of each method.")] = 20,
-    answer_tokens: Annotated[int, typer.Option(help="Tokens of every answer.")] = 33,
+    runs: Annotated[int, typer.Option(metavar="N", help="Measured runs of each method.")] = 20,
+    answer_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each answer.")] = 33,
     blocks: Annotated[
         list[int] | None,
-        typer.Option(help="Score a synthetic bank of so many blocks too; repeatable."),
+        typer.Option(metavar="N", help="Also search a synthetic bank of N blocks; repeatable."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="File that contexts are cut from. [default: the demo's]")
+        Path | None,
+        typer.Option(metavar="FILE", help="Text of the contexts. [default: the demo's]"),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu or cuda. [default: a GPU if there is one]")
+        str | None,
+        typer.Option(metavar="NAME", help="cpu or cuda. [default: cuda if there is a GPU]"),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32 or bfloat16. [default: bfloat16 on a GPU, else float32]"),
+        typer.Option(
+            metavar="TYPE",
+            help="float32 or bfloat16. [default: bfloat16 on a GPU, else float32]",
+        ),
     ] = None,
     engine: EngineOption = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for bench.json and the plot; resumable.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for bench.json and a plot; resumable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure times, memory and their floors of methods side by side."""
+    """Measure the speed and memory of methods, next to their floors."""
     chosen_k = budget(k)
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.bench.command import notes, run_bench
     from sedem.bench.plan import Plan
 
-    plan = Plan(
-        methods=tuple(methods or ()),
-        contexts=tuple(context or Plan.contexts),
-        k=chosen_k,
-        batches=tuple(batch or ()),
-        memory=tuple(memory or Plan.memory),
-        checkpoint=model or DEFAULT_MODEL,
-        backbone=backbone,
-        runs=runs,
-        answer_tokens=answer_tokens,
-        device=device,
-        dtype=dtype,
-        engine=engine,
-        text=text,
-        blocks=tuple(blocks or ()),
-    )
-    for note in notes(plan):
-        typer.echo(f"note: {note}", err=True)
+    given = {
+        "methods": methods,
+        "contexts": context,
+        "k": chosen_k,
+        "batches": batch,
+        "memory": memory,
+        "checkpoint": model or DEFAULT_MODEL,
+        "backbone": backbone,
+        "runs": runs,
+        "answer_tokens": answer_tokens,
+        "device": device,
+        "dtype": dtype,
+        "engine": engine,
+        "text": text,
+        "blocks": blocks,
+    }
+    entries = {name: value for name, value in given.items() if value not in (None, [])}
+    plan = Plan.from_entries(entries, "sedem bench")
+    for caveat in notes(plan):
+        output.note(caveat)
     disable_progress_bar()
     with output.progress("measuring") as report_progress:
         document = run_bench(plan, out, report_progress)
@@ -99,10 +111,12 @@ def bench(
         for ending in (".svg", ".png"):
             draw(document, out / f"ttft{ending}")
     for name, reason in document["left_out"].items():
-        typer.echo(f"note: {name} is left out: {reason}", err=True)
+        output.note(f"{name} is left out: {reason}")
     if as_json:
-        typer.echo(json.dumps(document))
+        output.print_json(document)
         return
     from sedem.bench.table import lines
 
-    output.print_columns(lines(document))
+    headings, *rows = lines(document)
+    # The method, how much it reads, and the batches, which are a text of any length.
+    output.print_table(rows, headings, left=(1, 2, len(headings) - 1))

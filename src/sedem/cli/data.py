@@ -1,8 +1,8 @@
-"""The verbs of `sedem data`: look at a set before training on it or measuring with it."""
+"""The command `sedem data inspect`: look at data before training or evaluation."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +15,15 @@ from sedem.errors import ConfigError
 if TYPE_CHECKING:
     from sedem.data.inspection import Inspection
 
-WIDTH = 40
+LONGEST_BAR = 40
 """Characters of the longest bar of a histogram."""
 
-data_app = typer.Typer(no_args_is_help=True, help="Look at questions and texts before using them.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before training or evaluation.")
 
 
 @data_app.callback()
 def _group() -> None:
-    """Keeps the one verb a verb."""
+    """Keep `inspect` a subcommand: typer would merge a single command into its group."""
 
 
 @data_app.command("inspect")
@@ -31,23 +31,35 @@ def inspect(
     source: Annotated[
         str, typer.Argument(metavar="NAME|FILE", help="A public name, a file or a folder.")
     ],
-    schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of a public set: train, validation.")] = None,
-    records: Annotated[str | None, typer.Option(help="Records to read, as start:stop.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Measure only the first N.")] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Schema. [default: detected]")
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Split of a public set, such as train.")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(metavar="START:STOP", help="Read only these records.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Measure only the first N.")
+    ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or hub id. [default: sedem-nano's]")
+        str | None,
+        typer.Option(metavar="MODEL", help="Folder or hub id. [default: sedem-nano's]"),
     ] = None,
     options: OptionEntries = None,
     streaming: Annotated[
-        bool, typer.Option("--streaming", help="Read no further than --records, keep no copy.")
+        bool, typer.Option("--streaming", help="Stop after --records, and keep no copy.")
     ] = False,
     picture: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw the histograms.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the histograms (.svg).")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a set holds: examples, what was left out and why, lengths in tokens and blocks."""
+    """Count the examples of a data set and measure their lengths.
+
+    Shows what was left out and why, and lengths in tokens and blocks.
+    """
     from sedem.data.inspection import plot
 
     chosen = parse_options(options)
@@ -64,46 +76,63 @@ def inspect(
     if picture is not None:
         plot(found, picture)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), ensure_ascii=False))
+        output.print_json(found.to_dict())
     else:
         print_inspection(found)
 
 
 def print_inspection(found: Inspection) -> None:
-    """Counts, then every measure with its histogram."""
+    """Write the counts, what was left out or repaired, and a histogram of each measure."""
     from sedem.data.inspection import bins, summary
 
-    typer.echo(f"{found.name}, tokens of {found.tokenizer}\n")
-    for name, value in found.counts.items():
-        typer.echo(f"{name:<22} {value:>13,}")
-    for title, reasons in (("left out", found.dropped), ("repaired or odd", found.noted)):
-        typer.echo(f"{title:<22} {sum(reasons.values()):>13,}")
-        for reason, value in reasons.items():
-            named = ", ".join(found.dropped_ids.get(reason, ()))
-            typer.echo(f"  {value:>8,}  {reason}" + (f" (such as {named})" if named else ""))
+    output.write(f"{found.name}, tokens of {found.tokenizer}")
+    output.write()
+    reasons = {"left out": found.dropped, "repaired or odd": found.noted}
+    totals = {title: sum(counts.values()) for title, counts in reasons.items()}
+    output.print_facts({**found.counts, **totals}.items())
+    for title, counts in reasons.items():
+        rows = [
+            (f"{number:,}", reason, ", ".join(found.dropped_ids.get(reason, ())))
+            for reason, number in counts.items()
+        ]
+        if rows:
+            output.write()
+            output.print_table(rows, (title, "reason", "such as"), left=(1, 2))
     for name, values in found.measures.items():
         told = summary(values)
-        typer.echo(
-            f"\n{name}: mean {told['mean']:,.1f}, median {told['median']:,.0f}, "
+        output.write()
+        output.write(
+            f"{name}: mean {told['mean']:,.1f}, median {told['median']:,.0f}, "
             f"{told['min']:,} to {told['max']:,}"
         )
-        bars = bins(values)
-        most = max(number for *_, number in bars)
-        for low, high, number in bars:
-            label = f"{low:,}" if low == high else f"{low:,}-{high:,}"
-            bar = "█" * round(WIDTH * number / most) or ("▏" if number else "")
-            typer.echo(f"{label:>19}  {bar:<{WIDTH}} {number:>9,}")
+        _print_histogram(bins(values))
+
+
+def _print_histogram(bars: Sequence[tuple[int, int, int]]) -> None:
+    """Write a bar for each bin: its first and last number, how many values, and the bar."""
+    labels = [f"{low:,}" if low == high else f"{low:,}-{high:,}" for low, high, _ in bars]
+    width, mark = LONGEST_BAR, "#"
+    if (columns := output.terminal_width()) is not None:
+        taken = max(map(len, labels)) + max(len(f"{number:,}") for *_, number in bars)
+        width, mark = max(1, min(width, columns - taken - 2 * output.GAP)), "█"
+    most = max(number for *_, number in bars)
+    rows = [
+        # Every bin that is not empty has a bar.
+        (label, f"{number:,}", mark * (max(1, round(width * number / most)) if number else 0))
+        for label, (*_, number) in zip(labels, bars, strict=True)
+    ]
+    output.print_table(rows, left=(2,))
 
 
 def _is_text(source: str) -> bool:
-    from sedem.data.texts import holds_texts
+    from sedem.data.corpus import holds_texts
 
     return holds_texts(source)
 
 
 def _texts(source: str, tokenizer: str | None, limit: int | None, progress: Any) -> Inspection:
+    from sedem.data.corpus import read_texts
     from sedem.data.inspection import inspect_texts
-    from sedem.data.texts import read_texts
     from sedem.data.tokenizer import open_tokenizer
 
     counter = open_tokenizer(tokenizer)

@@ -1,8 +1,7 @@
-"""The verbs that measure: eval, eval report and cost."""
+"""The commands `sedem eval`, `sedem eval report` and `sedem cost`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +18,17 @@ from sedem.cli.options import (
     budget,
     parse_options,
 )
+from sedem.cli.report import print_cost, print_metrics, print_report
 
 METHOD = "METHOD"
+"""The command that runs when the first word names a method."""
 
 
 class MethodOrVerb(TyperGroup):
-    """A group whose first word is one of its verbs, or else the method that is evaluated."""
+    """A group of commands in which any other first word names a method."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The verb that a word names; every other word names a method."""
+        """Return the command that the first word names, or the command for methods."""
         if args[0] in self.commands:
             return super().resolve_command(ctx, args)
         return args[0], self.commands[METHOD], args[1:]
@@ -37,7 +38,7 @@ eval_app = typer.Typer(
     cls=MethodOrVerb,
     rich_markup_mode=None,
     subcommand_metavar="METHOD|report ...",
-    help="Measure a method on a set of questions, or report on what was measured.",
+    help="Evaluate a method on questions, or compare finished runs.",
     epilog="'sedem eval sedem --help' shows the options of a method.",
 )
 
@@ -47,12 +48,12 @@ def evaluations(
     context: typer.Context,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods.")] = False,
 ) -> None:
-    """Measure a method on a set of questions, or report on what was measured."""
+    """Evaluate a method on questions, or compare finished runs."""
     if list_methods:
         from sedem.evaluation.registry import METHODS
 
-        for name, (_, what) in METHODS.items():
-            typer.echo(f"{name:<20} {what}")
+        rows = [(name, what) for name, (_, what) in METHODS.items()]
+        output.print_table(rows, ("method", "what it does"), left=(0, 1))
     elif context.invoked_subcommand is None:
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
@@ -91,7 +92,7 @@ def evaluate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a method on a set of questions."""
+    """Evaluate a method on a set of questions."""
     blocks = budget(k)
     from transformers.utils.logging import disable_progress_bar
 
@@ -122,20 +123,24 @@ def evaluate(
             progress=report_progress,
         )
     if as_json:
-        typer.echo(json.dumps(metrics))
-        return
-    output.print_metrics(metrics)
+        output.print_json(metrics)
+    else:
+        print_metrics(metrics)
 
 
 @eval_app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="What --out named.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Folders that --out named.")],
     as_json: Json = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the runs into this .svg, .png or .pdf.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw the runs (.svg, .png or .pdf)."),
     ] = None,
 ) -> None:
-    """Put runs side by side, and compare each with the first where the examples are the same."""
+    """Compare finished runs side by side.
+
+    Each run over the same examples as the first is also compared with it example by example.
+    """
     from sedem.evaluation.plot import draw
     from sedem.evaluation.report import report as compare_runs
 
@@ -143,9 +148,9 @@ def report(
     if plot is not None:
         draw(result, plot)
     if as_json:
-        typer.echo(json.dumps(result))
-        return
-    output.print_report(result)
+        output.print_json(result)
+    else:
+        print_report(result)
 
 
 def cost(
@@ -157,18 +162,18 @@ def cost(
     ],
     method: Annotated[
         str | None,
-        typer.Option(help="A baseline in SeDeM's place: icae, hmt, 500x or beacon."),
+        typer.Option(
+            metavar="NAME", help="A baseline instead of SeDeM: icae, hmt, 500x or beacon."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count parameters and FLOPs of SeDeM or a baseline on a backbone, without weights."""
+    """Count parameters and FLOPs without loading weights."""
     from sedem.evaluation.cost import cost as count
     from sedem.evaluation.overhead import baseline_cost
 
     result = baseline_cost(method, backbone) if method else count(backbone)
     if as_json:
-        typer.echo(json.dumps(result))
-    elif method:
-        output.print_baseline_cost(result)
+        output.print_json(result)
     else:
-        output.print_cost(result)
+        print_cost(result)

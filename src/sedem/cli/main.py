@@ -1,84 +1,65 @@
-"""The command line. Every verb imports what it needs itself, so that --help is instant."""
+"""The `sedem` command: demo, build and ask; the other commands have modules of their own.
+
+Each command imports what it needs when it runs, so `--help` is fast.
+"""
 
 from __future__ import annotations
 
-import json
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from sedem.cli import bench, data, evaluate, options, output
+from sedem.cli import bank as bank_commands
+from sedem.cli import bench, data, evaluate, output, train
+from sedem.cli.options import BankPath, BudgetOption, EngineOption, Json, Model, budget
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import BankError, SedemError
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
 
+ORDER = ("demo", "build", "ask", "bank", "data", "train", "eval", "bench", "cost")
+"""The commands as the help lists them."""
 
-class Verbs(TyperGroup):
-    """Turns errors that sedem raises on purpose into one line and exit code 1."""
+
+class Commands(TyperGroup):
+    """Reports errors that sedem raises on purpose as one line, with exit code 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of the help."""
+        return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a verb."""
+        """Run a command."""
         try:
             return super().invoke(ctx)
         except SedemError as error:
-            typer.echo(f"error: {output.printable(str(error))}", err=True)
+            output.error(str(error))
             raise typer.Exit(1) from None
 
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Read documents once into a bank of hidden-state memories, then ask it any question.",
+    help="Read documents once into a memory bank, then answer questions from it.",
 )
-bank_app = typer.Typer(no_args_is_help=True, help="Look into a bank, check it, take documents out.")
-train_app = typer.Typer(
-    cls=evaluate.MethodOrVerb,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    subcommand_metavar="stage1|stage2|METHOD ...",
-    help="Train a model from a recipe: a stage of SeDeM, or a baseline.",
-)
-app.add_typer(bank_app, name="bank")
-app.add_typer(train_app, name="train")
+app.add_typer(bank_commands.bank_app, name="bank")
 app.add_typer(data.data_app, name="data")
+app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
-
-BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
-Question = Annotated[
-    str | None,
-    typer.Argument(metavar="QUESTION", help="Without one, they come one a line from stdin."),
-]
-DocumentName = Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")]
-Model = options.Model
-Json = options.Json
-BudgetOption = options.BudgetOption
-EngineOption = options.EngineOption
-RecipeOption = Annotated[Path, typer.Option("--config", help="The recipe, a YAML file.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one value, such as run.output=DIR."),
-]
-PrintConfig = Annotated[
-    bool,
-    typer.Option(
-        "--print-config", help="Print the whole recipe, --set applied, and train nothing."
-    ),
-]
+app.command()(bench.bench)
+app.command()(evaluate.cost)
 
 
 @app.command()
 def demo(k: BudgetOption = None) -> None:
-    """Build a bank from bundled documents, ask it questions, print answers and their sources."""
+    """Read the bundled documents and answer questions about them."""
     from sedem.data.documents import read_documents
     from sedem.demo import DOCUMENTS, QUESTIONS
 
@@ -89,40 +70,46 @@ def demo(k: BudgetOption = None) -> None:
     ]
     with output.progress("reading") as report_progress:
         bank = model.read(documents, progress=report_progress)
-    typer.echo(
+    output.write(
         f"read {output.count(len(documents), 'document')}, "
         f"{sum(len(d.text) for d in documents):,} characters, "
-        f"into {output.count(len(bank), 'block')}\n"
+        f"into {output.count(len(bank), 'block')}"
     )
+    output.write()
     for question in QUESTIONS:
-        typer.echo(f"? {question}")
-        output.print_answer(model, bank, question, options.budget(k))
-    typer.echo("sedem-nano is a small model and often wrong; the spans it answered from are exact.")
+        output.write(f"? {question}")
+        output.print_answer(model, bank, question, budget(k))
+    output.write(
+        "sedem-nano is a small model and often wrong; the spans it answered from are exact."
+    )
 
 
 @app.command()
 def build(
     bank: BankPath,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help=".txt and .md files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help=".txt and .md files.")],
     model: Model = None,
-    encoding: Annotated[str, typer.Option(help="Encoding of the files.")] = "utf-8",
+    encoding: Annotated[str, typer.Option(metavar="NAME", help="Encoding of the files.")] = "utf-8",
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="What a new bank stores slots as: bfloat16, int8 or fp8. [default: bfloat16]"
+            metavar="TYPE",
+            help="How a new bank stores slots: bfloat16, int8 or fp8. [default: bfloat16]",
         ),
     ] = None,
     keys: Annotated[
         str | None,
         typer.Option(
-            help="Also keep the selector's keys, as bfloat16, int8 or fp8: larger, asked sooner."
+            metavar="TYPE",
+            help="Also store the selector's keys, as bfloat16, int8 or fp8: a larger bank, "
+            "faster answers.",
         ),
     ] = None,
 ) -> None:
-    """Read files into a bank; it is created if it is not there, extended if it is.
+    """Read files into a new bank, or add them to an existing one.
 
-    Files that the bank already holds unchanged are passed over, changed ones are replaced. Each
-    commit is durable: a build that was killed goes on when it is started again.
+    Unchanged files are skipped; a changed file replaces its old version. Every commit is durable:
+    an interrupted build resumes when its command is given again.
     """
     from sedem.data.documents import read_documents
 
@@ -141,7 +128,7 @@ def build(
             dtype=dtype,
             keys=keys,
         )
-    typer.echo(
+    output.write(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
         f"the bank holds {output.count(report.documents, 'document')} "
         f"in {output.count(report.blocks, 'block')}"
@@ -153,20 +140,26 @@ def ask(
     bank: BankPath,
     question: Annotated[
         str | None,
-        typer.Argument(
-            metavar="QUESTION", help="Without it, questions come one a line from stdin."
-        ),
+        typer.Argument(metavar="QUESTION", help="Without it, one question a line from stdin."),
     ] = None,
     k: BudgetOption = None,
     as_json: Json = False,
     model: Model = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Limit of the answer in tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; above, sample.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Limit of an answer in tokens.")
+    ] = 64,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", help="0 decodes greedily; more samples.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
     engine: EngineOption = "auto",
 ) -> None:
-    """Ask a bank; the answer comes with the spans of the documents that it was conditioned on."""
-    budget = options.budget(k)
+    """Answer questions from a bank, and cite the spans used.
+
+    Control characters in texts are shown
+    as escapes; --json has every text exactly.
+    """
+    chosen_k = budget(k)
     from sedem.bank.memory_bank import MemoryBank
     from sedem.inference.generation import Decoding
 
@@ -176,107 +169,10 @@ def ask(
     opened.check_made_by(answering.fingerprint())
     for one in [question] if question is not None else output.questions_from_stdin():
         if as_json:
-            answer = answering.answer(opened, one, k=budget, decoding=decoding)
-            typer.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
+            answer = answering.answer(opened, one, k=chosen_k, decoding=decoding)
+            output.print_json(answer.to_dict())
         else:
-            output.print_answer(answering, opened, one, budget, decoding)
-
-
-@bank_app.command("ls")
-def bank_ls(bank: BankPath, as_json: Json = False) -> None:
-    """List the documents of a bank."""
-    from sedem.bank.memory_bank import MemoryBank
-
-    opened = MemoryBank.open(bank)
-    counts = [0] * len(opened.documents)
-    for block in opened.blocks:
-        counts[block.document] += 1
-    rows = [
-        {"document": document.name, "characters": len(document.text), "blocks": count}
-        for document, count in zip(opened.documents, counts, strict=True)
-    ]
-    if as_json:
-        typer.echo(json.dumps(rows, ensure_ascii=False))
-        return
-    for row in rows:
-        typer.echo(
-            f"{row['characters']:>12,} characters {row['blocks']:>6} blocks  "
-            f"{output.printable(str(row['document']))}"
-        )
-
-
-@bank_app.command("show")
-def bank_show(bank: BankPath, as_json: Json = False) -> None:
-    """Show which model made a bank, and how large it is."""
-    from sedem.inference.build import describe
-
-    facts = describe(bank)
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return
-    for name, value in facts.items():
-        shown = f"{value:,}" if isinstance(value, int) else value
-        typer.echo(output.printable(f"{name.replace('_', ' '):<18} {shown}"))
-
-
-@bank_app.command("verify")
-def bank_verify(bank: BankPath) -> None:
-    """Read every byte of a bank and compare it with its checksums."""
-    from sedem.bank.store.local import LocalStore
-
-    problems = LocalStore(bank).verify()
-    for problem in problems:
-        typer.echo(f"{bank}: {problem}")
-    if problems:
-        raise typer.Exit(1)
-    typer.echo(f"{bank}: all is well")
-
-
-@bank_app.command("rm")
-def bank_rm(
-    bank: BankPath,
-    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")],
-) -> None:
-    """Take a document out of a bank."""
-    from sedem.bank.store.local import LocalStore
-
-    LocalStore(bank).remove(document)
-    typer.echo(f"{bank}: removed '{document}'")
-
-
-@train_app.command("stage1")
-def train_stage1(
-    config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
-) -> None:
-    """Train compressor and decompressor on plain text; a killed run goes on when started again."""
-    _train_stage("stage1", config, overrides, print_config)
-
-
-@train_app.command("stage2")
-def train_stage2(
-    config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
-) -> None:
-    """Train selection and answering on questions; a killed run goes on when started again."""
-    _train_stage("stage2", config, overrides, print_config)
-
-
-@train_app.command(evaluate.METHOD)
-def train_method(
-    context: typer.Context,
-    config: RecipeOption,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-) -> None:
-    """Train a baseline on text or on questions; a killed run goes on when started again."""
-    from sedem.training.baseline import train_baseline
-    from sedem.training.baseline_recipe import load_baseline_recipe
-
-    recipe = load_baseline_recipe(str(context.info_name), config, overrides or ())
-    _train(recipe, train_baseline, print_config)
-
-
-app.command()(evaluate.cost)
-app.command()(bench.bench)
+            output.print_answer(answering, opened, one, chosen_k, decoding)
 
 
 def _open_model(name: str, engine: str = "auto") -> SeDeM:
@@ -289,7 +185,7 @@ def _open_model(name: str, engine: str = "auto") -> SeDeM:
 
 
 def _model_of(bank: Path) -> str:
-    """The model that made a bank; the default for a bank that is yet to be made.
+    """Return the model that made a bank, or the default model for a new bank.
 
     A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
 
@@ -302,31 +198,10 @@ def _model_of(bank: Path) -> str:
     if not bank.exists():
         return DEFAULT_MODEL
     claimed = str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
-    # The folder, since one of the same name here would be opened in its place.
+    # The path, because a folder of the same name in the working directory would be opened instead.
     if (shipped := embedded(claimed)) is not None:
         return str(shipped)
     raise BankError(
-        f"bank '{bank}' says that it was built by model '{claimed}'; sedem follows a bank's word "
-        f"only for models that come with it; give -m {shlex.quote(claimed)} if you trust it"
+        f"bank '{bank}' says that it was built by model '{claimed}'; sedem opens the model that a "
+        f"bank names only if it ships with sedem; give -m {shlex.quote(claimed)} if you trust it"
     )
-
-
-def _train_stage(stage: str, config: Path, overrides: list[str] | None, print_config: bool) -> None:
-    from sedem.training.recipe import load_recipe
-    from sedem.training.stages import STAGES
-
-    kind, train = STAGES[stage]
-    _train(load_recipe(kind, config, overrides or ()), train, print_config)
-
-
-def _train(recipe: Any, train: Callable[[Any], Path], print_config: bool) -> None:
-    """Run a recipe and print the folder of its final checkpoint, or print the recipe alone."""
-    import logging
-
-    from sedem.training.recipe import as_yaml
-
-    if print_config:
-        typer.echo(as_yaml(recipe), nl=False)
-        return
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    typer.echo(str(train(recipe)))

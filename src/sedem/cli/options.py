@@ -1,45 +1,53 @@
-"""Options that several verbs share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sedem.errors import ConfigError
 
-OPENING = ("records", "revision", "schema", "source", "split", "streaming")
-"""What says which set is opened, and so is no option of its reader."""
+RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
+"""Names that say which data is opened; they are not options of a reader."""
 
+BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="Checkpoint: a folder or a hub id. [default: sedem-nano]"),
+    typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id. [default: sedem-nano]"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BudgetOption = Annotated[
     str | None,
-    typer.Option("-k", help="Blocks to use: a number, or 'all'. [default: the model's own]"),
+    typer.Option("-k", metavar="N|all", help="Blocks to use. [default: the model's own]"),
 ]
 EngineOption = Annotated[
-    str, typer.Option("--engine", help="What runs the model: auto, eager, static or graphs.")
+    str,
+    typer.Option(
+        "--engine", metavar="NAME", help="What runs the model: auto, eager, static or graphs."
+    ),
 ]
 OptionEntries = Annotated[
     list[str] | None,
     typer.Option(
         "--option",
         metavar="KEY=VALUE",
-        help="An option of the set, such as length=4096.",
+        help="Option of the data, such as length=4096; repeatable.",
     ),
 ]
 
 
 def budget(text: str | None) -> int | str | None:
-    """What -k says as a selection budget.
+    """Parse the value of -k.
+
+    Returns:
+        A number of blocks, "all", or None for the model's own.
 
     Raises:
-        ConfigError: it is neither a number nor "all".
+        ConfigError: the text is neither a number nor "all".
     """
     if text is None or text == "all":
         return text
@@ -51,19 +59,20 @@ def budget(text: str | None) -> int | str | None:
 
 
 def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
-    """KEY=VALUE entries as options of a set; values are JSON (a number, true), or else text.
+    """Parse KEY=VALUE entries; a value that is JSON, such as 4096 or true, is read as JSON.
 
     Raises:
-        ConfigError: an entry has no key or no value, or its key is no option of a set.
+        ConfigError: an entry is not KEY=VALUE, or its key has a flag of its own.
     """
     options: dict[str, Any] = {}
     for entry in entries or ():
         key, equals, text = entry.partition("=")
         if not key or not equals:
             raise ConfigError(f"option '{entry}' is not of the form KEY=VALUE")
-        if key in OPENING:
+        if key in RESERVED:
             raise ConfigError(
-                f"option '{key}' is none of a set's; schema, records and split have their own flags"
+                f"'{key}' is not an option of the data; "
+                "use the flags --schema, --records and --split"
             )
         try:
             options[key] = json.loads(text)

@@ -1,57 +1,254 @@
-"""What a person sees: progress on stderr; answers, sources and tables on stdout."""
+"""What the commands write: results on stdout, notes, errors and progress on stderr."""
 
 from __future__ import annotations
 
+import io
+import json
 import sys
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
     from sedem.bank.memory_bank import MemoryBank
     from sedem.model import SeDeM
     from sedem.types import Answer
 
+Cell = str | tuple[str, ...]
+"""One cell of a table: a line, or several lines below each other."""
 
-def printable(text: str) -> str:
-    """A text on one line, with escapes in place of what would steer the terminal.
+UNLIMITED = 1_000_000
+"""Columns of an output that is not a terminal: no line is folded there."""
+NARROWEST = 20
+"""Columns to which a column of text may be folded before rows are shown one below the other."""
+GAP = 2
+"""Spaces between two columns."""
 
-    Names of documents and models come with a bank, and anybody may have written it.
+JOINERS = "\u200c\u200d"
+"""Zero-width joiners: invisible, but part of Persian, Indic scripts and emoji."""
+
+
+def is_safe(character: str) -> bool:
+    """Return whether a terminal shows a character and does nothing else with it.
+
+    Control characters, changes of the writing direction, line separators, unassigned characters
+    and halves of surrogate pairs are not safe.
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return (
+        character.isprintable() or unicodedata.category(character) == "Zs" or character in JOINERS
+    )
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Escape every character that could steer a terminal, such as ESC as `\x1b`.
+
+    Anybody may have written a document, and the names in a bank or a data file.
+
+    Args:
+        text: any text.
+        keep: characters that stay as they are, such as a line break.
+    """
+    return "".join(
+        c if is_safe(c) or c in keep else c.encode("unicode_escape", "surrogatepass").decode()
+        for c in text
+    )
+
+
+def write(text: str = "") -> None:
+    """Write one line to stdout, with unsafe characters escaped."""
+    typer.echo(printable(text))
+
+
+def note(text: str) -> None:
+    """Write one line of information to stderr."""
+    typer.echo(printable(f"note: {text}"), err=True)
+
+
+def error(text: str) -> None:
+    """Write one line about a failure to stderr."""
+    typer.echo(printable(f"error: {text}"), err=True)
+
+
+def print_json(value: object) -> None:
+    r"""Write a JSON value in one line; unsafe characters become `\u` escapes of JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    # Outside of strings JSON is ASCII, so only characters of strings are replaced.
+    typer.echo("".join(c if is_safe(c) else json.dumps(c)[1:-1] for c in text))
+
+
+# Tables
+
+
+def print_table(
+    rows: Sequence[Sequence[Cell]], headings: Sequence[str] = (), left: Collection[int] = (0,)
+) -> None:
+    """Write rows as columns.
+
+    A terminal gets columns that fit its width: text is folded, numbers never are. Where numbers
+    leave too little room, every row is written as lines of heading and value. Any other output
+    gets plain text, one line for each line of a row, whatever its length.
+
+    Args:
+        rows: cells, as many in each row.
+        headings: of the columns; none for a list of names and values.
+        left: columns of text, aligned left; the others hold numbers and are aligned right.
+    """
+    from rich.console import Console
+
+    if not sys.stdout.isatty():
+        file = io.StringIO()
+        plain = Console(file=file, width=UNLIMITED, color_system=None, force_terminal=False)
+        plain.print(_table(rows, headings, left))
+        for line in file.getvalue().splitlines():
+            typer.echo(line.rstrip())
+        return
+    console = Console(force_terminal=True)
+    parts: Iterable[RenderableType] = [_table(rows, headings, left, rule=True)]
+    if headings and _narrowest(rows, headings, left) > console.width:
+        parts = _stacked(rows, headings, left)
+    for part in parts:
+        console.print(part)
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Write names with their values; numbers are aligned right among each other."""
+    shown = [(name.replace("_", " "), value) for name, value in facts]
+    numbers = [f"{value:,}" for _, value in shown if isinstance(value, int | float)]
+    width = max(map(len, numbers), default=0)
+    print_table(
+        [
+            (name, f"{value:,}".rjust(width) if isinstance(value, int | float) else str(value))
+            for name, value in shown
+        ],
+        left=(0, 1),
+    )
+
+
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that stdout is, or None where it is none."""
+    from rich.console import Console
+
+    return Console(force_terminal=True).width if sys.stdout.isatty() else None
+
+
+def _table(
+    rows: Sequence[Sequence[Cell]],
+    headings: Sequence[str],
+    left: Collection[int],
+    rule: bool = False,
+) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    ruled = rule and bool(headings)
+    table = Table(
+        box=SIMPLE_HEAD if ruled else None,
+        show_header=bool(headings),
+        show_edge=False,
+        pad_edge=False,
+        # A rule takes one of the columns between two cells.
+        padding=(0, GAP - ruled, 0, 0),
+    )
+    for index in range(len(rows[0] if rows else headings)):
+        heading = _text(headings[index] if headings else "")
+        if index in left:
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_text, row))
+    return table
+
+
+def _stacked(
+    rows: Sequence[Sequence[Cell]], headings: Sequence[str], left: Collection[int]
+) -> Iterator[RenderableType]:
+    """Every row as lines of heading and value: first its texts, then its numbers."""
+    from rich.table import Table
+
+    width = max(map(len, headings))
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        cells = [(_text(heading), cell) for heading, cell in zip(headings, row, strict=True)]
+        for index in left:
+            heading, cell = cells[index]
+            grid = Table.grid(padding=(0, GAP, 0, 0))
+            if heading:
+                grid.add_column(width=width)
+            grid.add_column(overflow="fold")
+            grid.add_row(*filter(None, (heading, _text(cell))))
+            yield grid
+        grid = Table.grid(padding=(0, GAP, 0, 0))
+        for index, (heading, cell) in enumerate(cells):
+            if index not in left:
+                grid.add_row(heading, *map(_text, _lines(cell)))
+        for column in grid.columns[1:]:
+            column.justify, column.overflow = "right", "fold"
+        grid.columns[0].width = width
+        yield grid
+
+
+def _narrowest(
+    rows: Sequence[Sequence[Cell]], headings: Sequence[str], left: Collection[int]
+) -> int:
+    """Columns that a table takes when its texts are folded as far as they may be."""
+    total = 0
+    for index, column in enumerate(zip(headings, *rows, strict=True)):
+        lines = [line for cell in column for line in _lines(cell)]
+        widest = max(_text(line).cell_len for line in lines)
+        total += min(widest, NARROWEST) if index in left else widest
+    return total + GAP * len(headings)
+
+
+def _text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    return Text("\n".join(map(printable, _lines(cell))))
+
+
+def _lines(cell: Cell) -> tuple[str, ...]:
+    return (cell,) if isinstance(cell, str) else cell
+
+
+# Answers
 
 
 def print_answer(
     model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, decoding: Any = None
 ) -> None:
-    """The answer as it comes, then its sources."""
+    """Write an answer piece by piece, then its sources."""
     options = {} if decoding is None else {"decoding": decoding}
     stream = model.stream(bank, question, k=k, **options)
     for piece in stream:
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
+        typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
-    typer.echo("")
+    write()
     print_sources(stream.answer)
 
 
 def print_sources(answer: Answer) -> None:
-    """The spans that an answer was conditioned on, best first, and what was cut."""
+    """Write the spans that an answer was conditioned on, best first, and what was truncated."""
     for citation in answer.citations:
         snippet = " ".join(citation.text.split())
         shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
         score = "" if citation.score is None else f" ({citation.score:.1f})"
-        place = f"{printable(citation.document)}:{citation.start}-{citation.end}"
-        typer.echo(f"  [{citation.rank}] {place}{score}  {shown}")
+        place = f"{citation.document}:{citation.start}-{citation.end}"
+        write(f"  [{citation.rank}] {place}{score}  {shown}")
     for sentence in answer.cut:
-        typer.echo(f"  note: {sentence}")
-    typer.echo("")
+        write(f"  note: {sentence}")
+    write()
 
 
 def questions_from_stdin() -> Iterator[str]:
-    """Questions, one a line; a person is told how to end."""
+    """Yield the questions on stdin, one a line; at a terminal, say how to end."""
     if sys.stdin.isatty():
         typer.echo("one question a line; end with Ctrl-D", err=True)
     for line in sys.stdin:
@@ -59,9 +256,19 @@ def questions_from_stdin() -> Iterator[str]:
             yield line.strip()
 
 
+# Progress
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, as a callback of done and total."""
+    """Show a progress bar on stderr.
+
+    Args:
+        what: names the work in front of the bar.
+
+    Yields:
+        A callback that takes the steps done and the steps in all.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -81,7 +288,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     task = bar.add_task(what, total=None)
 
     def show(done: int, total: int) -> None:
-        # Begun with the first step: an error before it is one line and nothing else.
+        # The bar starts with the first step, so an error before it stays a single line.
         bar.start()
         bar.update(task, completed=done, total=total)
 
@@ -93,121 +300,5 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: "1 block", "1,200 blocks"."""
+    """Return a number with its noun: "1 block", "1,200 blocks"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def print_metrics(metrics: dict[str, Any]) -> None:
-    """Means with their intervals, a line each, then the counts and what could not be answered."""
-    for name, value in metrics.items():
-        if isinstance(value, dict) and "mean" in value:
-            low, high = value["interval"]
-            typer.echo(
-                f"{name:<28} {value['mean']:9.2f}   [{low:.2f}, {high:.2f}]   n={value['n']}"
-            )
-    counts = metrics["counts"]
-    for name, value in counts.items():
-        typer.echo(f"{name.replace('_', ' '):<28} {value}")
-    if counts["not_answered"]:
-        typer.echo(
-            f"{counts['not_answered']:,} of {counts['examples']:,} could not be answered and count "
-            f"as wrong; the first, {metrics['first_error']}"
-        )
-
-
-HEADINGS = {
-    "em": "EM",
-    "f1": "F1",
-    "rouge_l": "ROUGE-L",
-    "string_match": "match",
-    "recall": "recall@K",
-    "mrr": "MRR",
-    "conditioning": "positions",
-    "bytes_per_token": "B/token",
-    "ttft_ms": "TTFT ms",
-}
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """Runs side by side, means above intervals; then differences to the first; then notes."""
-    lines = [["", *HEADINGS.values()]]
-    for number, run in enumerate(report["runs"], start=1):
-        lines += _run_lines(number, run)
-    print_columns(lines)
-    if report["differences"]:
-        typer.echo("")
-        numbers = {run["run"]: number for number, run in enumerate(report["runs"], start=1)}
-        names = report["differences"][0]["metrics"]
-        lines = [["less run 1, paired", *(HEADINGS[name] for name in names)]]
-        for entry in report["differences"]:
-            lines += _difference_lines(numbers[entry["run"]], entry)
-        print_columns(lines)
-    for run in report["runs"]:
-        if run["not_answered"]:
-            typer.echo(f"note: '{run['run']}' has {run['not_answered']:,} not answered", err=True)
-    for problem in report["problems"]:
-        typer.echo(f"note: {problem}", err=True)
-
-
-def _run_lines(number: int, run: dict[str, Any]) -> list[list[str]]:
-    k, control, batch = run["k"], run["control"], run["batch"]
-    about = [run["method"], f"K={k}" if k else None, None if control == "selected" else control]
-    about += [f"batch={batch}" if batch > 1 else None, f"n={run['n']:,}"]
-    found = run["metrics"]
-    means = {name: f"{metric['mean']:.1f}" for name, metric in found.items()}
-    if "recall" in means:
-        means["recall"] += f" @{run['recall_at']}"
-    bounds = [_bounds(found[name]) if name in found else "" for name in HEADINGS]
-    return [
-        [f"{number}  {run['run']}", *(means.get(name, "-") for name in HEADINGS)],
-        [f"   {' '.join(filter(None, about))}", *bounds],
-    ]
-
-
-def _difference_lines(number: int, entry: dict[str, Any]) -> list[list[str]]:
-    found = list(entry["metrics"].values())
-    return [
-        [f"{number}  {entry['run']}", *(f"{metric['mean']:+.1f}" for metric in found)],
-        ["   95 % interval", *map(_bounds, found)],
-        ["   resamples below zero", *(f"{100 * metric['below_zero']:.1f} %" for metric in found)],
-    ]
-
-
-def _bounds(metric: dict[str, Any]) -> str:
-    low, high = metric["interval"]
-    return f"{low:.1f}..{high:.1f}"
-
-
-def print_columns(lines: list[list[str]]) -> None:
-    """Rows of cells in columns: the first one left, the others right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for first, *rest in lines:
-        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        typer.echo("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-
-
-def print_cost(result: dict[str, Any]) -> None:
-    """Print parameters and FLOPs by part, and what they assume."""
-    parameters = dict(result["parameters"])
-    _print_parameters(parameters, parameters.pop("percent"))
-    _print_flops(dict(result["flops"]))
-
-
-def print_baseline_cost(result: dict[str, Any]) -> None:
-    """Print parameters and FLOPs of a trained baseline, and what they assume."""
-    parameters = dict(result["parameters"])
-    _print_parameters(parameters, parameters.pop("percent_without_lora"))
-    _print_flops(dict(result["flops"]))
-
-
-def _print_parameters(parameters: dict[str, int], percent: float) -> None:
-    for name, value in parameters.items():
-        typer.echo(f"{name.replace('_', ' '):<20} {value / 1e6:10.2f} M parameters")
-    typer.echo(f"{'added':<20} {percent:10.2f} % of the backbone\n")
-
-
-def _print_flops(flops: dict[str, Any]) -> None:
-    assumptions = flops.pop("assumptions")
-    for name, value in flops.items():
-        typer.echo(f"{name:<20} {value / 1e9:10.1f} GFLOPs")
-    typer.echo("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))

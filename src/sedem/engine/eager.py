@@ -1,6 +1,6 @@
 """The reference engine: Hugging Face's own layers, adapters beside the weights, growing caches.
 
-It reads the weights anew in every call, so it serves training and models that were just made.
+Every call uses the current weights, so it serves training and models that still change.
 
 Letters: B batch, T tokens, P prefix tokens, U restored states, E encoder width, D decoder width,
 V vocabulary, X extraction layers.

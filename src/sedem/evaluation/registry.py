@@ -16,7 +16,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
     "bm25": ("open_bm25", "BM25 picks K paragraphs, the frozen backbone reads them as text"),
-    "longllmlingua": ("open_longllmlingua", "the text thinned to a quarter for each question"),
+    "longllmlingua": ("open_longllmlingua", "the text pruned to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
 """What a user can name: the function of `readers.py` that opens it, and what it is.
@@ -24,13 +24,15 @@ METHODS: dict[str, tuple[str, str]] = {
 Trained baselines are opened by the class that `sedem.baselines.registry` names.
 """
 
-PICKING = ("sedem", "bm25")
-"""Methods without training of their own that have a selection budget."""
+UNTRAINED_WITH_BUDGET = ("sedem", "bm25")
+"""The other methods that have a selection budget (k)."""
 
 
-def picks(method: str) -> bool:
-    """Whether a method has a selection budget."""
-    return reader_class(method).picks if method in TRAINED else method in PICKING
+def has_selection_budget(method: str) -> bool:
+    """Whether a method has a selection budget (k)."""
+    if method in TRAINED:
+        return reader_class(method).has_selection_budget
+    return method in UNTRAINED_WITH_BUDGET
 
 
 def default_checkpoint(method: str) -> str:

@@ -31,7 +31,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         ConfigError: the output folder contains a run with other settings.
     """
     output = start_run(recipe)
-    if reader_class(recipe.method).picks:
+    if reader_class(recipe.method).has_selection_budget:
         return train_rag(recipe, output)
     reader = open_reader(recipe)
     _refuse_selection_settings(recipe)

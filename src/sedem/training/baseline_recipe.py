@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import create_model, model_validator
+from pydantic import SerializeAsAny, create_model, model_validator
 
 from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
@@ -23,7 +23,7 @@ from sedem.training.recipe import (
 )
 from sedem.training.run_setup import backbone_options, check_start
 from sedem.training.selection_losses import ConditionedLosses
-from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
+from sedem.validation import Flag, Settings, WholeAbove0
 
 
 class WindowSource(TextSource):
@@ -76,7 +76,7 @@ class BaselineRecipe(Settings):
     """
 
     method: str
-    model: Annotated[ReaderConfig, FromEntries()]
+    model: SerializeAsAny[ReaderConfig]
     optimization: Optimization
     run: RunSettings
     text: WindowSource | None = None
@@ -114,8 +114,7 @@ def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ())
             f"'{path}' is a recipe of '{named}'; run 'sedem train {named}', or give a recipe of "
             f"'{method}'"
         )
-    model: Any = Annotated[settings, FromEntries()]
-    kind = create_model("Recipe", __base__=BaselineRecipe, model=model)
+    kind = create_model("Recipe", __base__=BaselineRecipe, model=(settings, ...))
     return load_recipe(kind, path, overrides)
 
 

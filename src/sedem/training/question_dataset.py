@@ -87,7 +87,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
             self.dropped["documents without tokens"] += 1
             return None
         prefix = question_ids(backbone, example.question)
-        kept = self.reader.seen(len(context), len(prefix), len(answer))
+        kept = self.reader.context_tokens_used(len(context), len(prefix), len(answer))
         kept = min(kept, self.context_limit or kept)
         self.cut["tokens"] += len(context)
         if kept < len(context):

@@ -138,7 +138,7 @@ class RAGTraining(BaselineTraining):
         """Tokens of an example's chosen paragraphs, truncated to the positions that are free."""
         rows = [tokens_NJ[n][real_NJ[n]] for n in chosen_K.tolist() if bool(real_NJ[n].any())]
         room = self.reader.backbone.max_positions - int(valid_P.sum())
-        return self.reader.together(rows)[: min(room, self.context_limit or room)]
+        return self.reader.join(rows)[: min(room, self.context_limit or room)]
 
 
 def train_rag(recipe: BaselineRecipe, output: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
     Raises:
         ConfigError: a setting differs and is not in `free`.
     """
-    for name, value in asdict(wanted).items():
+    for name, value in vars(wanted).items():
         if name not in free and value != getattr(found, name):
             raise ConfigError(
                 f"model.{name} is {value} in the recipe, checkpoint '{checkpoint}' has "

@@ -9,10 +9,11 @@ from typing import Any
 from torch.utils.data import Dataset, Subset
 
 from sedem.backbone.decoder import Backbone
+from sedem.data.corpus import hub_id
 from sedem.data.hub import HOMES
 from sedem.data.question_sets import open_examples
-from sedem.data.texts import hub_id
-from sedem.data.windows import Tokens, Windows
+from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.training.example_dataset import ExampleDataset
 from sedem.training.recipe import DataSource, Mixture, TextSource
@@ -36,7 +37,7 @@ def open_windows(
     Raises:
         ConfigError: `held_out` leaves no text to train on.
     """
-    corpus = Tokens.of(
+    corpus = TokenizedCorpus.open(
         source.path if hub_id(source.path) else data_root / source.path,
         backbone,
         cache,

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from unit.evaluation.conftest import Echo, hill
 
-from sedem.cli.output import print_report
+from sedem.cli.report import print_report
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.plot import draw, name_of
 from sedem.evaluation.report import load, report

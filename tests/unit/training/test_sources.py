@@ -60,13 +60,13 @@ def test_text_of_the_hub_is_not_looked_for_in_a_folder(
 ) -> None:
     source = "hub:DKYoon/SlimPajama-6B"
     asked: list[Any] = []
-    of = sources.Tokens.of
+    open_corpus = sources.TokenizedCorpus.open
 
     def local(given: Any, backbone: Any, cache: Path, *settings: Any) -> Any:
         asked.append((given, settings))
-        return of(fixtures / "articles.jsonl", backbone, cache, *settings)
+        return open_corpus(fixtures / "articles.jsonl", backbone, cache, *settings)
 
-    monkeypatch.setattr(sources.Tokens, "of", local)
+    monkeypatch.setattr(sources.TokenizedCorpus, "open", local)
     windows_of(path=source, tokens=9000, held_out=0)
     assert asked == [(source, ((), 9000))]
 
