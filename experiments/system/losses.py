@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sedem.data.examples import Example
-    from sedem.training.run import Stage1Recipe
+    from sedem.training.stages import Stage1Recipe
 
 
 def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
@@ -61,16 +61,17 @@ def answer_losses(
     from sedem.data.examples import ExampleSet
     from sedem.evaluation.metrics import summarize
     from sedem.provenance import provenance
-    from sedem.training.prepare import Collator, Prepared
+    from sedem.training.block_batch import BlockCollator
+    from sedem.training.block_dataset import BlockDataset
     from sedem.training.stage2 import Stage2, Stage2Losses
 
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
-    prepared = Prepared(model, answer_limit=128)
-    prepared.add(ExampleSet("questions", list(examples)), "evidence")
-    collator = Collator(prepared, max_blocks=blocks, budgets=[k], seed=0, cache=None)
+    dataset = BlockDataset(model, answer_limit=128)
+    dataset.add(ExampleSet("questions", list(examples)), "evidence")
+    collator = BlockCollator(dataset, max_blocks=blocks, budgets=[k], seed=0, cache=None)
     stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="gold"), collator).eval()
     with torch.no_grad():
-        values = [float(stage(**stage.collate([item]))["answer"]) for item in prepared.items]
+        values = [float(stage(**stage.collate([item]))["answer"]) for item in dataset.items]
     weights = model.mixture.weights().tolist()
     mixture = dict(zip(map(str, model.config.extract_layers), weights, strict=True))
     return {"answer_loss": summarize(values, digits=4), "mixture": mixture} | provenance()

@@ -49,7 +49,7 @@ def test_a_bench_is_printed_stored_and_plotted(
         (["sedem", "-k", "none"], "k is 'none'"),
         (["sedem", "--runs", "0"], "runs is 0"),
         (["sedem", "--text", "nowhere.txt"], "there is no file 'nowhere.txt'"),
-        (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is no folder here"),
+        (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is not a local folder"),
         (["sedem", "--out", "/dev/null/out"], "'/dev/null/out' cannot be a folder for results"),
     ],
 )

@@ -474,7 +474,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
         words = r"'lease\.txt' is a file; a checkpoint is a folder"
     else:
         broken = Path("no-such-model")
-        words = "checkpoint 'no-such-model' is neither a folder here nor to be had from the hub"
+        words = "checkpoint 'no-such-model' is neither a local folder nor available from the hub"
     refused("build", "a.bank", "lease.txt", "-m", broken, words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
 
@@ -944,8 +944,8 @@ def test_results_of_files_that_have_changed_since_are_not_mixed(
         ),
         (["longllmlingua", "-k", "all"], "k is 'all', but longllmlingua has no k; leave it out"),
         (["longllmlingua", "--shift", "4"], "shift is 4, but longllmlingua has no shift"),
-        (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
-        (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
+        (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
+        (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -14,8 +14,9 @@ from sedem.baselines.registry import TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
 from sedem.bench.peers import PEERS
+from sedem.durable_files import sha256
 from sedem.errors import ConfigError
-from sedem.evaluation.command import DTYPES, digest_of, weight_files
+from sedem.evaluation.command import DTYPES, weight_files
 from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.registry import METHODS, default_checkpoint
 from sedem.inference.checkpoint import locate
@@ -171,9 +172,9 @@ class Plan(Settings):
             "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
             "weights_sha256": None
             if self.backbone
-            else digest_of(*weight_files(locate(self.checkpoint), "sedem")),
+            else sha256(*weight_files(locate(self.checkpoint), "sedem")),
             "baselines_sha256": {
-                name: digest_of(*weight_files(locate(default_checkpoint(name)), name))
+                name: sha256(*weight_files(locate(default_checkpoint(name)), name))
                 for name in self.methods
                 if name in TRAINED
             },

@@ -19,6 +19,7 @@ from sedem.data.files import kind, open_text
 from sedem.data.hub import HOMES, checked_split, commit, held_commit, read_home
 from sedem.data.record_validation import shown
 from sedem.data.records import Records, read_records, shards
+from sedem.durable_files import sha256
 from sedem.errors import ConfigError, DataError
 
 
@@ -122,13 +123,9 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str | No
     """
     path = Path(source)
     if path.exists():
-        digests = []
-        for shard in shards(path):
-            with shard.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        whole = digests[0] if not path.is_dir() else hashlib.sha256("".join(digests).encode())
-        sha256 = whole if isinstance(whole, str) else whole.hexdigest()
-        return {"data": path.name, "data_sha256": sha256}
+        digests = [sha256(shard) for shard in shards(path)]
+        joined = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return {"data": path.name, "data_sha256": joined if path.is_dir() else digests[0]}
     name = _public(source)
     home, meant = HOMES[name], checked_split(name, split)
     found: dict[str, str | None] = {"data": home.repository, "split": meant}

@@ -6,11 +6,10 @@ Letters: T context tokens, A continuation tokens.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from tqdm.auto import tqdm
 from sedem.backbone.decoder import Backbone
 from sedem.data.hub import Home, commit
 from sedem.data.texts import hub_id, read_texts, text_files
+from sedem.durable_files import atomic_write, write_text
 from sedem.errors import DataError
 
 TOKENIZED_TOGETHER = 64
@@ -148,7 +148,7 @@ def _revision(source: str | Path, folder: Path) -> str | None:
     if repository is None:
         return None
     if not kept.is_file():
-        _replace(kept, lambda file: file.write(commit(Home(repository)).encode()))
+        write_text(kept, commit(Home(repository)))
     return kept.read_text()
 
 
@@ -198,7 +198,8 @@ def _save_part(folder: Path, number: int, texts: list[NDArray[Any]]) -> None:
     path = folder / f"part-{number:06d}.npz"
     sizes = np.asarray([len(ids) for ids in texts])
     tokens = np.concatenate(texts)
-    _replace(path, lambda file: np.savez(file, tokens=tokens, sizes=sizes))
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, tokens=tokens, sizes=sizes)
 
 
 def _join_parts(folder: Path, what: str) -> None:
@@ -218,20 +219,11 @@ def _join_parts(folder: Path, what: str) -> None:
         joined[at : at + len(tokens)] = tokens
         at += len(tokens)
     joined.flush()
-    _replace(folder / "bounds.npy", lambda file: np.save(file, bounds))
+    with atomic_write(folder / "bounds.npy") as temporary, temporary.open("wb") as file:
+        np.save(file, bounds)
     for part in parts:
         part.unlink()
 
 
 def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.npz"))
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that is there whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

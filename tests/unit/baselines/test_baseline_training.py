@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
-from unit.training.test_recipes import small_run, small_source, two_steps
+from unit.training.small_recipes import small_run, small_source, two_steps
 
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app

@@ -20,7 +20,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 
 @pytest.fixture

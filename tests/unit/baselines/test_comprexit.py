@@ -176,7 +176,7 @@ def naive_loss(reader: ComprExIT, slots: Tensor, text: list[int], target: list[i
 
 @torch.no_grad()
 def test_losses_match_the_equations(reader: ComprExIT) -> None:
-    from sedem.training.prepare import targets
+    from sedem.training.targets import targets
 
     contexts = [torch.randint(2, 250, (n,)) for n in (40, 9)]
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]

@@ -14,7 +14,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.baselines.full_context import FullContext
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 
 def test_without_training_it_equals_the_frozen_reader(

@@ -24,7 +24,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 SEGMENT_TOKENS = 32
 """New tokens of a segment at the small settings."""

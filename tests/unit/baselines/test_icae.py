@@ -16,7 +16,7 @@ from sedem.baselines.icae import ICAE, ICAEConfig
 from sedem.baselines.memory import generator_for
 from sedem.errors import ConfigError
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 
 @pytest.fixture

@@ -25,9 +25,10 @@ from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe
-from sedem.training.prepare import Collator, Prepared
+from sedem.training.block_batch import BlockCollator
+from sedem.training.block_dataset import BlockDataset
 from sedem.training.rag import RAGBlocks, RAGTraining
-from sedem.training.selecting import ConditionedLosses
+from sedem.training.selection_losses import ConditionedLosses
 
 SHORT = Decoding(max_new_tokens=5)
 RENT = "What is the rent?"
@@ -122,14 +123,14 @@ def test_only_the_selected_paragraphs_are_read(reader: RAG) -> None:
 # Training
 
 
-def prepared(reader: RAG, fixtures: Path) -> Prepared:
-    found = Prepared(RAGBlocks.of(reader), 200)
+def prepared(reader: RAG, fixtures: Path) -> BlockDataset:
+    found = BlockDataset(RAGBlocks.of(reader), 200)
     found.add(open_examples(fixtures / "squad.json", records=":1", distractors=2), "evidence")
     return found
 
 
 def stage_of(reader: RAG, fixtures: Path, cache: Path | None = None, **losses: Any) -> RAGTraining:
-    collator = Collator(
+    collator = BlockCollator(
         prepared(reader, fixtures), max_blocks=99, budgets=(1,), seed=0, cache=cache
     )
     return RAGTraining(reader, ConditionedLosses(**losses), collator)
@@ -161,7 +162,7 @@ def test_training_and_answering_compute_the_same_scores(
     seen: list[Tensor] = []
     reader.selector.register_forward_hook(lambda *inputs: seen.append(inputs[-1]))
     read = record_contexts(reader)
-    parts = stage(**stage.collate([stage.collator.prepared[0]]))
+    parts = stage(**stage.collate([stage.collator.dataset[0]]))
     assert seen[0][0].tolist() == pytest.approx(scores.tolist(), abs=0.3)  # states in bfloat16
     best = int(scores.argmax())
     assert read[0].tolist() == memory.paragraphs[best].ids.tolist()
@@ -189,10 +190,10 @@ def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
     reader = make("rag", tiny_folder(), paragraph=128)
     assert isinstance(reader, RAG)
     stage = stage_of(reader, fixtures, conditioning="gold").train()
-    item = stage.collator.prepared[0]
+    item = stage.collator.dataset[0]
     batch = stage.collate([item])
     gold = [
-        stage.collator.prepared.segments[stage.collator.prepared.texts[t].first + b]
+        stage.collator.dataset.segments[stage.collator.dataset.documents[t].first_segment + b]
         for (t, b), label in zip(item.blocks, item.evidence, strict=True)
         if label
     ]
@@ -242,7 +243,7 @@ def test_settings_of_other_methods_are_rejected(
     assert recipe.data is not None
     with pytest.raises(ConfigError, match="rag learns to pick among all documents"):
         train_baseline(recipe.with_changes(data=recipe.data.with_changes(documents="gold")))
-    with pytest.raises(ConfigError, match="are for a method that picks paragraphs, 'icae' reads"):
+    with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
         train_baseline(question_recipe("icae", losses=ConditionedLosses()))
     with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
         Trained(reader, Setting("some", k=0))

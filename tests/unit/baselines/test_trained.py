@@ -32,7 +32,7 @@ from sedem.evaluation.trained import Trained
 from sedem.inference.checkpoint import locate
 from sedem.inference.generation import Decoding
 from sedem.training.baseline_training import QuestionTraining
-from sedem.training.questions import Questions, collate_questions
+from sedem.training.question_dataset import QuestionDataset, collate_questions
 
 SHORT = Decoding(max_new_tokens=5)
 INVISIBLE = Document("invisible", "\u200b")
@@ -171,8 +171,8 @@ def test_adapter_dropout_is_on_only_in_training(tiny_folder: Callable[..., str])
         assert not any(module.training for module in drops)
 
 
-def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> Questions:
-    questions = Questions(reader, 200, **settings)
+def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> QuestionDataset:
+    questions = QuestionDataset(reader, 200, **settings)
     questions.add(open_examples(fixtures / "squad.json", records=":1", distractors=1), "evidence")
     return questions
 
@@ -205,7 +205,7 @@ def test_an_example_without_tokens_is_left_out_and_counted(
 ) -> None:
     reader = make("icae", tiny_folder())
     drop_invisible_spaces(reader.backbone)
-    questions = Questions(reader, 200)
+    questions = QuestionDataset(reader, 200)
     given = (tuple(documents), (INVISIBLE,))
     examples = [Example(str(i), own, RENT, ("900 euros",)) for i, own in enumerate(given)]
     questions.add(ExampleSet("two", examples), "evidence")
