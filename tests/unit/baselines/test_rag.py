@@ -136,6 +136,19 @@ def stage_of(reader: RAG, fixtures: Path, cache: Path | None = None, **losses: A
     return RAGTraining(reader, ConditionedLosses(**losses), collator)
 
 
+def record_contexts(reader: RAG) -> list[Tensor]:
+    """A list that collects the contexts of every later call of `question_loss`."""
+    contexts_read: list[Tensor] = []
+    question_loss = reader.question_loss
+
+    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
+        contexts_read.extend(contexts)
+        return question_loss(contexts, *rest)
+
+    reader.question_loss = recorded  # type: ignore[method-assign]
+    return contexts_read
+
+
 @torch.no_grad()
 def test_training_and_answering_compute_the_same_scores(
     tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
@@ -148,14 +161,7 @@ def test_training_and_answering_compute_the_same_scores(
     scores = reader.scores(memory, example.question)
     seen: list[Tensor] = []
     reader.selector.register_forward_hook(lambda *inputs: seen.append(inputs[-1]))
-    read: list[Tensor] = []
-    whole = reader.question_loss
-
-    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
-        read.extend(contexts)
-        return whole(contexts, *rest)
-
-    reader.question_loss = recorded  # type: ignore[method-assign]
+    read = record_contexts(reader)
     parts = stage(**stage.collate([stage.collator.dataset[0]]))
     assert seen[0][0].tolist() == pytest.approx(scores.tolist(), abs=0.3)  # states in bfloat16
     best = int(scores.argmax())
@@ -191,14 +197,7 @@ def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
         for (t, b), label in zip(item.blocks, item.evidence, strict=True)
         if label
     ]
-    read: list[Tensor] = []
-    whole = reader.question_loss
-
-    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
-        read.extend(contexts)
-        return whole(contexts, *rest)
-
-    reader.question_loss = recorded  # type: ignore[method-assign]
+    read = record_contexts(reader)
     parts = stage(**batch)
     assert read[0].tolist() in gold
     selector, lora = list(reader.selector.parameters()), reader.backbone.lora_parameters()

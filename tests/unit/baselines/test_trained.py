@@ -264,10 +264,10 @@ def test_a_context_of_several_examples_is_read_once(
 def test_a_saved_checkpoint_gives_the_same_answers(
     any_reader: TrainedReader, documents: list[Document], tmp_path: Path
 ) -> None:
-    any_reader.save_pretrained(tmp_path / "kept")
-    entries = json.loads((tmp_path / "kept" / "config.json").read_text())
+    any_reader.save_pretrained(tmp_path / "checkpoint")
+    entries = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     assert entries["method"] == any_reader.name and "sedem_version" in entries
-    again = type(any_reader).from_pretrained(tmp_path / "kept")
+    again = type(any_reader).from_pretrained(tmp_path / "checkpoint")
     assert again.config == any_reader.config
     assert not any(p.requires_grad for p in again.parameters())
     own = {n: p for n, p in any_reader.named_parameters()}
@@ -292,16 +292,16 @@ def test_shipped_settings_are_loaded_and_saved_byte_for_byte(
 def test_missing_and_unexpected_weights_are_errors(
     tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
-    make("icae", tiny_folder()).save_pretrained(tmp_path / "kept")
-    path = tmp_path / "kept" / "sedem.safetensors"
+    make("icae", tiny_folder()).save_pretrained(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / "sedem.safetensors"
     weights = load_file(path)
     save_file({**weights, "more": weights["tokens.weight"].clone()}, path)
     with pytest.raises(CheckpointError, match=r"1 are not known \(such as more\)"):
-        reader_class("icae").from_pretrained(tmp_path / "kept")
+        reader_class("icae").from_pretrained(tmp_path / "checkpoint")
     save_file(weights, path)
-    shutil.rmtree(tmp_path / "kept" / "adapter")
+    shutil.rmtree(tmp_path / "checkpoint" / "adapter")
     with pytest.raises(CheckpointError, match="is missing; the checkpoint is incomplete"):
-        reader_class("icae").from_pretrained(tmp_path / "kept")
+        reader_class("icae").from_pretrained(tmp_path / "checkpoint")
 
 
 def test_a_checkpoint_of_another_method_is_rejected(
@@ -333,8 +333,8 @@ def test_a_changed_backbone_of_the_same_name_is_another_setting(
 
     def evaluated() -> dict[str, Any]:
         asked: dict[str, Any] = {"limit": 1, "max_new_tokens": 2, "options": {"distractors": 1}}
-        kept = {"checkpoint": str(tmp_path / "icae"), "out": tmp_path / "out"}
-        return run_evaluation("icae", fixtures / "squad.json", **kept, **asked)
+        own = {"checkpoint": str(tmp_path / "icae"), "out": tmp_path / "out"}
+        return run_evaluation("icae", fixtures / "squad.json", **own, **asked)
 
     first = evaluated()
     assert evaluated() == first
