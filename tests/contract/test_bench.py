@@ -1,4 +1,4 @@
-"""`sedem bench`: what it prints, where it keeps results, and what it refuses."""
+"""`sedem bench`: its table, its JSON and plots, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bench(*words: object) -> Result:
     return CliRunner().invoke(app, ["bench", *map(str, words)])
 
 
-def test_a_bench_is_printed_kept_and_drawn(
+def test_a_bench_is_printed_saved_and_plotted(
     model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "measure_ceilings", lambda *_: command.Ceilings(1e10, 1e11))
@@ -53,7 +53,7 @@ def test_a_bench_is_printed_kept_and_drawn(
         (["sedem", "--out", "/dev/null/out"], "'/dev/null/out' cannot be a folder for results"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(words: list[str], message: str) -> None:
+def test_an_impossible_bench_is_an_error_of_one_line(words: list[str], message: str) -> None:
     result = bench(*words)
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]
