@@ -1,4 +1,4 @@
-"""What somebody at a terminal may rely on: words, streams, exit codes, and nothing half done."""
+"""The command line: its output, streams and exit codes, and no partial results on failure."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with HF_HUB_OFFLINE=1, which the hub's client reads only once."""
+    """Act as with HF_HUB_OFFLINE=1, which the hub's client reads only at import."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def sedem(*arguments: object, stdin: str | None = None) -> Result:
-    """Run the command line here; an error that it does not handle is one of the test."""
+    """Run the command line in this process; re-raise an error that it does not handle."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -54,19 +54,19 @@ def sedem(*arguments: object, stdin: str | None = None) -> Result:
 
 
 def succeeds(*arguments: object, stdin: str | None = None) -> str:
-    """What a command prints that must succeed."""
+    """Run a command that must succeed, and return its stdout."""
     result = sedem(*arguments, stdin=stdin)
     assert result.exit_code == 0, result.stderr
     return str(result.stdout)
 
 
 def prints_json(*arguments: object, stdin: str | None = None) -> Any:
-    """The one JSON value that a command prints, and nothing else."""
+    """Run a command that prints one JSON value and nothing else, and return the value."""
     return json.loads(succeeds(*arguments, stdin=stdin))
 
 
 def refused(*arguments: object, words: str, stdin: str | None = None) -> None:
-    """The command says in one line on stderr what is wrong, prints nothing and exits with 1."""
+    """Check that a command exits with 1, one line on stderr and nothing on stdout."""
     result = sedem(*arguments, stdin=stdin)
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -76,7 +76,7 @@ def refused(*arguments: object, words: str, stdin: str | None = None) -> None:
 
 
 def make_checkpoint(folder: Path, backbone: str, *, lora: bool = False, **changes: object) -> Path:
-    """A tiny checkpoint with fresh parts."""
+    """Save a tiny checkpoint with untrained parts."""
     config = SedemConfig(
         encoder=backbone,
         extract_layers=(3,),
@@ -101,7 +101,7 @@ def checkpoint(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="module")
 def stranger(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that reads differently."""
+    """A checkpoint whose memory the other one cannot read."""
     folder = tmp_path_factory.mktemp("checkpoints") / "stranger"
     return make_checkpoint(folder, tiny_folder(), extract_layers=(2,))
 
@@ -115,7 +115,7 @@ def trained(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def here(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two text files, to be in; "tiny" is a checkpoint that ships with sedem."""
+    """A working directory with two text files; "tiny" counts as a shipped checkpoint."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sedem.inference.checkpoint.embedded", {TINY: checkpoint}.get)
     Path("lease.txt").write_text(LEASE, encoding="utf-8")
@@ -138,7 +138,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def commands() -> Iterator[tuple[list[str], Any]]:
-    """Every verb with the words that call it."""
+    """Yield every command with the words that call it."""
 
     def walk(words: list[str], command: Any) -> Iterator[tuple[list[str], Any]]:
         yield words, command
@@ -151,7 +151,7 @@ def commands() -> Iterator[tuple[list[str], Any]]:
 @pytest.mark.parametrize(
     ("words", "command"), [pytest.param(w, c, id=" ".join(w) or "sedem") for w, c in commands()]
 )
-def test_help_explains_a_verb_with_all_its_arguments(words: list[str], command: Any) -> None:
+def test_help_explains_a_command_with_all_its_arguments(words: list[str], command: Any) -> None:
     text = " ".join(succeeds(*words, "--help").split())
     assert command.help.split(".")[0].split("\n")[0] in text
     for parameter in command.params:
@@ -168,7 +168,7 @@ def test_help_explains_a_verb_with_all_its_arguments(words: list[str], command: 
         assert child.help.split(".")[0][:30] in text
 
 
-def test_help_names_every_verb_of_today() -> None:
+def test_help_lists_every_command() -> None:
     verbs = {" ".join(words) for words, _ in commands()} - {""}
     assert verbs >= {
         "demo",
@@ -205,7 +205,7 @@ print("imported:", sorted(heavy & sys.modules.keys()))
 
 
 def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own."""
+    """Run code in a separate process."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
 
@@ -251,7 +251,7 @@ def test_every_module_of_the_command_line_imports_only_light_modules() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_a_process_ends_with_its_code_and_keeps_its_streams_apart(
+def test_a_process_has_its_exit_code_and_separate_streams(
     arguments: list[str], code: int, stdout: str, stderr: str, tmp_path: Path
 ) -> None:
     done = python(CALL, *arguments, cwd=tmp_path)
@@ -262,7 +262,7 @@ def test_a_process_ends_with_its_code_and_keeps_its_streams_apart(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bank_can_be_listed_by_a_process_of_its_own(bank: Path) -> None:
+def test_a_separate_process_can_list_a_bank(bank: Path) -> None:
     done = python(CALL, "bank", "ls", bank, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert [entry["document"] for entry in json.loads(done.stdout)] == ["lease.txt", "recipe.md"]
@@ -271,7 +271,7 @@ def test_a_bank_can_be_listed_by_a_process_of_its_own(bank: Path) -> None:
 # Building
 
 
-def test_building_says_what_it_did_and_shows_progress_only_on_stderr(
+def test_a_build_reports_on_stdout_and_shows_progress_only_on_stderr(
     here: Path, checkpoint: Path
 ) -> None:
     def build(*files: str, reads: bool = True) -> str:
@@ -332,7 +332,7 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
     refused("build", "b.bank", "lease.txt", "--keys", "int4", words="use bfloat16, int8, fp8")
 
 
-def test_a_build_that_was_killed_goes_on(
+def test_an_interrupted_build_resumes(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, documents = build.read, ["lease.txt", "recipe.md", "note.txt"]
@@ -354,7 +354,7 @@ def test_a_build_that_was_killed_goes_on(
     )
 
 
-def test_progress_of_a_build_counts_all_characters_and_never_goes_back(
+def test_progress_of_a_build_counts_all_characters_and_never_decreases(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "COMMIT", 300)
@@ -404,7 +404,7 @@ def test_a_bad_file_leaves_an_existing_bank_alone(bank: Path, checkpoint: Path) 
     assert bytes_of(bank) == before
 
 
-def test_folders_missing_files_and_repeated_ones_are_refused(here: Path, checkpoint: Path) -> None:
+def test_folders_missing_files_and_duplicates_are_refused(here: Path, checkpoint: Path) -> None:
     Path("texts").mkdir()
     model = ("-m", checkpoint)
     refused("build", "a.bank", "texts", *model, words=r"'texts' is a folder; give its files, such")
@@ -437,7 +437,7 @@ def test_a_named_encoding_is_used(encoding: str, here: Path, checkpoint: Path) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")
-def test_a_file_whose_name_is_no_text_is_refused(here: Path, checkpoint: Path) -> None:
+def test_a_file_whose_name_is_not_unicode_is_refused(here: Path, checkpoint: Path) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     Path(name).write_text("Text.")
     refused(
@@ -447,7 +447,7 @@ def test_a_file_whose_name_is_no_text_is_refused(here: Path, checkpoint: Path) -
     assert not [path for path in here.iterdir() if "bank" in path.name]
 
 
-def test_a_byte_order_mark_is_no_text(here: Path, checkpoint: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text(here: Path, checkpoint: Path) -> None:
     Path("mark.txt").write_bytes(b"\xef\xbb\xbfText.")
     succeeds("build", "a.bank", "mark.txt", "-m", TINY)
     assert MemoryBank.open("a.bank").documents[0].text == "Text."
@@ -464,7 +464,7 @@ def test_a_bank_of_another_model_is_neither_extended_nor_asked(
     assert bytes_of(bank) == before
 
 
-def test_a_bank_that_is_none_is_refused(here: Path, checkpoint: Path) -> None:
+def test_a_path_that_is_not_a_bank_is_refused(here: Path, checkpoint: Path) -> None:
     Path("folder").mkdir()
     for verb in (
         ["ask", "folder", RENT],
@@ -574,7 +574,7 @@ def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
 
 
 @pytest.mark.parametrize("k", ["many", "1.5", "", "ALL", "two"])
-def test_a_k_that_is_no_number_is_refused(k: str, bank: Path) -> None:
+def test_a_k_that_is_not_a_number_is_refused(k: str, bank: Path) -> None:
     refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'all'")
 
 
@@ -603,9 +603,7 @@ def test_a_k_whose_states_do_not_fit_is_refused_with_numbers(here: Path, checkpo
     ],
     ids=["none", "white", "10,000"],
 )
-def test_a_question_of_no_or_too_many_tokens_is_refused(
-    question: str, words: str, bank: Path
-) -> None:
+def test_an_empty_or_too_long_question_is_refused(question: str, words: str, bank: Path) -> None:
     refused("ask", bank, question, words=words)
     refused("ask", bank, question, "--json", words=words)
 
@@ -613,7 +611,7 @@ def test_a_question_of_no_or_too_many_tokens_is_refused(
 # Banks
 
 
-def test_a_bank_names_its_model_from_any_folder(
+def test_the_model_of_a_bank_is_named_by_an_absolute_path(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(checkpoint, "model")
@@ -649,7 +647,7 @@ def test_a_bank_is_listed_shown_and_reduced(bank: Path) -> None:
     refused("bank", "rm", bank, "lease.txt", words=r"no document 'lease\.txt'; it has recipe\.md")
 
 
-def test_a_bank_from_which_all_was_taken_says_so(bank: Path) -> None:
+def test_a_bank_without_documents_can_be_shown_and_extended(bank: Path) -> None:
     for name in ("lease.txt", "recipe.md"):
         succeeds("bank", "rm", bank, name)
     assert prints_json("bank", "ls", bank, "--json") == []
@@ -658,7 +656,7 @@ def test_a_bank_from_which_all_was_taken_says_so(bank: Path) -> None:
     assert "2 documents in 29 blocks" in succeeds("build", bank, "lease.txt", "recipe.md")
 
 
-def test_verify_tells_damage_with_exit_code_1(bank: Path) -> None:
+def test_verify_reports_damage_with_exit_code_1(bank: Path) -> None:
     assert succeeds("bank", "verify", bank) == "both.bank: all is well\n"
     shard = bank / store.SHARDS / "000001.safetensors"
     content = bytearray(shard.read_bytes())
@@ -675,8 +673,8 @@ def test_verify_tells_damage_with_exit_code_1(bank: Path) -> None:
 # Evaluating
 
 
-def own_questions(path: Path, count: int = 5) -> Path:
-    """Questions in the schema for own files; odd numbers have evidence."""
+def custom_questions(path: Path, count: int = 5) -> Path:
+    """Write custom questions; those with odd numbers have evidence."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
             text = f"Flat {number}. The rent of flat {number} is {900 + number} euros a month."
@@ -743,8 +741,10 @@ def check_metric(metric: dict[str, Any], count: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["sedem", "full-context", "bm25", "longllmlingua"])
-def test_a_method_is_measured_on_own_questions(method: str, here: Path, checkpoint: Path) -> None:
-    data = own_questions(here / "own.jsonl")
+def test_a_method_is_evaluated_on_custom_questions(
+    method: str, here: Path, checkpoint: Path
+) -> None:
+    data = custom_questions(here / "custom.jsonl")
     options = ("--data", data, "-m", checkpoint, "--max-new-tokens", 4)
     metrics = prints_json("eval", method, *options, "--json")
     for name in ("em", "f1", "rouge_l"):
@@ -765,7 +765,7 @@ def test_a_method_is_measured_on_own_questions(method: str, here: Path, checkpoi
     assert re.search(r"^em +\d+\.\d\d +\[\d+\.\d\d, \d+\.\d\d\] +5$", shown, re.MULTILINE)
 
 
-def test_a_method_is_measured_on_squad(here: Path, checkpoint: Path) -> None:
+def test_a_method_is_evaluated_on_squad(here: Path, checkpoint: Path) -> None:
     Path("squad.json").write_text(json.dumps(SQUAD))
     metrics = prints_json(
         "eval", "sedem", "--data", "squad.json", "-m", checkpoint, "--max-new-tokens", 4, "--json"
@@ -782,7 +782,7 @@ def test_a_method_is_measured_on_squad(here: Path, checkpoint: Path) -> None:
     assert sampled["counts"]["examples"] == 2
 
 
-def test_a_public_set_is_measured_from_the_copy_here(
+def test_a_public_set_is_read_from_the_local_cache_when_offline(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, asked = "0123456789" * 4, []
@@ -833,7 +833,7 @@ def test_gold_blocks_are_found_and_wrong_ones_are_not(here: Path, checkpoint: Pa
 
 
 def test_boundaries_between_segments_can_be_moved(here: Path, checkpoint: Path) -> None:
-    data = own_questions(here / "own.jsonl")
+    data = custom_questions(here / "custom.jsonl")
     first = {}
     for shift in (0, 4):
         succeeds(
@@ -845,8 +845,8 @@ def test_boundaries_between_segments_can_be_moved(here: Path, checkpoint: Path) 
     assert first == {0: (0, 16), 4: (0, 4)}
 
 
-def test_predictions_and_metrics_are_kept(here: Path, checkpoint: Path) -> None:
-    data = own_questions(here / "own.jsonl")
+def test_predictions_and_metrics_are_saved(here: Path, checkpoint: Path) -> None:
+    data = custom_questions(here / "custom.jsonl")
     result = sedem(
         "eval", "sedem", "--data", data, "-m", checkpoint, "--max-new-tokens", 4, "--out", "run",
         "--json",
@@ -867,11 +867,11 @@ def read_records(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("cut", [1, 40, "line"])
-def test_an_evaluation_that_was_killed_goes_on_after_its_last_whole_line(
+def test_an_interrupted_evaluation_resumes_after_its_last_whole_line(
     cut: int | str, here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = (
-        "eval", "sedem", "--data", own_questions(here / "own.jsonl"), "-m", checkpoint,
+        "eval", "sedem", "--data", custom_questions(here / "custom.jsonl"), "-m", checkpoint,
         "--max-new-tokens", 4, "--out", "run", "--json",
     )  # fmt: skip
     whole = prints_json(*arguments)
@@ -896,7 +896,7 @@ def test_an_evaluation_that_was_killed_goes_on_after_its_last_whole_line(
         name: whole[name] for name in ("em", "f1", "counts")
     }
     assert prints_json(*arguments)["f1"] == whole["f1"]
-    assert answered == ["q3", "q4"], "a finished run answers nothing again"
+    assert answered == ["q3", "q4"], "a finished run answers nothing twice"
 
 
 @pytest.mark.parametrize(
@@ -915,7 +915,7 @@ def test_results_of_other_settings_are_not_mixed(
     other: tuple[object, ...], here: Path, checkpoint: Path
 ) -> None:
     arguments = (
-        "eval", "sedem", "--data", own_questions(here / "own.jsonl"), "-m", checkpoint,
+        "eval", "sedem", "--data", custom_questions(here / "custom.jsonl"), "-m", checkpoint,
         "--max-new-tokens", 4, "--out", "run",
     )  # fmt: skip
     succeeds(*arguments)
@@ -927,17 +927,15 @@ def test_results_of_other_settings_are_not_mixed(
 
 
 @pytest.mark.parametrize("changed", ["data", "weights", "adapter"])
-def test_results_of_files_that_have_changed_since_are_not_mixed(
-    changed: str, here: Path, trained: Path
-) -> None:
-    data = own_questions(here / "own.jsonl", 2)
+def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, trained: Path) -> None:
+    data = custom_questions(here / "custom.jsonl", 2)
     shutil.copytree(trained, "model")
     arguments = (
         "eval", "sedem", "--data", data, "-m", "model", "--max-new-tokens", 4, "--out", "run",
     )  # fmt: skip
     succeeds(*arguments)
     if changed == "data":
-        own_questions(data, 3)
+        custom_questions(data, 3)
     else:
         names = {"weights": "sedem.safetensors", "adapter": "adapter/adapter_model.safetensors"}
         path = Path("model") / names[changed]
@@ -977,10 +975,10 @@ def test_results_of_files_that_have_changed_since_are_not_mixed(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_evaluation_that_cannot_be_is_refused(
+def test_an_evaluation_with_bad_settings_is_refused(
     options: list[str], words: str, here: Path, checkpoint: Path
 ) -> None:
-    data = own_questions(here / "own.jsonl", 2)
+    data = custom_questions(here / "custom.jsonl", 2)
     arguments = options if "-m" in options else [*options, "-m", checkpoint]
     refused("eval", *arguments, "--data", data, words=words)
 
@@ -1001,8 +999,8 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
         refused("eval", "sedem", "--data", name, "-m", checkpoint, words=words)
 
 
-def test_what_could_not_be_answered_is_said_at_the_end(here: Path, checkpoint: Path) -> None:
-    data = own_questions(here / "own.jsonl", 3)
+def test_unanswered_questions_are_reported_at_the_end(here: Path, checkpoint: Path) -> None:
+    data = custom_questions(here / "custom.jsonl", 3)
     data.write_text(data.read_text("utf-8").replace("flat 1?", "?" * 700), encoding="utf-8")
     shown = succeeds("eval", "sedem", "--data", data, "-m", checkpoint, "--max-new-tokens", 4)
     assert shown.splitlines()[-1].startswith(
@@ -1010,17 +1008,17 @@ def test_what_could_not_be_answered_is_said_at_the_end(here: Path, checkpoint: P
     )
 
 
-def test_the_answer_limit_is_the_sets_unless_it_is_given(here: Path, checkpoint: Path) -> None:
+def test_the_answer_limit_of_the_set_can_be_overridden(here: Path, checkpoint: Path) -> None:
     qasper = Path(__file__).parents[1] / "fixtures" / "qasper.json"
     options = ("-m", checkpoint, "--limit", 1, "--json")
     for data, given, limit in (
-        (own_questions(here / "own.jsonl", 1), (), 64),
+        (custom_questions(here / "custom.jsonl", 1), (), 64),
         (qasper, (), 128),
         (qasper, ("--max-new-tokens", 3), 3),
     ):
         metrics = prints_json("eval", "sedem", "--data", data, *options, *given)
         assert metrics["settings"]["max_new_tokens"] == limit
-    data = here / "own.jsonl"
+    data = here / "custom.jsonl"
     refused("eval", "sedem", "--data", data, *options, "--max-new-tokens", 0, words="is 0; it must")
 
 
@@ -1041,7 +1039,7 @@ def test_options_of_a_set_reach_its_loader(here: Path, checkpoint: Path) -> None
 
 
 def test_runs_are_reported(here: Path, checkpoint: Path) -> None:
-    data = own_questions(here / "own.jsonl")
+    data = custom_questions(here / "custom.jsonl")
     for method in ("sedem", "bm25"):
         succeeds(
             "eval", method, "--data", data, "-m", checkpoint, "--max-new-tokens", 4,
@@ -1062,17 +1060,17 @@ def test_runs_are_reported(here: Path, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["sedem"], ["report"]])
-def test_an_evaluation_of_nothing_is_a_wrong_usage(words: list[str]) -> None:
+def test_eval_without_a_method_or_folders_is_a_usage_error(words: list[str]) -> None:
     result = sedem("eval", *words)
     assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_two_examples_of_one_id_are_refused(here: Path, checkpoint: Path) -> None:
-    data = own_questions(here / "own.jsonl", 3)
+def test_two_examples_with_the_same_id_are_refused(here: Path, checkpoint: Path) -> None:
+    data = custom_questions(here / "custom.jsonl", 3)
     data.write_text(data.read_text(encoding="utf-8").replace('"q2"', '"q0"'), encoding="utf-8")
     refused(
         "eval", "sedem", "--data", data, "-m", checkpoint, "--out", "run",
-        words=r"line 3: the id 'q0' is that of '.*own\.jsonl', line 1 too",
+        words=r"line 3: the id 'q0' is that of '.*custom\.jsonl', line 1 too",
     )  # fmt: skip
     assert not Path("run/predictions.jsonl").exists()
 
@@ -1096,14 +1094,14 @@ def test_costs_of_a_preset_are_counted() -> None:
     assert set(flops["assumptions"]) >= {"context_tokens", "k", "extract_layer", "inject_layer"}
 
 
-def test_costs_are_shown_by_part_with_what_they_assume() -> None:
+def test_costs_are_shown_by_part_with_their_assumptions() -> None:
     shown = succeeds("cost", "llama-3.2-3b")
     assert re.search(r"^selector +18\.89  M parameters$", shown, re.MULTILINE)
     assert re.search(r"^read +\d+\.\d  GFLOPs$", shown, re.MULTILINE)
     assert re.search(r"^for context tokens 2048, .*k 2,", shown, re.MULTILINE)
 
 
-def test_costs_of_a_baseline_are_shown_with_what_they_assume() -> None:
+def test_costs_of_a_baseline_are_shown_with_their_assumptions() -> None:
     shown = succeeds("cost", "llama-3.2-1b", "--method", "icae")
     assert re.search(r"^without lora +0\.54  M parameters$", shown, re.MULTILINE)
     assert re.search(r"^encode +\d+\.\d  GFLOPs$", shown, re.MULTILINE)
@@ -1134,5 +1132,5 @@ def test_costs_of_a_backbone_folder_are_counted(tiny_folder: Callable[..., str])
 
 
 @pytest.mark.parametrize("name", ["llama-9", "a/b/c", "."])
-def test_costs_of_an_unknown_backbone_are_refused_with_what_is_known(name: str, here: Path) -> None:
+def test_an_unknown_backbone_is_refused_with_the_known_ones(name: str, here: Path) -> None:
     refused("cost", name, "--json", words=rf"backbone '{re.escape(name)}' is not known; give llama")

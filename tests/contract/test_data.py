@@ -1,4 +1,4 @@
-"""`sedem data`: what it prints, and what it refuses."""
+"""`sedem data inspect`: its output and its errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def found(*words: object) -> dict[str, object]:
     return dict(json.loads(result.stdout))
 
 
-def test_a_set_is_told_in_numbers_and_bars() -> None:
+def test_a_set_is_shown_as_counts_and_histograms() -> None:
     result = run(FIXTURES / "qasper.json")
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -35,7 +35,7 @@ def test_a_set_is_told_in_numbers_and_bars() -> None:
     assert "blocks of 128 tokens per context" in result.stdout
 
 
-def test_json_holds_the_same_for_programs(tmp_path: Path) -> None:
+def test_json_has_the_same_facts(tmp_path: Path) -> None:
     picture = tmp_path / "squad.svg"
     told = found(FIXTURES / "squad.json", "--records", ":1", "--limit", "2", "--plot", picture)
     assert (told["name"], told["examples"], told["measured"]) == ("squad", 12, 2)
@@ -54,7 +54,7 @@ def test_options_reach_the_set() -> None:
     assert told["noted"] == {"unanswerable, kept": 1}
 
 
-def test_the_tokenizer_counts_and_builds(tiny_folder: object) -> None:
+def test_the_tokenizer_counts_and_builds_contexts(tiny_folder: object) -> None:
     folder = tiny_folder()  # type: ignore[operator]
     told = found(FIXTURES / "musique.jsonl", "--tokenizer", folder)
     assert told["tokenizer"] == folder
@@ -62,7 +62,7 @@ def test_the_tokenizer_counts_and_builds(tiny_folder: object) -> None:
         FIXTURES / "hotpotqa-hub.jsonl", "--schema", "ruler-qa2", "--tokenizer", folder,
         "--option", "length=1000000",
     )  # fmt: skip
-    # Letters, not words: the two records have some five thousand of them.
+    # The tokenizer counts letters: the two records have about five thousand.
     assert result.exit_code == 1 and "which all make 4,998;" in result.output
 
 
@@ -89,7 +89,7 @@ def test_plain_text_is_measured_as_texts() -> None:
         ([FIXTURES / "articles.jsonl", "--records", ":2"], "--records is for questions; "),
     ],
 )
-def test_what_cannot_be_is_one_line(words: list[object], message: str) -> None:
+def test_impossible_input_is_an_error_of_one_line(words: list[object], message: str) -> None:
     result = run(*words)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ") and message in result.stderr

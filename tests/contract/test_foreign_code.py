@@ -1,4 +1,4 @@
-"""Nothing that comes with a backbone or a bank is run, whatever stdin says."""
+"""Code that comes with a backbone or a bank never runs, even with consent on stdin."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ OWN_CODE = "needs code of its own, which sedem never runs; choose one whose"
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with HF_HUB_OFFLINE=1, which the hub's client reads only once."""
+    """Act as with HF_HUB_OFFLINE=1, which the hub's client reads only at import."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, with a text and a set of questions."""
+    """A working directory with a text and a set of questions."""
     monkeypatch.chdir(tmp_path)
-    # Code that is trusted is first copied there.
+    # transformers copies trusted code to this folder before it runs it.
     modules = tmp_path / "modules"
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
     Path("lease.txt").write_text(LEASE, encoding="utf-8")
@@ -55,7 +55,7 @@ def marker(here: Path) -> Path:
 
 @pytest.fixture
 def folder(tiny_folder: Callable[..., str], here: Path) -> Path:
-    """A backbone of one's own."""
+    """A copy of a tiny backbone that a test may change."""
     shutil.copytree(tiny_folder(), here / "backbone")
     return here / "backbone"
 
@@ -108,7 +108,7 @@ def sedem(*words: object, stdin: str = CONSENT) -> Result:
 
 
 def error_of(*words: object, stdin: str = CONSENT) -> str:
-    """The one line with which a command refuses, having asked nothing."""
+    """Return the one line of error of a command that fails without a prompt."""
     result = sedem(*words, stdin=stdin)
     assert result.exit_code == 1, result.output
     assert result.stdout == ""
@@ -118,7 +118,7 @@ def error_of(*words: object, stdin: str = CONSENT) -> str:
 
 
 def write_checkpoint(path: Path, backbone: Path) -> Path:
-    """A checkpoint with fresh parts that stands on a backbone."""
+    """Save a checkpoint with untrained parts on a backbone."""
     config = SedemConfig(
         encoder=str(backbone), extract_layers=(3,), inject_layer=2, segment_length=16,
         compression=4, lora_rank=0,
@@ -129,7 +129,7 @@ def write_checkpoint(path: Path, backbone: Path) -> Path:
 
 
 def write_recipe(backbone: Path) -> Path:
-    """A recipe that trains on a backbone."""
+    """Write a recipe that trains on a backbone."""
     recipe = Path("recipe.yaml")
     recipe.write_text(
         "run: {output: out}\n"
@@ -143,8 +143,8 @@ def write_recipe(backbone: Path) -> Path:
 
 
 @pytest.fixture
-def verbs(folder: Path, here: Path) -> dict[str, list[object]]:
-    """Every verb that opens a backbone, on one that is hostile when the verb runs."""
+def commands(folder: Path, here: Path) -> dict[str, list[object]]:
+    """The arguments of every command that opens a backbone, which a test then makes hostile."""
     checkpoint = write_checkpoint(here / "checkpoint", folder)
     built = sedem("build", "a.bank", "lease.txt", "-m", checkpoint)
     assert built.exit_code == 0, built.output
@@ -162,54 +162,54 @@ def verbs(folder: Path, here: Path) -> dict[str, list[object]]:
     }
 
 
-VERBS = (
+COMMANDS = (
     "build", "extend", "ask", "eval", "eval raw", "train", "cost", "cost of a checkpoint",
     "cost of a baseline", "data",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_backbone_with_a_layout_of_its_own_is_refused_and_its_code_not_run(
-    verb: str, verbs: dict[str, list[object]], folder: Path, marker: Path
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_custom_layout_is_refused_and_its_code_not_run(
+    command: str, commands: dict[str, list[object]], folder: Path, marker: Path
 ) -> None:
     make_hostile(folder, marker, "own", "Tokenizer")
-    told = error_of(*verbs[verb])
+    told = error_of(*commands[command])
     assert OWN_CODE in told and f"'{folder}'" in told
     assert not marker.exists()
-    assert error_of(*verbs[verb], stdin="") == told
+    assert error_of(*commands[command], stdin="") == told
 
 
-@pytest.mark.parametrize("verb", ["build", "ask", "eval", "cost", "data"])
-def test_code_beside_a_known_layout_is_passed_over(
-    verb: str, verbs: dict[str, list[object]], folder: Path, marker: Path
+@pytest.mark.parametrize("command", ["build", "ask", "eval", "cost", "data"])
+def test_code_beside_a_known_layout_is_ignored(
+    command: str, commands: dict[str, list[object]], folder: Path, marker: Path
 ) -> None:
     make_hostile(folder, marker, "llama", "PreTrainedTokenizerFast")
-    result = sedem(*verbs[verb])
+    result = sedem(*commands[command])
     assert result.exit_code == 0, result.output
     assert not marker.exists()
     assert "[y/N]" not in result.output
 
 
-@pytest.mark.parametrize("verb", ["build", "ask", "eval", "train", "data"])
-def test_a_tokenizer_of_its_own_is_refused_and_its_code_not_run(
-    verb: str, verbs: dict[str, list[object]], folder: Path, marker: Path
+@pytest.mark.parametrize("command", ["build", "ask", "eval", "train", "data"])
+def test_a_custom_tokenizer_is_refused_and_its_code_not_run(
+    command: str, commands: dict[str, list[object]], folder: Path, marker: Path
 ) -> None:
     make_hostile(folder, marker, "llama", "Tokenizer")
-    assert OWN_CODE in error_of(*verbs[verb])
+    assert OWN_CODE in error_of(*commands[command])
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("verb", ["build", "ask", "eval", "train"])
-def test_weights_in_pickle_format_are_refused_by_every_verb_that_reads_them(
-    verb: str, verbs: dict[str, list[object]], folder: Path
+@pytest.mark.parametrize("command", ["build", "ask", "eval", "train"])
+def test_weights_in_pickle_format_are_refused_by_every_command_that_reads_them(
+    command: str, commands: dict[str, list[object]], folder: Path
 ) -> None:
     make_pickled(folder)
-    told = error_of(*verbs[verb])
+    told = error_of(*commands[command])
     assert f"'{folder}' are in pickle format (pytorch_model.bin)" in told
     assert "convert them to safetensors" in told
 
 
-def test_an_index_of_shards_may_not_lead_to_pickles(folder: Path) -> None:
+def test_an_index_of_shards_must_not_name_pickles(folder: Path) -> None:
     torch.save(load_file(folder / "model.safetensors"), folder / "shard.bin")
     shards = dict.fromkeys(load_file(folder / "model.safetensors"), "shard.bin")
     (folder / "model.safetensors").unlink()
@@ -241,32 +241,36 @@ def test_a_backbone_with_adapters_is_refused(folder: Path) -> None:
         open_backbone(str(folder))
 
 
-def test_a_cost_fetches_no_attention_that_a_configuration_names(folder: Path) -> None:
+def test_cost_does_not_fetch_the_attention_that_a_configuration_names(folder: Path) -> None:
     edit(folder / "config.json", attn_implementation="owner/kernel")
     assert sedem("cost", folder).exit_code == 0
 
 
-# What a bank says
+# The model that a bank names
 
 
 def claim(bank: Path, model: object) -> None:
-    """Make a bank say which model built it."""
+    """Change the model that a bank names as its builder."""
     with closing(sqlite3.connect(bank / "catalog.sqlite")) as connection, connection:
         ((told,),) = connection.execute("SELECT value FROM meta WHERE key = 'made_by'")
         changed = json.dumps({**json.loads(told), "model": model})
         connection.execute("UPDATE meta SET value = ? WHERE key = 'made_by'", (changed,))
 
 
-BANK_VERBS: tuple[tuple[str, ...], ...] = (
+BANK_COMMANDS: tuple[tuple[str, ...], ...] = (
     ("ask", "a.bank"),
     ("ask", "a.bank", QUESTION, "--json"),
     ("build", "a.bank", "lease.txt"),
 )
 
 
-@pytest.mark.parametrize("words", BANK_VERBS, ids=" ".join)
+@pytest.mark.parametrize("words", BANK_COMMANDS, ids=" ".join)
 def test_a_bank_that_names_a_hostile_model_is_refused(
-    words: tuple[str, ...], verbs: dict[str, list[object]], folder: Path, marker: Path, here: Path
+    words: tuple[str, ...],
+    commands: dict[str, list[object]],
+    folder: Path,
+    marker: Path,
+    here: Path,
 ) -> None:
     checkpoint = here / "checkpoint"
     make_hostile(folder, marker, "own", "Tokenizer")
@@ -279,7 +283,7 @@ def test_a_bank_that_names_a_hostile_model_is_refused(
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("words", BANK_VERBS, ids=" ".join)
+@pytest.mark.parametrize("words", BANK_COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
     ("model", "shown"),
     [
@@ -291,8 +295,8 @@ def test_a_bank_that_names_a_hostile_model_is_refused(
         (["sedem-nano"], "model '['sedem-nano']'"),
     ],
 )
-def test_what_a_bank_claims_is_quoted(
-    model: object, shown: str, words: tuple[str, ...], verbs: dict[str, list[object]]
+def test_the_model_that_a_bank_names_is_quoted(
+    model: object, shown: str, words: tuple[str, ...], commands: dict[str, list[object]]
 ) -> None:
     claim(Path("a.bank"), model)
     told = error_of(*words)
@@ -300,10 +304,10 @@ def test_what_a_bank_claims_is_quoted(
     assert told.isprintable()
 
 
-@pytest.mark.parametrize("words", BANK_VERBS, ids=" ".join)
-def test_the_name_of_a_shipped_model_leads_to_that_and_not_to_a_folder_here(
+@pytest.mark.parametrize("words", BANK_COMMANDS, ids=" ".join)
+def test_the_name_of_a_shipped_model_is_not_looked_up_in_the_working_directory(
     words: tuple[str, ...],
-    verbs: dict[str, list[object]],
+    commands: dict[str, list[object]],
     folder: Path,
     marker: Path,
     here: Path,
@@ -314,7 +318,7 @@ def test_the_name_of_a_shipped_model_leads_to_that_and_not_to_a_folder_here(
     assert "was built by model" in error_of(*words) and not marker.exists()
 
 
-def test_names_in_a_bank_do_not_steer_the_terminal(verbs: dict[str, list[object]]) -> None:
+def test_names_in_a_bank_do_not_steer_the_terminal(commands: dict[str, list[object]]) -> None:
     claim(Path("a.bank"), "\x1b[2J")
     with closing(sqlite3.connect("a.bank/catalog.sqlite")) as connection, connection:
         connection.execute("UPDATE documents SET name = ?", ("\x1b[2J.txt",))

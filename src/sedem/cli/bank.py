@@ -37,7 +37,7 @@ def list_documents(bank: BankPath, as_json: Json = False) -> None:
 
 @bank_app.command()
 def show(bank: BankPath, as_json: Json = False) -> None:
-    """Show a bank's model, size and type of storage."""
+    """Show a bank's model, size and storage."""
     from sedem.inference.build import describe
 
     facts = describe(bank)
@@ -49,7 +49,7 @@ def show(bank: BankPath, as_json: Json = False) -> None:
 
 @bank_app.command()
 def verify(bank: BankPath) -> None:
-    """Compare every byte of a bank with its checksums."""
+    """Check a bank against its checksums."""
     from sedem.bank.store.local import LocalStore
 
     problems = LocalStore(bank).verify()

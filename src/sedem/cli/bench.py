@@ -75,7 +75,10 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the speed and memory of methods, next to their floors."""
+    """Measure the speed and memory of methods.
+
+    Times and rates are shown next to the floors that the hardware sets.
+    """
     chosen_k = budget(k)
     from transformers.utils.logging import disable_progress_bar
 

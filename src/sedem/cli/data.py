@@ -56,7 +56,7 @@ def inspect(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count the examples of a data set and measure their lengths.
+    """Count and measure the examples of a set.
 
     Shows what was left out and why, and lengths in tokens and blocks.
     """

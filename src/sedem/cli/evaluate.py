@@ -38,7 +38,7 @@ eval_app = typer.Typer(
     cls=MethodOrVerb,
     rich_markup_mode=None,
     subcommand_metavar="METHOD|report ...",
-    help="Evaluate a method on questions, or compare finished runs.",
+    help="Evaluate a method, or compare finished runs.",
     epilog="'sedem eval sedem --help' shows the options of a method.",
 )
 
@@ -48,7 +48,7 @@ def evaluations(
     context: typer.Context,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods.")] = False,
 ) -> None:
-    """Evaluate a method on questions, or compare finished runs."""
+    """Evaluate a method, or compare finished runs."""
     if list_methods:
         from sedem.evaluation.registry import METHODS
 
@@ -168,7 +168,10 @@ def cost(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count parameters and FLOPs without loading weights."""
+    """Count parameters and FLOPs.
+
+    No weights are loaded.
+    """
     from sedem.evaluation.cost import cost as count
     from sedem.evaluation.overhead import baseline_cost
 

@@ -59,7 +59,7 @@ app.command()(evaluate.cost)
 
 @app.command()
 def demo(k: BudgetOption = None) -> None:
-    """Read the bundled documents and answer questions about them."""
+    """Read bundled documents and ask about them."""
     from sedem.data.documents import read_documents
     from sedem.demo import DOCUMENTS, QUESTIONS
 
@@ -106,7 +106,7 @@ def build(
         ),
     ] = None,
 ) -> None:
-    """Read files into a new bank, or add them to an existing one.
+    """Read files into a new or existing bank.
 
     Unchanged files are skipped; a changed file replaces its old version. Every commit is durable:
     an interrupted build resumes when its command is given again.
@@ -154,10 +154,10 @@ def ask(
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
     engine: EngineOption = "auto",
 ) -> None:
-    """Answer questions from a bank, and cite the spans used.
+    """Answer questions from a bank, with sources.
 
-    Control characters in texts are shown
-    as escapes; --json has every text exactly.
+    The sources are the spans that the answer was conditioned on. Control characters are shown as
+    escapes; --json has every text exactly.
     """
     chosen_k = budget(k)
     from sedem.bank.memory_bank import MemoryBank

@@ -40,7 +40,7 @@ train_app = typer.Typer(
 def stage1(
     config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
 ) -> None:
-    """Train compressor and decompressor on plain text.
+    """Train compressor and decompressor on text.
 
     An interrupted run resumes when its command is given again.
     """
@@ -65,7 +65,7 @@ def baseline(
     overrides: Overrides = None,
     print_config: PrintConfig = False,
 ) -> None:
-    """Train a baseline on text or on questions.
+    """Train a baseline on text or questions.
 
     An interrupted run resumes when its command is given again.
     """
