@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,7 +81,7 @@ def check_start(given: Any, kept: Any, free: AbstractSet[str], checkpoint: str) 
     Raises:
         ConfigError: a setting differs that may not.
     """
-    for name, value in asdict(given).items():
+    for name, value in vars(given).items():
         if name not in free and value != getattr(kept, name):
             raise ConfigError(
                 f"model.{name} is {value} in the recipe, checkpoint '{checkpoint}' has "

@@ -31,7 +31,7 @@ from sedem.training.recipe import (
 )
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
+from sedem.validation import Flag, Settings, WholeAbove0
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Stage1Recipe(Settings):
         start_from: checkpoint to go on from; None means fresh parts.
     """
 
-    model: Annotated[SedemConfig, FromEntries()]
+    model: SedemConfig
     text: TextSource
     optimization: Optimization
     run: RunSettings
@@ -171,7 +171,7 @@ class Stage2Recipe(Settings):
         cache: folder for frozen states.
     """
 
-    model: Annotated[SedemConfig, FromEntries()]
+    model: SedemConfig
     data: Stage2Data
     optimization: Optimization
     run: RunSettings

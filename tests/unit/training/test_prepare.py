@@ -31,7 +31,7 @@ def collator(prepared: Prepared, **changes: Any) -> Collator:
 
 def shaped(backbone: Backbone, config: SedemConfig, **changes: Any) -> SeDeM:
     torch.manual_seed(1)
-    return SeDeM(replace(config, **changes), backbone, backbone).eval()
+    return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,7 @@ def small_model(config: SedemConfig, tiny_folder: Callable[..., str]) -> SedemCo
     decoder = None
     if config.cross_model:
         decoder = tiny_folder(width=48, depth=depth, seed=1, max_position_embeddings=4096)
-    return replace(
-        config,
+    return config.with_changes(
         encoder=tiny_folder(depth=depth, max_position_embeddings=4096),
         decoder=decoder,
         decompressor_hidden=config.decompressor_hidden and 40,
@@ -151,7 +149,7 @@ def test_a_recipe_goes_on_from_another_of_its_folder_and_of_its_shape() -> None:
         folder, model = ends[str(second.start_from)]
         assert folder == path.parent
         free = {"k": second.model.k, "lora_rank": second.model.lora_rank}
-        assert replace(model, **free, lora_alpha=second.model.lora_alpha) == second.model
+        assert model.with_changes(**free, lora_alpha=second.model.lora_alpha) == second.model
 
 
 def test_no_two_recipes_share_an_output_folder() -> None:

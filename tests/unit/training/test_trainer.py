@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -479,7 +478,7 @@ def test_a_checkpoint_of_another_shape_is_no_start(
     model.save_pretrained(tmp_path / "start")
     other = stage2_recipe.with_changes(
         start_from=str(tmp_path / "start"),
-        model=replace(stage2_recipe.model, **change),
+        model=stage2_recipe.model.with_changes(**change),
     )
     with pytest.raises(ConfigError, match=message):
         train(other)
@@ -493,7 +492,7 @@ def test_stage_2_goes_on_from_stage_2_with_the_same_adapters(
     SeDeM.from_pretrained(train(again))
     for change in ({"lora_rank": 8}, {"lora_rank": 0}, {"lora_alpha": 16}):
         (name,) = change
-        other = elsewhere(again, "other").with_changes(model=replace(config, **change))
+        other = elsewhere(again, "other").with_changes(model=config.with_changes(**change))
         with pytest.raises(ConfigError, match=rf"model\.{name} is .* in the recipe, checkpoint"):
             train(other)
 

@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +252,7 @@ def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    config = replace(stage2_recipe.model, k=5, block_order="score", lora_rank=7)
+    config = stage2_recipe.model.with_changes(k=5, block_order="score", lora_rank=7)
     opened = open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
     assert opened.config == config
     for name, tensor in model.parts().state_dict().items():
@@ -264,11 +263,11 @@ def test_a_start_on_another_backbone_is_refused(
     stage2_recipe: Stage2Recipe, model: SeDeM, tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    other = replace(stage2_recipe.model, encoder=tiny_folder(seed=7))
+    other = stage2_recipe.model.with_changes(encoder=tiny_folder(seed=7))
     with pytest.raises(ConfigError, match=r"checkpoint '.*start' was trained on other weights"):
         open_model(other, stage2_recipe.optimization, str(tmp_path / "start"))
     # The same backbone may lie elsewhere.
     shutil.copytree(stage2_recipe.model.encoder, tmp_path / "moved")
-    moved = replace(stage2_recipe.model, encoder=str(tmp_path / "moved"))
+    moved = stage2_recipe.model.with_changes(encoder=str(tmp_path / "moved"))
     opened = open_model(moved, stage2_recipe.optimization, str(tmp_path / "start"))
     assert opened.config.encoder == str(tmp_path / "moved")
