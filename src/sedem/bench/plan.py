@@ -14,7 +14,8 @@ from sedem.bench.contexts import check_lengths, source
 from sedem.bench.peers import PEERS
 from sedem.bench.selection import check_blocks
 from sedem.errors import ConfigError
-from sedem.evaluation.command import DTYPES, digest_of, weight_files
+from sedem.evaluation.command import digest_of, weight_files
+from sedem.evaluation.config import DTYPES
 from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.registry import METHODS, default_checkpoint
 from sedem.inference.checkpoint import locate

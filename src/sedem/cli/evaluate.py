@@ -1,4 +1,4 @@
-"""The verbs that measure: eval, eval report and cost."""
+"""The commands that measure: eval, eval report and cost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ from sedem.cli.options import (
     budget,
     parse_options,
 )
+from sedem.evaluation.config import EvaluationConfig
 
 METHOD = "METHOD"
+DEFAULTS: dict[str, Any] = {
+    name: field.default for name, field in EvaluationConfig.model_fields.items()
+}
 
 
 class MethodOrVerb(TyperGroup):
-    """A group whose first word is one of its verbs, or else the method that is evaluated."""
+    """A group whose first word is a command or else the method to evaluate."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """The verb that a word names; every other word names a method."""
+        """Resolve the first word to a command, or to the evaluation of that method."""
         if args[0] in self.commands:
             return super().resolve_command(ctx, args)
         return args[0], self.commands[METHOD], args[1:]
@@ -37,7 +41,7 @@ eval_app = typer.Typer(
     cls=MethodOrVerb,
     rich_markup_mode=None,
     subcommand_metavar="METHOD|report ...",
-    help="Measure a method on a set of questions, or report on what was measured.",
+    help="Measure a method on a set of questions, or report on finished runs.",
     epilog="'sedem eval sedem --help' shows the options of a method.",
 )
 
@@ -47,80 +51,76 @@ def evaluations(
     context: typer.Context,
     list_methods: Annotated[bool, typer.Option("--list", help="List the methods.")] = False,
 ) -> None:
-    """Measure a method on a set of questions, or report on what was measured."""
+    """Measure a method on a set of questions, or report on finished runs."""
     if list_methods:
         from sedem.evaluation.registry import METHODS
 
-        for name, (_, what) in METHODS.items():
-            typer.echo(f"{name:<20} {what}")
+        for name, (_, description) in METHODS.items():
+            typer.echo(f"{name:<20} {description}")
     elif context.invoked_subcommand is None:
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
+
+
+def _flag(setting: str, *names: str) -> Any:
+    """A flag whose help is the docstring of a setting."""
+    return typer.Option(*names, help=EvaluationConfig.model_fields[setting].description)
 
 
 @eval_app.command(METHOD)
 def evaluate(
     context: typer.Context,
-    data: Annotated[str, typer.Option(help="File of questions, or name of a public set.")],
-    schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
-    records: Annotated[str | None, typer.Option(help="Records of the set, as start:stop.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a set that has several.")] = None,
+    data: Annotated[str, _flag("data")],
+    schema: Annotated[str | None, _flag("schema_name")] = None,
+    records: Annotated[str | None, _flag("records")] = None,
+    split: Annotated[str | None, _flag("split")] = None,
     option: OptionEntries = None,
-    limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
+    limit: Annotated[int | None, _flag("limit")] = None,
     k: BudgetOption = None,
-    control: Annotated[
-        str, typer.Option(help="Blocks to use: selected, gold, gold-documents, wrong or none.")
-    ] = "selected",
+    control: Annotated[str, _flag("control")] = DEFAULTS["control"],
     model: Model = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Limit of an answer in tokens. [default: the set's own]")
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(help="Questions that SeDeM answers together; 1 to measure times.")
-    ] = 32,
-    shift: Annotated[
-        int, typer.Option(help="Tokens by which boundaries between segments are moved.")
-    ] = 0,
-    memory: Annotated[
-        str, typer.Option(help="What SeDeM stores slots as: bfloat16, int8 or fp8.")
-    ] = "bfloat16",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    engine: EngineOption = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
+    max_new_tokens: Annotated[int | None, _flag("max_new_tokens")] = None,
+    batch: Annotated[int, _flag("batch")] = DEFAULTS["batch"],
+    shift: Annotated[int, _flag("shift")] = DEFAULTS["shift"],
+    memory: Annotated[str, _flag("memory")] = DEFAULTS["memory"],
+    dtype: Annotated[str, _flag("dtype")] = DEFAULTS["dtype"],
+    engine: EngineOption = DEFAULTS["engine"],
+    seed: Annotated[int, _flag("seed")] = DEFAULTS["seed"],
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a method on a set of questions."""
-    blocks = budget(k)
+    from sedem.evaluation.registry import default_checkpoint
+
+    method = str(context.info_name)
+    entries = {
+        "method": method,
+        "data": data,
+        "schema_name": schema,
+        "records": records,
+        "split": split,
+        "options": parse_options(option),
+        "limit": limit,
+        "k": budget(k),
+        "control": control,
+        "checkpoint": model or default_checkpoint(method),
+        "max_new_tokens": max_new_tokens,
+        "batch": batch,
+        "shift": shift,
+        "memory": memory,
+        "dtype": dtype,
+        "engine": engine,
+        "seed": seed,
+    }
+    config = EvaluationConfig.from_entries(entries, "sedem eval")
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.evaluation.command import run_evaluation
-    from sedem.evaluation.registry import default_checkpoint
 
     disable_progress_bar()
     with output.progress("answering") as report_progress:
-        metrics = run_evaluation(
-            str(context.info_name),
-            data,
-            schema=schema,
-            records=records,
-            split=split,
-            options=parse_options(option),
-            limit=limit,
-            k=blocks,
-            control=control,
-            checkpoint=model or default_checkpoint(str(context.info_name)),
-            max_new_tokens=max_new_tokens,
-            batch=batch,
-            shift=shift,
-            memory=memory,
-            dtype=dtype,
-            engine=engine,
-            seed=seed,
-            out=out,
-            progress=report_progress,
-        )
+        metrics = run_evaluation(config, out, report_progress)
     if as_json:
         typer.echo(json.dumps(metrics))
         return
@@ -129,13 +129,15 @@ def evaluate(
 
 @eval_app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="What --out named.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Folders of finished runs.")
+    ],
     as_json: Json = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the runs into this .svg, .png or .pdf.")
     ] = None,
 ) -> None:
-    """Put runs side by side, and compare each with the first where the examples are the same."""
+    """Show runs side by side, and compare each with the first if the examples are the same."""
     from sedem.evaluation.plot import draw
     from sedem.evaluation.report import report as compare_runs
 
@@ -157,7 +159,7 @@ def cost(
     ],
     method: Annotated[
         str | None,
-        typer.Option(help="A baseline in SeDeM's place: icae, hmt, 500x or beacon."),
+        typer.Option(help="A baseline instead of SeDeM: icae, hmt, 500x or beacon."),
     ] = None,
     as_json: Json = False,
 ) -> None:
