@@ -1,4 +1,4 @@
-"""SedemConfig: everything that defines a model beside its weights, and the presets of the paper."""
+"""SedemConfig, the shape and settings of a model, and the presets of the paper."""
 
 from __future__ import annotations
 
@@ -22,40 +22,42 @@ BlockOrder = Literal["document", "score"]
 
 CONFIG_FILE = "config.json"
 DEFAULT_MODEL = "sedem-nano"
-"""The checkpoint that sedem ships."""
+"""The checkpoint that sedem ships and uses by default."""
 
 Kind = TypeVar("Kind")
 
 
 class SedemConfig(Settings):
-    """The shape of a model and the choices that its weights were trained for.
+    """The shape of a model and the settings that its weights were trained for.
 
     Attributes:
         encoder: folder or hub id of the backbone that reads.
-        decoder: folder or hub id of the backbone that answers; None means the encoder itself.
+        extract_layers: number of encoder layers to run; several entries are mixed.
+        inject_layer: number of decoder layers that see only the question.
+        decoder: folder or hub id of the backbone that answers; None means the encoder.
         encoder_revision: hub revision of the encoder.
         decoder_revision: hub revision of the decoder.
         segment_length: T, tokens per segment.
-        segment_shift: tokens by which every boundary between segments is moved: the first segment
-            is that short. 0 moves none.
+        segment_shift: tokens by which every boundary between segments is moved. The first segment
+            has this length; 0 moves no boundary.
         compression: C, tokens per slot.
         block_slots: N_B, slots per selectable block; None means N_M, one block per segment.
         segmentation: fixed windows, or paragraphs (a long one becomes several segments).
-        extract_layers: numbers of encoder layers run; more than one entry makes a mixture.
         layer_mixing: how several extraction layers are combined.
-        inject_layer: decoder layers that see the question alone.
         compressor: "linear" (mean pool and W_in), "mlp" or "query".
         compressor_heads: attention heads of the learned-query compressor.
-        decompressor: "mlp", or "none": slots enter the decoder as they are, as soft tokens at its
-            input.
+        decompressor: "mlp", or "none": slots are soft tokens at the decoder's input, unchanged.
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
-        k: blocks selected when nobody says otherwise.
+        k: default number of selected blocks.
         block_order: order of the selected blocks in the decoder.
-        start_placement: the start token before the memory, or between memory and question.
-        lora_rank: rank of the decoder's adapters; 0 means none.
-        lora_alpha: numerator of their scaling.
+        start_placement: start token before the memory, or between memory and question.
+        lora_rank: rank of the decoder's adapters; 0 means no adapters.
+        lora_alpha: numerator of the adapters' scaling, alpha / rank.
+
+    Raises:
+        ConfigError: a setting is unknown or missing, or its value is not allowed.
     """
 
     encoder: str
@@ -118,25 +120,26 @@ class SedemConfig(Settings):
 
     @property
     def extract_layer(self) -> int:
-        """How many encoder layers must be run: the deepest extraction layer."""
+        """The number of encoder layers to run: the deepest extraction layer."""
         return max(self.extract_layers)
 
     @property
     def cross_model(self) -> bool:
-        """Whether one backbone reads and another answers."""
+        """Whether different backbones read and answer."""
         return self.decoder is not None and self.decoder != self.encoder
 
     def save(self, folder: Path, **extra: Any) -> None:
-        """Write config.json; `extra` are entries that are not settings, such as versions."""
+        """Write config.json; `extra` has entries that are not settings, such as versions."""
         entries = {**self.to_dict(), **extra}
         (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path, *, extra: frozenset[str] = frozenset()) -> SedemConfig:
-        """Read config.json; entries named in `extra` are not settings and are passed over.
+        """Read config.json; entries named in `extra` are not settings and are ignored.
 
         Raises:
             CheckpointError: the file is missing or not a sedem configuration.
+            ConfigError: a setting is unknown or missing, or its value is not allowed.
         """
         path = folder / CONFIG_FILE
         try:
@@ -163,15 +166,15 @@ class SedemConfig(Settings):
 
 
 def from_mapping(kind: type[Kind], entries: dict[str, Any], source: str) -> Kind:
-    """Build a dataclass from named entries, refusing unknown ones with the nearest name.
+    """Build a dataclass from a mapping; an unknown key is refused with the nearest name.
 
     Args:
         kind: the dataclass.
         entries: values by field name.
-        source: where they come from, for the message.
+        source: origin of the entries, for the message.
 
     Raises:
-        ConfigError: an entry is unknown, or a needed one is missing.
+        ConfigError: a key is unknown or missing.
     """
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     for name in entries:
@@ -186,7 +189,7 @@ def from_mapping(kind: type[Kind], entries: dict[str, Any], source: str) -> Kind
 
 
 def llama_1b(**changes: Any) -> SedemConfig:
-    """The paper's Llama-3.2-1B setting; layers as docs/deviations.md explains."""
+    """The paper's Llama-3.2-1B setting; docs/deviations.md explains the layers."""
     base = SedemConfig(encoder="meta-llama/Llama-3.2-1B", extract_layers=(11,), inject_layer=6)
     return base.with_changes(**changes)
 
