@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,7 @@ def test_stage_2_reproduces_its_losses(config: SedemConfig, tmp_path: Path) -> N
             answer_limit=200,
         ),
         losses=Stage2Losses(normalize_scores=True),
-        **shared(replace(config, block_slots=8), tmp_path, rates),
+        **shared(config.with_changes(block_slots=8), tmp_path, rates),
     )
     train_stage2(recipe)
     compare(read_losses(tmp_path), HERE / "stage2.txt")

@@ -19,7 +19,7 @@ from sedem.baselines.rag import RAG, RAGConfig
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.method import Setting
+from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt
@@ -221,9 +221,15 @@ def test_a_trained_model_answers_with_any_budget(
     assert recipe.data is not None
     recipe = recipe.with_changes(data=recipe.data.with_changes(cache_states=True, max_paragraphs=4))
     final = train_baseline(recipe)
-    settings: dict[str, Any] = {"checkpoint": str(final), "limit": 3, "max_new_tokens": 4}
-    settings["options"] = {"distractors": 1}
-    one, two = (run_evaluation("rag", fixtures / "squad.json", k=k, **settings) for k in (1, 2))
+    config = EvaluationConfig(
+        method="rag",
+        checkpoint=str(final),
+        data=fixtures / "squad.json",
+        options={"distractors": 1},
+        limit=3,
+        max_new_tokens=4,
+    )
+    one, two = (run_evaluation(config.with_changes(k=k)) for k in (1, 2))
     assert one["conditioning"]["mean"] < two["conditioning"]["mean"]
     assert one["counts"]["not_answered"] == 0
     assert one["counts"]["ranked_every_block"] == 3
@@ -245,8 +251,8 @@ def test_settings_of_other_methods_are_rejected(
         train_baseline(recipe.with_changes(data=recipe.data.with_changes(documents="gold")))
     with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
         train_baseline(question_recipe("icae", losses=ConditionedLosses()))
-    with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
-        Trained(reader, Setting("some", k=0))
+    with pytest.raises(ConfigError, match="shift is 1, but rag has no shift; leave it out"):
+        Trained(reader, MethodSettings(checkpoint="some", shift=1))
     with pytest.raises(ConfigError, match=r"extract_layer is 9, .* has 4 layers"):
         RAG(reader.config.with_changes(extract_layer=9), reader.backbone)
     for change in ({"heads": 0}, {"paragraph": 0}, {"extract_layer": 0}, {"k": 0}):
