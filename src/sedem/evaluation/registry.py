@@ -14,10 +14,13 @@ from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import Method
 
 METHODS: dict[str, tuple[str, str]] = {
-    "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
+    "sedem": (
+        "open_sedem",
+        "selects K blocks of hidden-state memory, decompresses and injects them",
+    ),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
-    "bm25": ("open_bm25", "BM25 picks K paragraphs, the frozen backbone reads them as text"),
-    "longllmlingua": ("open_longllmlingua", "the text pruned to a quarter for each question"),
+    "bm25": ("open_bm25", "the frozen backbone reads the K paragraphs that BM25 finds"),
+    "longllmlingua": ("open_longllmlingua", "prunes the text to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
 """The name of each method, the function in `readers.py` that opens it, and its description.
