@@ -61,7 +61,7 @@ def test_the_tokenizer_counts_and_builds(tiny_folder: object) -> None:
         "--option", "length=1000000",
     )  # fmt: skip
     # Letters, not words: the two records have some five thousand of them.
-    assert result.exit_code == 1 and "which all make 4,998;" in result.output
+    assert result.exit_code == 1 and "which make 4,998 together;" in result.output
 
 
 def test_plain_text_is_measured_as_texts() -> None:
