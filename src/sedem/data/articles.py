@@ -1,4 +1,4 @@
-"""Articles with titles, as cloze questions and the exact-facts set need them."""
+"""Articles with titles: the source of cloze questions and of the exact-facts set."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class _ArticleRecord(RecordModel):
 
 
 def paragraphs(article: str, shortest: int, longest: int) -> list[str]:
-    """Paragraphs of an article with so many characters, headings left out."""
+    """Paragraphs of an article with `shortest` to `longest` characters, without headings."""
     lines = (line.strip() for line in article.splitlines())
     return [line for line in lines if shortest <= len(line) <= longest and not line.startswith("=")]

@@ -1,8 +1,8 @@
-"""Cloze supervision: questions cut from the documents themselves, their paragraph the evidence.
+"""Cloze supervision: questions made from sentences of the documents, without human labels.
 
-No human labels are needed. A sentence that can stand alone loses one telling span (a date, a year,
-a number, a name) to a question word; the span is the answer. Which sentences and spans qualify is
-decided by rules alone, so the questions of a text are always the same.
+In a sentence that can stand alone, a question word replaces one specific span (a date, a year, a
+number, a name). The span is the answer, the sentence the evidence. Fixed rules select sentences and
+spans, so a text always gives the same questions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHORTEST, LONGEST = 8, 32
 
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _SENTENCE = re.compile(r"[A-Z\"(].*?[.!?](?=\s+[A-Z\"(]|\s*\Z)", re.DOTALL)
-# Kinds of span, the most telling first, with the words that take their place.
+# Kinds of span, the most specific first, with the words that replace them.
 _KINDS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(rf"\b(\d{{1,2}} (?:{_MONTH}) \d{{4}}|(?:{_MONTH}) \d{{1,2}}, \d{{4}})\b"),
@@ -44,7 +44,7 @@ _KINDS: tuple[tuple[re.Pattern[str], str], ...] = (
         "what",
     ),
 )
-# A sentence that starts like this says something about another sentence.
+# A sentence that starts like this refers to another sentence.
 _DEPENDENT = re.compile(
     r"(?:He|She|It|They|This|That|These|Those|His|Her|Its|Their|There|Here|However|But|And|Also|"
     r"Such|Some|Others?|Another|Both|Thus|Therefore|Then|In this|At this|For this)\b"
@@ -53,7 +53,7 @@ _DEPENDENT = re.compile(
 
 @dataclass(frozen=True)
 class Cloze:
-    """A question, its answer, and where the sentence stands in its paragraph."""
+    """A question, its answer, and the span of the sentence in its paragraph."""
 
     question: str
     answer: str
@@ -62,14 +62,14 @@ class Cloze:
 
 
 def clozes(paragraph: str) -> Iterator[Cloze]:
-    """Questions of a paragraph: at most one a sentence."""
+    """Questions of a paragraph, at most one per sentence."""
     for match in _SENTENCE.finditer(paragraph):
         sentence = match.group()
         if not _stands_alone(sentence):
             continue
         for pattern, words in _KINDS:
             found = pattern.search(sentence)
-            if found is not None and _telling(found, sentence, paragraph):
+            if found is not None and _specific(found, sentence, paragraph):
                 question = sentence[: found.start(1)] + words + sentence[found.end(1) :]
                 question = " ".join(question.rstrip(".!? ").split()) + "?"
                 yield Cloze(question, found.group(1), match.start(), match.end())
@@ -81,8 +81,8 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
 
     Args:
         records: the articles, with `title` and `text`.
-        count: how many questions at most.
-        seed: decides which.
+        count: number of questions at most.
+        seed: decides which questions, and their distractors.
 
     Raises:
         DataError: the articles have too few paragraphs.
@@ -98,14 +98,14 @@ def generate(
     documents: int = 10,
     longest: int = 900,
 ) -> ExampleSet:
-    """Examples from articles: a question among paragraphs, half of them of its own article.
+    """Examples from articles: each paragraph among others, half of them from its article.
 
     Args:
         articles: titles and texts; paragraphs are lines.
-        count: how many examples at most.
-        seed: decides which.
-        documents: paragraphs of a context.
-        longest: characters of a paragraph that is used.
+        count: number of examples at most.
+        seed: decides which questions, and their distractors.
+        documents: paragraphs in a context.
+        longest: characters of a paragraph at most.
 
     Raises:
         DataError: there are too few paragraphs.
@@ -160,8 +160,8 @@ def _stands_alone(sentence: str) -> bool:
     )
 
 
-def _telling(found: re.Match[str], sentence: str, paragraph: str) -> bool:
-    """The span is said once in its paragraph and is no part of a quotation."""
+def _specific(found: re.Match[str], sentence: str, paragraph: str) -> bool:
+    """Whether the span occurs once in its paragraph and is not quoted."""
     span = found.group(1)
     whole_word = re.compile(rf"(?<!\w){re.escape(span)}(?!\w)")
     quoted = sentence.count('"', 0, found.start(1)) % 2 == 1

@@ -1,4 +1,4 @@
-"""Your own questions: JSON lines of {documents, question, answers, evidence?}.
+"""Custom questions: JSON lines of {documents, question, answers, evidence?}.
 
     {"id": "lease-1",
      "documents": [{"name": "lease.txt", "text": "The rent is 900 euros. ..."}],
@@ -6,8 +6,8 @@
      "answers": ["900 euros"],
      "evidence": [{"document": "lease.txt", "start": 0, "end": 22}]}
 
-`id` and `evidence` may be left out or null; without evidence, blocks that hold an answer string
-count.
+`id` and `evidence` may be left out or null. Without evidence, blocks that hold an answer string are
+positive.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def read(records: Records) -> ExampleSet:
             example = _example(question, _file_and_line(place))
         if example.id in places:
             raise DataError(
-                f"{place}: the id '{example.id}' is that of {places[example.id]} too; "
-                "ids must differ, or be left out"
+                f"{place}: the id '{example.id}' is also that of {places[example.id]}; "
+                "give different ids, or none"
             )
         places[example.id] = place
         result.examples.append(example)
@@ -85,7 +85,7 @@ def read(records: Records) -> ExampleSet:
 
 
 def dump(examples: Iterable[Example], path: Path) -> None:
-    """Write examples in this schema, one a line."""
+    """Write examples as JSON lines that `read` accepts."""
     with path.open("w", encoding="utf-8") as file:
         for example in examples:
             file.write(json.dumps(to_entry(example), ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""Files that people have, as documents: .txt and .md in UTF-8 or a named encoding."""
+"""A user's own .txt and .md files as documents, in UTF-8 or a named encoding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ENDINGS = (".txt", ".md")
 
 
 def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Document]:
-    """Read files as documents, named as they were given.
+    """Read files as documents, named by their paths.
 
     Raises:
-        DataError: one of them is missing, a folder, of another type, binary, empty or in another
-            encoding; nothing has been read then.
+        DataError: a file is missing, a folder, of another type, binary, empty or in another
+            encoding.
     """
     return [read_document(path, encoding) for path in paths]
 
@@ -26,7 +26,7 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
     """Read one file as a document.
 
     Raises:
-        DataError: it cannot be a document; says why and what is possible.
+        DataError: as `read_documents`.
     """
     if path.is_dir():
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")

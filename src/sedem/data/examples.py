@@ -1,4 +1,4 @@
-"""What a set of questions is, whatever file it came from."""
+"""Examples: questions with their documents, answers and evidence."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sedem.errors import DataError
 from sedem.types import Document, check_unicode
 
 NO_CONTEXT = "no context"
-"""Why a question with nothing to read is left out, in every set."""
+"""The reason for which every set drops a question with nothing to read."""
 
 NAMED = 3
-"""Examples of each reason that a set names among those it left out."""
+"""Dropped examples that a set names for each reason."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Example:
     """One question about some documents.
 
     Attributes:
-        id: name within its set.
-        documents: the context, in order; names differ.
+        id: unique within the set.
+        documents: the context, in order; their names are unique.
         question: what is asked.
         answers: acceptable answers, at least one; the first is the training target.
-        evidence: spans that support the answer; empty when nobody labelled any.
+        evidence: spans that support the answer; empty if none are labelled.
     """
 
     id: str
@@ -78,14 +78,14 @@ class Example:
 
 @dataclass
 class ExampleSet:
-    """Examples of one file or set, and what was left out of it.
+    """Examples of one file or set, and what was dropped from it.
 
     Attributes:
         name: for reports.
         examples: in file order.
-        dropped: reasons with how many examples each cost.
-        noted: repairs with how many examples each touched; nothing was lost by them.
-        dropped_ids: the first few of each reason.
+        dropped: number of dropped examples by reason.
+        noted: number of examples that were repaired or are odd, by kind; they are kept.
+        dropped_ids: ids of the first few dropped examples by reason.
     """
 
     name: str
@@ -96,11 +96,11 @@ class ExampleSet:
     _ids: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def drop(self, reason: str, identity: str) -> None:
-        """Count an example as left out, and keep the names of the first few.
+        """Count an example as dropped, and keep the ids of the first few.
 
         Args:
-            reason: why.
-            identity: its name.
+            reason: why it is dropped.
+            identity: its id.
         """
         self.dropped[reason] += 1
         named = self.dropped_ids.setdefault(reason, [])
@@ -108,10 +108,10 @@ class ExampleSet:
             named.append(identity)
 
     def wants(self, identity: str, question: str, answers: Sequence[str]) -> bool:
-        """Whether a question of a public set can be used; if not, why is counted.
+        """Whether a question of a public set can be used; if not, it is dropped with a reason.
 
         Args:
-            identity: its name; the second of a name is left out.
+            identity: its id; the second question with one id is dropped.
             question: what is asked.
             answers: acceptable answers.
         """
@@ -128,23 +128,23 @@ class ExampleSet:
 
 
 def distinct_answers(answers: Sequence[str]) -> tuple[str, ...]:
-    """Answers without surrounding space, each once, in their order; empty ones left out."""
+    """Answers without surrounding space or duplicates, in their order; empty ones are dropped."""
     return tuple(dict.fromkeys(answer.strip() for answer in answers if answer.strip()))
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """Names of the documents of one context: a repeated one gets its count, "Paris (2)"."""
+    """Unique names for the documents of a context: a repeated name gets its count, "Paris (2)"."""
     distinct: list[str] = []
     for name in names:
         name = name.strip() or "untitled"
-        own, count = name, 1
-        while own in distinct:
+        unique, count = name, 1
+        while unique in distinct:
             count += 1
-            own = f"{name} ({count})"
-        distinct.append(own)
+            unique = f"{name} ({count})"
+        distinct.append(unique)
     return distinct
 
 
 def whole(document: int, documents: Sequence[Document]) -> Evidence:
-    """A whole document as evidence: what paragraph labels mean."""
+    """A whole document as evidence, for sets that label paragraphs."""
     return Evidence(document, 0, len(documents[document].text))

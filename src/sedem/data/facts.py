@@ -1,9 +1,9 @@
 """The exact-facts set: does compression lose names, numbers, dates and codes?
 
-Invented people, places, contracts and shipments are described in a paragraph each and hidden among
-real paragraphs. What is asked can only be answered from the paragraph, and only exactly. Training
-and evaluation share no template, no name and no value: their templates are two lists
-(fact_templates.json), and every name and value belongs to one of the two by a hash of its text.
+Each invented person, place, contract or shipment has a paragraph, hidden among real paragraphs.
+Only that paragraph answers the question, with an exact value. Training and evaluation share no
+template, name or value: their templates are two lists (fact_templates.json), and a hash of its text
+assigns every name and value to one of them.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def read(
     count: WholeAbove0 = 1000,
     seed: Whole = 0,
 ) -> ExampleSet:
-    """The set with the paragraphs of articles as fillers.
+    """Examples with the paragraphs of articles as fillers.
 
     Args:
         records: articles with `title` and `text`.
         split: "train" or "evaluation".
-        count: how many examples.
-        seed: decides everything.
+        count: number of examples.
+        seed: of all random choices.
 
     Raises:
         DataError: the articles have too few paragraphs.
@@ -107,12 +107,12 @@ def generate(
     """Make examples.
 
     Args:
-        split: whose templates, names and values.
-        count: how many.
-        fillers: real paragraphs to hide the facts among.
-        seed: decides everything.
-        documents: paragraphs of a context.
-        facts: paragraphs of it that are invented; one of them is asked about.
+        split: the split whose templates, names and values are used.
+        count: number of examples.
+        fillers: real paragraphs among which the facts are hidden.
+        seed: of all random choices.
+        documents: paragraphs in a context.
+        facts: invented paragraphs among them; the question is about one.
 
     Raises:
         DataError: there are too few fillers.
@@ -129,7 +129,7 @@ def generate(
         texts = [gold]
         while len(texts) < facts:
             _, other, *_ = _tell(split, rng)
-            # What is asked has one answer: no other paragraph is about the same thing.
+            # No other paragraph is about the same thing, so that the question has one answer.
             if name.lower() not in other.lower():
                 texts.append(other)
         texts += rng.sample(fillers, real)
@@ -147,18 +147,18 @@ def generate(
 
 
 def split_of(text: str) -> Split:
-    """The one split to which a name or value belongs."""
+    """The split to which a name or value belongs."""
     return "train" if hashlib.sha256(text.encode()).digest()[0] % 2 else "evaluation"
 
 
 @cache
 def templates() -> dict[str, Any]:
-    """Kinds of invented things with their attributes, by split."""
+    """Attributes of each kind of invented thing, with their templates by split."""
     return dict(json.loads((files("sedem.data") / "fact_templates.json").read_text()))
 
 
 def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, str, int, int]:
-    """A thing's name, a paragraph about it, a question on it, the answer, its sentence's span."""
+    """Name of a thing, paragraph, question, answer, start and end of the answer's sentence."""
     kind = rng.choice(sorted(templates()))
     name = make(kind, split, rng)
     attributes = rng.sample(templates()[kind], rng.choice((3, 4)))
@@ -178,8 +178,8 @@ def _tell(split: Split, rng: random.Random) -> tuple[str, str, str, str, int, in
 
 
 def make(kind: str, split: Split, rng: random.Random) -> str:
-    """A name or value of one split; what it is made of belongs to that split as well."""
+    """A random name or value of a split; its parts belong to that split too."""
     while True:
-        made = _MAKERS[kind](rng, split)
-        if split_of(made) == split:
-            return made
+        candidate = _MAKERS[kind](rng, split)
+        if split_of(candidate) == split:
+            return candidate

@@ -1,7 +1,6 @@
-"""Public sets by name: where each lives on the hub, and its records, downloaded or streamed.
+"""Public sets by name: where the hub keeps each, and its records, downloaded or streamed.
 
-Repositories that hold a script are not run: their rows are read from the hub's own parquet copy, or
-from their files.
+Scripts in repositories are not run: rows are read from the hub's own parquet copy, or from files.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from sedem.data.records import Records
 from sedem.errors import ConfigError, DataError
 
 PARQUET = "refs/convert/parquet"
-"""The revision at which the hub keeps a parquet copy of a set."""
+"""The revision with the hub's own parquet copy of a set."""
 
 SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a set lives.
+    """Where the hub keeps a set.
 
     Attributes:
         repository: its hub id.
         config: the configuration.
         revision: the revision to read; None means the main one.
-        fallback: the revision to read when the main one turns out to be a script.
+        fallback: the revision to read if the main one is a script.
         files: parquet file of each split, for a repository that cannot be loaded by its id.
     """
 
@@ -66,12 +65,13 @@ def read_home(
     Args:
         name: one of `HOMES`.
         split: "train" or "validation"; None means "validation".
-        revision: the commit to read; None means the newest, or without the hub the newest copy.
-        streaming: read over the network without keeping a copy.
+        revision: the commit to read; None means the newest, or the newest local copy without the
+            hub.
+        streaming: read over the network and keep no copy.
 
     Raises:
         ConfigError: there is no such split.
-        DataError: the hub cannot be reached and holds no copy here.
+        DataError: the hub cannot be reached and there is no local copy.
     """
     home, split = HOMES[name], checked_split(name, split)
     with _reaching(home.repository):
@@ -93,11 +93,11 @@ def stream(repository: str, revision: str | None = None) -> Records:
 
 
 def numbered(rows: Any, repository: str) -> Records:
-    """Rows with their places; a network that fails midway is told of as well."""
-    left, number = iter(rows), 0
+    """Rows with their places; an error of the network midway is a `DataError` too."""
+    remaining, number = iter(rows), 0
     while True:
         with _reaching(repository):
-            row = next(left, None)
+            row = next(remaining, None)
         if row is None:
             return
         number += 1
@@ -105,7 +105,7 @@ def numbered(rows: Any, repository: str) -> Records:
 
 
 def checked_split(name: str, split: str | None) -> str:
-    """The split that is meant.
+    """The split, with its default.
 
     Raises:
         ConfigError: there is no such split.
@@ -117,7 +117,7 @@ def checked_split(name: str, split: str | None) -> str:
 
 
 def commit(home: Home) -> str:
-    """The commit of the revision that is read, as the hub tells it.
+    """The commit that would be read now, according to the hub.
 
     Raises:
         DataError: the hub cannot be reached.
@@ -125,22 +125,22 @@ def commit(home: Home) -> str:
     from huggingface_hub import HfApi
 
     with _reaching(home.repository):
-        told = HfApi().dataset_info(home.repository, revision=home.revision)
+        info = HfApi().dataset_info(home.repository, revision=home.revision)
         script = f"{home.repository.rpartition('/')[2]}.py"
-        if home.fallback and script in {file.rfilename for file in told.siblings or ()}:
-            told = HfApi().dataset_info(home.repository, revision=home.fallback)
-    return str(told.sha)
+        if home.fallback and script in {file.rfilename for file in info.siblings or ()}:
+            info = HfApi().dataset_info(home.repository, revision=home.fallback)
+    return str(info.sha)
 
 
 def cached_commit(home: Home, split: str) -> str | None:
-    """The commit of the copy that is read without the hub; None where the copy does not tell.
+    """The commit of the local copy, which is read without the hub; None if the copy names none.
 
     Raises:
-        DataError: there is no copy here.
+        DataError: there is no local copy.
     """
     with _reaching(home.repository):
         files = _load(home, split, streaming=False).cache_files
-    # The library keeps a copy in a folder that is named by its commit.
+    # The library names the folder of a copy by its commit.
     folders = {Path(file["filename"]).parent.name for file in files}
     return next((folder for folder in folders if _COMMIT.fullmatch(folder)), None)
 
@@ -179,14 +179,15 @@ def _datasets() -> Any:
 
 @contextmanager
 def _reaching(repository: str) -> Iterator[None]:
+    """Turn every error of the hub's libraries into a `DataError`."""
     try:
         yield
     except DataError:
         raise
-    # The libraries let whatever their transport raises through, and it has no root of its own.
+    # The libraries pass on what their transport raises, and these errors have no common base class.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"'{repository}' cannot be had from the hub ({reason}); go online, or download a file "
+            f"'{repository}' cannot be read from the hub ({reason}); go online, or download a file "
             "of the set and give its path"
         ) from None

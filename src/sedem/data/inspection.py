@@ -1,4 +1,4 @@
-"""What is in a set: counts, what was left out and why, and lengths as a model would meet them."""
+"""Inspection of a set: counts, dropped examples with reasons, and lengths in tokens and blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sedem.data.tokenizer import Span, Tokenizer
 from sedem.errors import DataError
 
 TOGETHER = 64
-"""Texts that are tokenized in one call."""
+"""Texts that are tokenized per call."""
 MOST_BINS = 12
 """Bars of a histogram."""
 
@@ -26,16 +26,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found.
+    """The findings about a set.
 
     Attributes:
         name: of the set.
-        counts: how many there are of what.
-        dropped: what was left out, by reason.
-        noted: what was repaired or is odd, by kind.
-        dropped_ids: the first few that were left out, by reason.
-        measures: one number for each context, example or text, by what was measured.
-        tokenizer: whose tokens were counted.
+        counts: numbers by what they count.
+        measures: one number for each context, example or text, by what is measured.
+        tokenizer: the tokenizer whose tokens are counted.
+        dropped: number of dropped examples by reason.
+        noted: number of examples that were repaired or are odd, by kind.
+        dropped_ids: ids of the first few dropped examples by reason.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Inspection:
     dropped_ids: dict[str, list[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready values; of each measure the mean, the median and the bounds."""
+        """JSON types; each measure as mean, median, minimum and maximum."""
         return {
             "name": self.name,
             **self.counts,
@@ -60,7 +60,7 @@ class Inspection:
 
 
 def summary(values: Sequence[int]) -> dict[str, float]:
-    """Mean, median, least and most of some numbers."""
+    """Mean, median, minimum and maximum."""
     return {
         "mean": round(mean(values), 2),
         "median": median(values),
@@ -77,14 +77,14 @@ def inspect_examples(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look at questions.
+    """Inspect questions.
 
     Args:
         examples: the set.
         tokenizer: counts.
-        segment_length: T; blocks are windows of so many tokens of a document.
-        limit: only the first so many are measured; None means all.
-        progress: called with documents tokenized and documents in all.
+        segment_length: T; blocks are windows of T tokens of a document.
+        limit: number of examples to measure, from the first on; None means all.
+        progress: called with the tokenized documents and all documents.
 
     Raises:
         DataError: there is no example to measure.
@@ -140,14 +140,14 @@ def inspect_texts(
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Look at stage-1 text.
+    """Inspect stage-1 text.
 
     Args:
         name: of the corpus.
         texts: its texts.
         tokenizer: counts.
-        limit: only the first so many are read; None means all.
-        progress: called with texts done and, when it is known, texts in all.
+        limit: number of texts to read, from the first on; None means all.
+        progress: called with the texts done and, if known, all texts.
 
     Raises:
         DataError: there is no text.
@@ -168,7 +168,7 @@ def inspect_texts(
 
 
 def blocks(spans: Sequence[Span], length: int) -> list[Span]:
-    """Windows of so many tokens as spans of characters."""
+    """Spans of characters of windows of `length` tokens."""
     return [
         (spans[at][0], spans[min(at + length, len(spans)) - 1][1])
         for at in range(0, len(spans), length)
@@ -176,7 +176,7 @@ def blocks(spans: Sequence[Span], length: int) -> list[Span]:
 
 
 def bins(values: Sequence[int]) -> list[tuple[int, int, int]]:
-    """A histogram: first and last number of each bin, and how many values are in it.
+    """A histogram: first and last number of each bin, and its number of values.
 
     Bins are equally wide, 1, 2 or 5 times a power of ten, and there are at most `MOST_BINS`.
     """
@@ -203,7 +203,7 @@ def plot(inspection: Inspection, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise DataError("pictures are drawn by matplotlib; install 'sedem[train]'") from None
+        raise DataError("matplotlib draws the picture; install 'sedem[train]'") from None
 
     figure = Figure(figsize=(10, 2.6 * (-(-len(inspection.measures) // 2))), layout="constrained")
     panels = figure.subplots(-(-len(inspection.measures) // 2), 2, squeeze=False).flat
@@ -211,7 +211,7 @@ def plot(inspection: Inspection, path: Path) -> None:
     for (name, values), panel in zip(inspection.measures.items(), panels, strict=False):
         bars = bins(values)
         width = bars[0][1] - bars[0][0] + 1
-        # A bar of one number stands on it, a wider one spans its numbers.
+        # The bar of a single number is centred on it; a wider bar spans its numbers.
         align = "center" if width == 1 else "edge"
         panel.bar([low for low, _, _ in bars], [n for *_, n in bars], 0.95 * width, align=align)
         panel.axvline(mean(values), color="black", linewidth=1)

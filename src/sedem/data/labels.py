@@ -13,11 +13,11 @@ from sedem.errors import DataError
 from sedem.types import Document
 
 Labelling = Literal["evidence", "answer"]
-"""What says which block holds evidence: annotated spans, or the answer strings."""
+"""The source of labels: annotated spans, or answer strings."""
 
 
 def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> list[bool]:
-    """A block is positive when it overlaps an evidence span (appendix Dataset Processing)."""
+    """Label a block positive if it overlaps an evidence span (appendix Dataset Processing)."""
     return [
         any(
             span.document == block.document and span.overlaps(block.start, block.end)
@@ -30,13 +30,13 @@ def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> l
 def from_answers(
     blocks: Sequence[BlockRow], documents: Sequence[Document], answers: Sequence[str]
 ) -> list[bool]:
-    """Distant supervision: a block is positive when an answer stands in it as whole words."""
+    """Label a block positive if it holds an answer as whole words: distant supervision."""
     patterns = [
         re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
         for answer in answers
         if answer.strip()
     ]
-    # Found in the whole text: at the border of a block half a word would pass for a word.
+    # Search the whole text, because a word cut at the border of a block is no whole word.
     found = [
         (index, match.start(), match.end())
         for index, document in enumerate(documents)
@@ -66,20 +66,20 @@ def gold_documents(example: Example, labelling: Labelling = "evidence") -> tuple
 def some_documents(
     example: Example, count: int, labelling: Labelling = "evidence", seed: int = 0
 ) -> tuple[Document, ...]:
-    """At most so many documents of an example, in their order: evidence, then a sample of others.
+    """At most `count` documents of an example, in their order: evidence and a sample of others.
 
     Args:
         example: the example.
-        count: how many; the first of the evidence where it is more.
+        count: how many; if more hold evidence, the first of those.
         labelling: as in `gold_documents`.
-        seed: with the example's id it decides which others.
+        seed: decides the sample, together with the id of the example.
     """
     holds = _holds_evidence(example, labelling)
-    gold = [at for at, label in enumerate(holds) if label][:count]
-    rest = [at for at, label in enumerate(holds) if not label]
+    gold = [index for index, label in enumerate(holds) if label][:count]
+    rest = [index for index, label in enumerate(holds) if not label]
     free = min(count - len(gold), len(rest))
     kept = sorted(gold + random.Random(f"{seed}:{example.id}").sample(rest, free))
-    return tuple(example.documents[at] for at in kept)
+    return tuple(example.documents[index] for index in kept)
 
 
 def _holds_evidence(example: Example, labelling: Labelling) -> list[bool]:
@@ -91,10 +91,10 @@ def _holds_evidence(example: Example, labelling: Labelling) -> list[bool]:
 
 
 def only_gold(example: Example) -> tuple[Document, ...]:
-    """The documents of an example that hold evidence, where they alone are to be given.
+    """The documents of an example that hold evidence; there must be some.
 
     Raises:
-        DataError: there is none.
+        DataError: no document holds evidence.
     """
     documents = gold_documents(example)
     if not documents:

@@ -130,7 +130,7 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str | No
     except DataError:
         found["revision"] = cached_commit(home, meant)
     if found["revision"] is None:
-        found["revision_unknown"] = "the hub is out of reach and the copy here names no commit"
+        found["revision_unknown"] = "the hub is out of reach and the local copy names no commit"
     return found
 
 

@@ -1,9 +1,9 @@
 """RULER's qa_2: questions of HotpotQA among as many paragraphs as fit a length in tokens.
 
-Follows the public generator step by step, draws included: the same file, tokenizer and seed give
-the same questions over the same documents in the same order. The context of a question holds all
-paragraphs of its own record, then others drawn from the whole set. How many is found for the first
-question by bisection; a question for which they are too many gives up ten at a time.
+The random draws follow the public generator: the same file, tokenizer and seed give the same
+questions over the same documents in the same order. The context of a question holds all paragraphs
+of its own record, and others drawn from the whole set. Bisection on the first question finds how
+many. A question whose context is still too long drops ten documents at a time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sedem.types import Document
 from sedem.validation import Flag, Whole, WholeAbove0, WholeFrom0
 
 STEP = 10
-"""Documents that a context has at least, and gives up at a time."""
+"""The fewest documents that bisection tries, and the number that is dropped at a time."""
 
 SLACK = 3
-"""The bisection looks at up to so many times the documents that the first guess expects."""
+"""Bisection tries up to this many times the documents of the first estimate."""
 
-# Words of the public set: its numbers are comparable only with these counted in.
+# The words of the public set; only with them are its lengths comparable.
 _ORDER = (
     "Answer the question based on the given documents. Only give me the answer and do not output "
     "any other words."
@@ -50,31 +50,31 @@ def read(
     """The set of one length.
 
     Args:
-        records: HotpotQA in any layout; the public set is made of its validation split.
+        records: HotpotQA in any layout; the public set uses its validation split.
         length: tokens of context, template and answer together.
-        count: the first so many questions.
-        seed: decides which paragraphs are drawn and where they stand.
-        tokenizer: folder or hub id of the tokenizer that counts; None means sedem-nano's.
+        count: number of questions, from the first on.
+        seed: decides the drawn paragraphs and their order.
+        tokenizer: folder or hub id of the tokenizer; None means that of sedem-nano.
         answer_tokens: tokens kept free for the answer.
-        repeat: go round again when the set has too few paragraphs.
+        repeat: use paragraphs several times if the set has too few.
 
     Raises:
-        DataError: the set has too few paragraphs for the length; the largest one is named.
+        DataError: the set has too few paragraphs for the length; names the largest length.
     """
     result = ExampleSet("ruler-qa2", [])
     pool = _Pool([q for _, q in usable(records, parse, result)])
     if not pool.questions:
-        raise DataError("the set has no question to build RULER's qa_2 of; give HotpotQA")
-    maker = _Maker(pool, open_tokenizer(tokenizer), length, answer_tokens, seed)
-    wanted = maker.documents()
+        raise DataError("the set has no question for RULER's qa_2; give HotpotQA")
+    sampler = _ContextSampler(pool, open_tokenizer(tokenizer), length, answer_tokens, seed)
+    wanted = sampler.documents()
     if wanted > len(pool.texts) and not repeat:
-        every = maker.tokens(0, maker.draw(0, len(pool.texts))) + answer_tokens
+        every = sampler.tokens(0, sampler.draw(0, len(pool.texts))) + answer_tokens
         raise DataError(
             f"{length:,} tokens need more than the {len(pool.texts):,} paragraphs of the set, "
-            f"which all make {every:,}; ask for that length at most, give more, or set repeat"
+            f"which make {every:,} together; ask for at most that length, give more, or set repeat"
         )
     for index, question in enumerate(pool.questions[:count]):
-        chosen = maker.fitting(index, wanted)
+        chosen = sampler.fitting(index, wanted)
         if chosen is None:
             result.drop(f"its own paragraphs exceed {length} tokens", question.id)
         else:
@@ -84,22 +84,22 @@ def read(
 
 @dataclass
 class _Pool:
-    """All questions, and all paragraphs of the set, each once and sorted."""
+    """All questions, and the distinct paragraphs of the set, sorted."""
 
     questions: list[ParagraphQuestion]
 
     def __post_init__(self) -> None:
-        given = {p.text("") for question in self.questions for p in question.paragraphs}
-        self.texts = sorted(given)
+        distinct = {p.text("") for question in self.questions for p in question.paragraphs}
+        self.texts = sorted(distinct)
         self._numbers = {text: number for number, text in enumerate(self.texts)}
 
     def numbers(self, question: ParagraphQuestion) -> list[int]:
-        """Paragraphs of a question by their numbers in the pool."""
+        """Numbers of a question's paragraphs in the pool."""
         return [self._numbers[p.text("")] for p in question.paragraphs]
 
 
-class _Maker:
-    """Draws contexts. All draws come from one stream, so their order matters."""
+class _ContextSampler:
+    """Draws contexts. All draws use one random generator, so their order matters."""
 
     def __init__(
         self, pool: _Pool, tokenizer: Tokenizer, length: int, answer_tokens: int, seed: int
@@ -134,7 +134,7 @@ class _Maker:
         return self.tokenizer.count(TEMPLATE.format(context=context, query=query))
 
     def documents(self) -> int:
-        """The most documents with which the first question fits."""
+        """The largest number of documents with which the first question fits."""
         each = self.tokens(0, self.draw(0, STEP)) / STEP
         low, high = STEP, max(int(self.length / each * SLACK), 2 * STEP)
         best = STEP
@@ -147,7 +147,7 @@ class _Maker:
         return best
 
     def fitting(self, index: int, documents: int) -> list[int] | None:
-        """A context that fits, of that many documents or fewer."""
+        """A context of at most `documents` documents that fits; None if its own are too long."""
         own = len(self.pool.questions[index].paragraphs)
         while True:
             chosen = self.draw(index, documents)

@@ -1,4 +1,4 @@
-"""A tokenizer alone, to count with: no weights are loaded."""
+"""A tokenizer without its backbone, for counting tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Span = tuple[int, int]
 
 
 class Tokenizer:
-    """Counts tokens as a backbone does: no start token, special tokens written in a text stay text.
+    """Counts tokens as a backbone does: without a start token, special tokens in a text as text.
 
     Args:
         tokenizer: one of transformers' fast tokenizers.
@@ -26,15 +26,15 @@ class Tokenizer:
         self._tokenizer = tokenizer
 
     def count(self, text: str) -> int:
-        """Tokens of a text."""
+        """Number of tokens in a text."""
         return len(self._encode([text], offsets=False)["input_ids"][0])
 
     def counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each of some texts."""
+        """Number of tokens in each text."""
         return [len(ids) for ids in self._encode(texts, offsets=False)["input_ids"]]
 
     def spans(self, texts: Sequence[str]) -> list[list[Span]]:
-        """Characters of each token of each text."""
+        """First and end character of each token of each text."""
         return list(self._encode(texts, offsets=True)["offset_mapping"])
 
     def _encode(self, texts: Sequence[str], *, offsets: bool) -> Any:

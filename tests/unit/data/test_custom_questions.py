@@ -137,7 +137,7 @@ def test_a_missing_field_is_named(write: Write, field: str) -> None:
 
 
 def test_two_lines_of_one_id_are_both_named(write: Write) -> None:
-    with pytest.raises(DataError, match=r"line 3: the id 'lease-1' is that of '.*', line 1 too"):
+    with pytest.raises(DataError, match=r"line 3: the id 'lease-1' is also that of '.*', line 1;"):
         load(write("twins.jsonl", [ENTRY, {**ENTRY, "id": "other"}, ENTRY]))
 
 

@@ -66,7 +66,7 @@ def test_a_repeated_name_gets_its_count() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "a (2)", "a (2) (2)", "", "untitled", "b"]), max_size=8))
-def test_names_are_distinct_whatever_they_were(names: list[str]) -> None:
+def test_names_become_distinct(names: list[str]) -> None:
     distinct = distinct_names(names)
     assert len(distinct) == len(names)
     assert len(set(distinct)) == len(names)

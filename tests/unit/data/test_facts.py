@@ -146,7 +146,7 @@ def test_only_the_gold_paragraph_is_about_what_is_asked(
 
 
 def test_two_paragraphs_are_never_about_one_thing() -> None:
-    # Names are drawn anew if they meet: here the second paragraph's first draw is Varfield too.
+    # A repeated name is drawn again: here the second paragraph's first draw is Varfield too.
     example = generate("train", 955, FILLERS, seed=9).examples[954]
     assert asked("train", example.question) == "Varfield"
     assert sum("Varfield" in document.text for document in example.documents) == 1

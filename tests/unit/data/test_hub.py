@@ -1,4 +1,4 @@
-"""The road over the hub, with small sets in the hub's shape in the place of the hub."""
+"""Reading sets by name; small sets in the hub's shape replace the hub."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def columns(pairs: list[list[Any]], *names: str) -> dict[str, list[Any]]:
     return {name: [pair[i] for pair in pairs] for i, name in enumerate(names)}
 
 
-ROADS: dict[str, tuple[str, Callable[[Any], list[dict[str, Any]]]]] = {
+SOURCES: dict[str, tuple[str, Callable[[Any], list[dict[str, Any]]]]] = {
     "squad": ("squad.json", squad_rows),
     "hotpotqa": ("hotpotqa-native.json", hotpot_rows),
     "2wikimultihopqa": ("2wikimultihopqa.json", wiki_rows),
@@ -110,7 +110,7 @@ ASKED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def hub_rows(fixtures: Path, name: str) -> list[dict[str, Any]]:
-    file, shape = ROADS[name]
+    file, shape = SOURCES[name]
     text = (fixtures / file).read_text(encoding="utf-8")
     lines = file.endswith(".jsonl")
     return shape([json.loads(line) for line in text.splitlines()] if lines else json.loads(text))
@@ -135,12 +135,12 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("name", ROADS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_name_and_a_file_give_the_same_examples(
     fixtures: Path, hub: SimpleNamespace, name: str, streaming: bool
 ) -> None:
     hub.rows = hub_rows(fixtures, name)
-    file = open_examples(fixtures / ROADS[name][0])
+    file = open_examples(fixtures / SOURCES[name][0])
     named = open_examples(name, split="train", streaming=streaming)
     assert file.examples and named.examples == file.examples
     assert (named.name, named.dropped, named.noted) == (file.name, file.dropped, file.noted)
@@ -149,7 +149,7 @@ def test_a_name_and_a_file_give_the_same_examples(
 
 
 @pytest.mark.parametrize("form", ["parquet", "lines", "array", "shards"])
-@pytest.mark.parametrize("name", ROADS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_downloaded_copy_gives_the_same_examples_in_any_form(
     fixtures: Path, write: Write, tmp_path: Path, name: str, form: str
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_downloaded_copy_gives_the_same_examples_in_any_form(
         Dataset.from_list(rows[:half]).to_parquet(path / "part-0.parquet")
         (path / "part-1.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows[half:]))
     assert sniff(path) == name
-    assert open_examples(path).examples == open_examples(fixtures / ROADS[name][0]).examples
+    assert open_examples(path).examples == open_examples(fixtures / SOURCES[name][0]).examples
 
 
 def test_validation_is_the_default_and_2wikis_dev(fixtures: Path, hub: SimpleNamespace) -> None:
@@ -185,7 +185,7 @@ def test_a_script_falls_back_to_the_parquet_copy(fixtures: Path, hub: SimpleName
     assert found.examples == open_examples(fixtures / "hotpotqa-native.json").examples
     assert [options.get("revision") for _, options in hub.asked] == [None, "refs/convert/parquet"]
     with pytest.raises(
-        DataError, match=r"'dgslibisey/MuSiQue' cannot be had from the hub .*script"
+        DataError, match=r"'dgslibisey/MuSiQue' cannot be read from the hub .*script"
     ):
         open_examples("musique")
 
@@ -253,26 +253,28 @@ def test_an_unreachable_hub_is_one_sentence(
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(
-        DataError, match=r"'rajpurkar/squad' cannot be had.*not known.*go online"
+        DataError, match=r"'rajpurkar/squad' cannot be read.*not known.*go online"
     ) as e:
         open_examples("squad", streaming=streaming)
     assert "\n" not in str(e.value)
 
 
-def test_a_network_that_fails_midway_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_fails_midway_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def rows() -> Iterator[dict[str, Any]]:
         yield {"title": "Ada", "text": "one"}
         raise ConnectionError("reset by peer")
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: rows())
-    with pytest.raises(DataError, match=r"cannot be had from the hub \(reset by peer\); go online"):
+    with pytest.raises(
+        DataError, match=r"cannot be read from the hub \(reset by peer\); go online"
+    ):
         open_examples("squad", "cloze", streaming=True)
 
 
 # What decides the content
 
 
-def told(monkeypatch: pytest.MonkeyPatch, files: list[str]) -> list[Any]:
+def hub_answers(monkeypatch: pytest.MonkeyPatch, files: list[str]) -> list[Any]:
     asked: list[Any] = []
 
     def dataset_info(self: Any, repository: str, *, revision: str | None = None) -> Any:
@@ -285,7 +287,7 @@ def told(monkeypatch: pytest.MonkeyPatch, files: list[str]) -> list[Any]:
 
 
 def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, ["distractor/train-00000-of-00002.parquet"])
+    hub_answers(monkeypatch, ["distractor/train-00000-of-00002.parquet"])
     assert identify("hotpotqa") == {
         "data": "hotpotqa/hotpot_qa", "split": "validation", "revision": "commit of None"
     }  # fmt: skip
@@ -296,7 +298,7 @@ def test_a_name_is_identified_by_its_commit(monkeypatch: pytest.MonkeyPatch) -> 
         identify("qasper", "dev")
 
 
-@pytest.mark.parametrize("name", ROADS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_the_commit_that_is_named_is_read(fixtures: Path, hub: SimpleNamespace, name: str) -> None:
     hub.rows = hub_rows(fixtures, name)
     assert open_examples(name, split="train", revision=COMMIT).examples
@@ -331,7 +333,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("folder", [COMMIT, f"{COMMIT}{COMMIT[:24]}", "default"])
-def test_without_the_hub_a_name_is_identified_by_the_copy_here(
+def test_without_the_hub_a_name_is_identified_by_the_local_copy(
     offline: None, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     copy = SimpleNamespace(cache_files=[{"filename": f"/cache/0.0.0/{folder}/squad.arrow"}])
@@ -342,7 +344,7 @@ def test_without_the_hub_a_name_is_identified_by_the_copy_here(
     else:
         assert found["revision"] is None
         assert found["revision_unknown"] == (
-            "the hub is out of reach and the copy here names no commit"
+            "the hub is out of reach and the local copy names no commit"
         )
 
 
@@ -353,12 +355,12 @@ def test_without_the_hub_and_a_copy_a_name_is_refused(
         raise ConnectionError("Couldn't reach 'rajpurkar/squad' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError, match=r"cannot be had from the hub \(Couldn't reach.*go online"):
+    with pytest.raises(DataError, match=r"cannot be read from the hub \(Couldn't reach.*go online"):
         identify("squad")
 
 
 def test_a_script_is_identified_by_the_copy_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, ["hotpot_qa.py", "README.md"])
+    hub_answers(monkeypatch, ["hotpot_qa.py", "README.md"])
     assert identify("hotpotqa")["revision"] == "commit of refs/convert/parquet"
 
 

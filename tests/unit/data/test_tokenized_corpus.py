@@ -69,7 +69,7 @@ def test_a_corpus_is_tokenized_once(
     assert first.bounds.tolist() == second.bounds.tolist()
 
 
-def test_tokenizing_that_was_cut_off_is_done_again(
+def test_interrupted_tokenizing_is_done_again(
     path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
@@ -116,7 +116,7 @@ def interrupted(texts: Iterable[str], after: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("after", [1, 20, 70, 149])
 @pytest.mark.parametrize("limit", [None, 1000])
-def test_a_run_that_was_killed_goes_on_where_it_was(
+def test_a_killed_run_continues_where_it_stopped(
     write: Write,
     backbone: Backbone,
     tmp_path: Path,
@@ -146,7 +146,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
 
 
-def test_a_run_killed_while_parts_are_joined_goes_on(
+def test_a_run_killed_while_parts_are_joined_continues(
     path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
@@ -183,15 +183,15 @@ def test_a_corpus_without_tokens_is_refused(
             TokenizedCorpus.open(write("empty.jsonl", content), backbone, tmp_path / "cache")
 
 
-def test_a_corpus_that_ends_early_is_no_short_corpus(
+def test_a_corpus_that_ends_early_is_refused(
     path: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
     zstandard = pytest.importorskip("zstandard")
-    packed = tmp_path / "texts.jsonl.zst"
+    compressed = tmp_path / "texts.jsonl.zst"
     whole = zstandard.compress(path.read_bytes() * 100)
-    packed.write_bytes(whole[:-9])
+    compressed.write_bytes(whole[:-9])
     with pytest.raises(DataError, match=r"texts\.jsonl\.zst' cannot be read: .*ended before"):
-        TokenizedCorpus.open(packed, backbone, tmp_path / "cache")
+        TokenizedCorpus.open(compressed, backbone, tmp_path / "cache")
     assert not list((tmp_path / "cache").rglob("bounds.npy"))
 
 
@@ -219,7 +219,7 @@ def test_a_set_of_the_hub_is_streamed_at_one_commit(
     monkeypatch.setattr(tokenized_corpus, "PART", 1)
     monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 1)
     source = "hub:DKYoon/SlimPajama-6B"
-    with pytest.raises(DataError, match=r"'DKYoon/SlimPajama-6B' cannot be had .*reset by peer"):
+    with pytest.raises(DataError, match=r"'DKYoon/SlimPajama-6B' cannot be read .*reset by peer"):
         TokenizedCorpus.open(source, backbone, tmp_path / "cache", limit=500)
     tokens = TokenizedCorpus.open(source, backbone, tmp_path / "cache", limit=500)
     every = "".join(texts)
