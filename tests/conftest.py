@@ -1,4 +1,4 @@
-"""Tiny random models of every family, made here: no network, no downloads, seconds on a CPU."""
+"""Tiny random models of every family, built without network or downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from sedem import Document, SeDeM, SedemConfig
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 
@@ -38,7 +38,7 @@ RECIPE = (
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of single bytes: every text can be cut, every offset checked by eye."""
+    """A tokenizer of single bytes: it cuts every text, and offsets are easy to check."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: index + 2 for index, symbol in enumerate(alphabet)}
     tokenizer = Tokenizer(models.BPE(vocab={START: 0, END: 1, **vocabulary}, merges=[]))
@@ -58,7 +58,7 @@ def save_tiny(
     seed: int = 0,
     **changes: object,
 ) -> str:
-    """Write a tiny random backbone of a family; weights are large enough to matter."""
+    """Write a tiny backbone with random weights that are large enough to matter."""
     torch.manual_seed(seed)
     settings: dict[str, object] = {
         "vocab_size": 258,
@@ -84,7 +84,7 @@ def save_tiny(
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Makes folders of tiny backbones, each once a session."""
+    """Return a function that writes tiny backbones, each once per test session."""
     made: dict[str, str] = {}
 
     def make(family: str = "llama", **settings: object) -> str:
@@ -109,9 +109,9 @@ def backbone(tiny_folder: Callable[..., str]) -> Backbone:
     return open_backbone(tiny_folder())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(tiny_folder: Callable[..., str]) -> SedemConfig:
-    """A small shape on the tiny Llama: T=16, C=4, so four slots a segment."""
+    """A small shape on the tiny Llama: T=16, C=4, so four slots per segment."""
     return SedemConfig(
         encoder=tiny_folder(),
         extract_layers=(3,),
@@ -125,7 +125,7 @@ def config(tiny_folder: Callable[..., str]) -> SedemConfig:
 
 @pytest.fixture
 def model(config: SedemConfig, backbone: Backbone) -> SeDeM:
-    """A model with fresh parts, the same every time."""
+    """An untrained model, the same every time."""
     torch.manual_seed(1)
     return SeDeM(config, backbone, backbone).eval()
 
@@ -134,3 +134,9 @@ def model(config: SedemConfig, backbone: Backbone) -> SeDeM:
 def documents() -> list[Document]:
     """A lease and a recipe; the second has characters of several bytes."""
     return [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+
+
+@pytest.fixture
+def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
+    """The two documents, read by the model."""
+    return model.read(documents)

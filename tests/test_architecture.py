@@ -1,4 +1,4 @@
-"""The shape of the house: where modules stand, how long things are, and what never occurs."""
+"""Layers, sizes, documentation and forbidden calls of the package, and the layout of its tests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ each_module = pytest.mark.parametrize(
 )
 
 
-# Imports; who may import whom is kept by import-linter, which reads the layers of pyproject.toml
+# Imports; import-linter checks the layers of pyproject.toml
 
 
 def test_no_import_is_exempt_from_the_layers() -> None:
@@ -146,7 +146,7 @@ def undocumented(tree: ast.Module) -> list[str]:
 
 
 def unannotated(tree: ast.Module) -> list[str]:
-    """Functions of any kind with an argument or a result of no type; `__init__` has none."""
+    """Functions with an argument or a result without a type; `__init__` needs no result."""
     missing = []
     for node in functions(tree):
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -171,7 +171,7 @@ def test_public_things_are_documented_and_everything_is_annotated(module: Module
         "class Bank:\n    pass",
     ],
 )
-def test_a_missing_docstring_is_seen(source: str) -> None:
+def test_a_missing_docstring_is_found(source: str) -> None:
     assert undocumented(ast.parse(f"'''A module.'''\n{source}"))
     assert undocumented(ast.parse("x = 1")) == ["the module itself"]
 
@@ -180,23 +180,46 @@ def test_a_missing_docstring_is_seen(source: str) -> None:
     "source",
     ["def f(a) -> int: ...", "def f(a: int): ...", "def f(*a, **b) -> int: ...", "def f(): ..."],
 )
-def test_a_missing_annotation_is_seen(source: str) -> None:
+def test_a_missing_annotation_is_found(source: str) -> None:
     assert unannotated(ast.parse(source))
 
 
-def test_no_module_is_named_for_nothing() -> None:
+def test_no_module_has_an_empty_name() -> None:
     empty = {"util", "utils", "helper", "helpers", "manager", "core", "common", "misc", "base"}
     assert not {part for module in MODULES for part in module.name.split(".")} & empty
 
 
-# What never occurs
+# Tests
+
+
+UNIT_TESTS = Path(__file__).parent / "unit"
+WITHOUT_MODULE = {
+    "baselines.test_baseline_training": "trains every baseline with the training room",
+    "bench.test_bench": "runs the bench from command to document",
+    "evaluation.test_flops": "compares every stage of `cost` with torch's counter",
+    "method.test_direct": "runs the method without a decompressor, from reading to training",
+    "training.test_gradients": "compares the gradients of both stages with one appendix",
+}
+"""Test files of several modules, and why they are one file."""
+
+
+def test_a_unit_test_file_has_the_name_of_a_module() -> None:
+    tests = {
+        ".".join(path.relative_to(UNIT_TESTS).with_suffix("").parts)
+        for path in UNIT_TESTS.rglob("test_*.py")
+    }
+    without = {test for test in tests if test.replace("test_", "") not in NAMES}
+    assert without == WITHOUT_MODULE.keys(), "name the file after its module, or give a reason"
+
+
+# Forbidden imports and calls
 
 
 OPENERS = {"from_pretrained", "from_config"}
 
 
 def lacks_safe_options(call: ast.Call) -> Iterator[str]:
-    """Options that keep an opened backbone's code and pickles out, where a call leaves them out."""
+    """Options against foreign code and pickles that a call lacks."""
     owner, _, method = ast.unparse(call.func).rpartition(".")
     kind = owner.rpartition(".")[2]
     foreign = kind.startswith("Auto") or kind.startswith("Peft") or kind == "LoraConfig"
@@ -212,7 +235,7 @@ def lacks_safe_options(call: ast.Call) -> Iterator[str]:
 
 
 def forbidden(tree: ast.AST) -> Iterator[str]:
-    """What can run foreign code or writes past the log."""
+    """Imports and calls that can run foreign code, or print."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [a.name for a in node.names] + [str(getattr(node, "module", ""))]
@@ -257,7 +280,7 @@ def test_nothing_runs_foreign_code_or_prints(module: Module) -> None:
         "eval('1')",
     ],
 )
-def test_what_is_forbidden_is_seen(source: str) -> None:
+def test_forbidden_code_is_found(source: str) -> None:
     assert list(forbidden(ast.parse(source)))
     assert not list(forbidden(ast.parse("model.fingerprint()\nmodel.eval()\nrun.print_all()")))
 
@@ -271,7 +294,7 @@ def test_what_is_forbidden_is_seen(source: str) -> None:
         "SeDeM.from_pretrained(name)",
     ],
 )
-def test_what_opens_safely_is_allowed(source: str) -> None:
+def test_safe_opening_is_allowed(source: str) -> None:
     assert not list(forbidden(ast.parse(source)))
 
 

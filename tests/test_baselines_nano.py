@@ -1,4 +1,4 @@
-"""The baselines that travel with sedem: each answers by its name alone, and is small."""
+"""The baselines that ship with sedem: each answers by its name, and is small."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SQUAD = Path(__file__).parent / "fixtures" / "squad.json"
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_listed_method_answers_without_a_checkpoint_named(
+def test_every_listed_method_answers_with_its_default_checkpoint(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -39,7 +39,7 @@ def test_every_listed_method_answers_without_a_checkpoint_named(
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_they_travel_small_and_bring_no_backbone(method: str) -> None:
+def test_shipped_checkpoints_are_small_and_contain_no_backbone(method: str) -> None:
     files = [path for path in locate(default_checkpoint(method)).rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 2_000_000
     assert {path.suffix for path in files} == {".json", ".safetensors", ".md"}
@@ -50,8 +50,10 @@ DOCUMENTS = [Document("lease", "The rent is 900 euros, due on the third. Pets ne
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_what_is_within_the_rank_is_kept(method: str, tiny_folder: Callable[..., str]) -> None:
-    """Adapters of rank 4 at rank 4 and 8, and Beacon's projections at all their rank, stay."""
+def test_an_update_within_the_rank_is_preserved(
+    method: str, tiny_folder: Callable[..., str]
+) -> None:
+    """Adapters of rank 4 survive at ranks 4 and 8, Beacon's projections at full rank."""
     trained = make(method, tiny_folder())
     for rank in (32, 40) if method == "beacon" else (4, 8):
         small = shrunk(trained, open_backbone(tiny_folder()), rank).eval()
@@ -59,13 +61,13 @@ def test_what_is_within_the_rank_is_kept(method: str, tiny_folder: Callable[...,
         assert (one.text, one.conditioning) == (other.text, other.conditioning)
 
 
-def test_a_rank_that_would_change_the_scale_is_refused(tiny_folder: Callable[..., str]) -> None:
+def test_a_rank_that_would_change_the_scale_is_rejected(tiny_folder: Callable[..., str]) -> None:
     trained = make("icae", tiny_folder(), lora_rank=8, lora_alpha=4)
     with pytest.raises(ConfigError, match="rank is 3, but alpha 4 of rank 8 would not stay"):
         shrunk(trained, open_backbone(tiny_folder()), 3)
 
 
-def test_what_is_cut_is_the_least_that_can_be(tiny_folder: Callable[..., str]) -> None:
+def test_the_loss_of_a_lower_rank_is_minimal(tiny_folder: Callable[..., str]) -> None:
     trained = make("icae", tiny_folder())
     small = shrunk(trained, open_backbone(tiny_folder()), 2)
     name = "model.layers.0.self_attn.q_proj.lora_{}.default.weight"

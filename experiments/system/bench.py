@@ -9,6 +9,7 @@ from typing import Any
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.variants import main_model
+from sedem.config import DEFAULT_MODEL
 from sedem.evaluation.registry import METHODS as EVERY
 
 CONTEXTS = {
@@ -79,8 +80,8 @@ def measure_bench(
         contexts=contexts[scale.name],
         blocks=BLOCKS.get(scale.name, ()) if kind == "bench" else (),
         batches=BATCHES[scale.name] if kind == "batches" else (),
-        memory=SLOT_TYPES if kind == "memories" else Plan.memory,
-        checkpoint=str(checkpoint or Plan.checkpoint),
+        memory=SLOT_TYPES if kind == "memories" else ("bfloat16",),
+        checkpoint=str(checkpoint or DEFAULT_MODEL),
         backbone=backbone or None,
         runs=1 if scale.name == "smoke" else 20,
         answer_tokens=ANSWER_TOKENS[scale.name],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sedem.data.examples import Example
-    from sedem.training.run import Stage1Recipe
+    from sedem.training.stages import Stage1Recipe
 
 
 def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
@@ -25,14 +25,15 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     from torch.utils.data import Subset
 
     from sedem import SeDeM
-    from sedem.data.windows import Tokens, Windows
+    from sedem.data.tokenized_corpus import TokenizedCorpus
+    from sedem.data.windows import Windows
     from sedem.evaluation.continuation import continuation_losses
     from sedem.provenance import provenance
 
     source, dtype = recipe.text, recipe.optimization.backbone_dtype
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     path = Path(recipe.data_root) / source.path
-    corpus = Tokens.of(path, model.encoder, Path(recipe.cache), source.exclude_titles)
+    corpus = TokenizedCorpus.open(path, model.encoder, Path(recipe.cache), source.exclude_titles)
     held_out = range(len(corpus) - source.held_out, len(corpus))
     windows = Windows(corpus, model.config.segment_length, source.continuation, 0, held_out)
     chosen = Subset(windows, range(min(source.evaluation_windows, len(windows))))
@@ -61,16 +62,17 @@ def answer_losses(
     from sedem.data.examples import ExampleSet
     from sedem.evaluation.metrics import summarize
     from sedem.provenance import provenance
-    from sedem.training.prepare import Collator, Prepared
+    from sedem.training.block_batch import BlockCollator
+    from sedem.training.block_dataset import BlockDataset
     from sedem.training.stage2 import Stage2, Stage2Losses
 
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
-    prepared = Prepared(model, answer_limit=128)
-    prepared.add(ExampleSet("questions", list(examples)), "evidence")
-    collator = Collator(prepared, max_blocks=blocks, budgets=[k], seed=0, cache=None)
+    dataset = BlockDataset(model, answer_limit=128)
+    dataset.add(ExampleSet("questions", list(examples)), "evidence")
+    collator = BlockCollator(dataset, max_blocks=blocks, budgets=[k], seed=0, cache=None)
     stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="gold"), collator).eval()
     with torch.no_grad():
-        values = [float(stage(**stage.collate([item]))["answer"]) for item in prepared.items]
+        values = [float(stage(**stage.collate([item]))["answer"]) for item in dataset.items]
     weights = model.mixture.weights().tolist()
     mixture = dict(zip(map(str, model.config.extract_layers), weights, strict=True))
     return {"answer_loss": summarize(values, digits=4), "mixture": mixture} | provenance()
@@ -124,6 +126,6 @@ def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
         ranks = normalized_effective_rank(
             slots_MD.float()
             for context in contexts
-            for slots_MD in reader.remember(reader.backbone.token_ids(context)).content.states
+            for slots_MD in reader.compress(reader.backbone.token_ids(context)).content.states
         )
     return {"effective_rank": ranks} | provenance()

@@ -19,6 +19,7 @@ from experiments.system.training import (
 from experiments.system.variants import Variant
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation.registry import default_checkpoint
+from sedem.evaluation.results import write_json
 
 if TYPE_CHECKING:
     from sedem.data.examples import Example
@@ -39,9 +40,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
     result = MEASURES[cell.measure](cell, scale, data)
     path = results_of(scale) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_json(path, result)
 
 
 def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def _variant(cell: Cell) -> Variant:
 def _memory(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.losses import memory_losses
     from sedem.training.recipe import load_recipe
-    from sedem.training.run import Stage1Recipe
+    from sedem.training.stages import Stage1Recipe
 
     folder = stage1_checkpoint(_variant(cell), scale, data)
     recipe = load_recipe(Stage1Recipe, folder.parent / "recipe.yaml")

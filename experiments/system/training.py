@@ -156,7 +156,7 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
 def _run(recipe_file: Path, overrides: list[str]) -> Path:
     """The folder of a recipe's run, trained if it is not finished."""
     from sedem.training.recipe import load_recipe
-    from sedem.training.run import STAGES
+    from sedem.training.stages import STAGES
 
     kind, train = STAGES[recipe_file.stem.split("-")[0]]
     recipe = load_recipe(kind, recipe_file, overrides)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,7 +136,7 @@ def shrunk(trained: TrainedReader, backbone: Backbone, rank: int) -> TrainedRead
     Raises:
         ConfigError: the adapters' alpha would not be a whole number at this rank.
     """
-    config: Any = replace(trained.config, backbone=NAMED_BACKBONE)
+    config: Any = trained.config.with_changes(backbone=NAMED_BACKBONE)
     if config.lora_rank:
         # Adapters are multiplied by alpha / rank, which must not change.
         alpha, rest = divmod(config.lora_alpha * rank, config.lora_rank)
@@ -146,9 +145,9 @@ def shrunk(trained: TrainedReader, backbone: Backbone, rank: int) -> TrainedRead
                 f"rank is {rank}, but alpha {config.lora_alpha} of rank {config.lora_rank} would "
                 "not stay a whole number; choose another rank"
             )
-        config = replace(config, lora_rank=rank, lora_alpha=alpha)
+        config = config.with_changes(lora_rank=rank, lora_alpha=alpha)
     if trained.name == "beacon":
-        config = replace(config, rank=rank)
+        config = config.with_changes(rank=rank)
     small = type(trained)(config, backbone)
     for (down, up), narrow in zip(_factors(trained.backbone), _factors(backbone), strict=True):
         _fill(narrow, up @ down)

@@ -1,7 +1,7 @@
 """SeDeM: long-context question answering over hidden-state memories.
 
-A frozen language model reads a document once into compact memory blocks; a question selects K of
-them; only those are decompressed into hidden states and injected at a middle layer of the decoder,
+A frozen language model reads documents once into compact memory blocks. A question selects K of
+them. Only those are decompressed into hidden states and injected at a middle layer of the decoder,
 which answers.
 
 The dimension key, used in docstrings and as suffixes of tensors:
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Importing torch takes seconds; `import sedem` and `sedem --help` do not.
+    # Imported when used: torch takes seconds, and `import sedem` and `sedem --help` must not.
     if name in _HOMES:
         return getattr(importlib.import_module(f"sedem.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'sedem' has no attribute '{name}'")

@@ -1,12 +1,12 @@
-"""What can go wrong, in words: every message says what was given, what is needed and what to do."""
+"""Errors of sedem. Each message says what was given, what is needed and what to do."""
 
 
 class SedemError(Exception):
-    """Root of all errors that sedem raises on purpose; the CLI prints them as one line."""
+    """Base class of all errors that sedem raises on purpose; the CLI prints them as one line."""
 
 
 class ConfigError(SedemError):
-    """A setting, a recipe or a backbone layout that cannot work."""
+    """A setting, a recipe or a backbone layout that cannot be used."""
 
 
 class DataError(SedemError):
@@ -14,7 +14,7 @@ class DataError(SedemError):
 
 
 class CheckpointError(SedemError):
-    """A checkpoint that is truncated, foreign or incomplete."""
+    """A checkpoint that is damaged, incomplete or of another kind."""
 
 
 class BankError(SedemError):
@@ -22,4 +22,4 @@ class BankError(SedemError):
 
 
 class BankMismatchError(BankError):
-    """A memory bank that another model built; its memory means nothing to this one."""
+    """A memory bank that another model built; this model cannot use its memory."""

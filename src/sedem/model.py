@@ -1,4 +1,4 @@
-"""SeDeM: the parts joined. Read documents once into a bank, then answer from K of its blocks."""
+"""SeDeM: read documents once into a bank, then answer questions from K of its blocks."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ GREEDY = Decoding()
 
 
 class SeDeM(SedemModules):
-    """Selective decompression of hidden-state memories.
+    """Selective Decompression of Hidden-State Memories: a model that reads, selects and answers.
 
     Args:
-        config: the shape.
+        config: layers and sizes.
         encoder: the backbone that reads.
         decoder: the backbone that answers; the same object in the same-backbone setting.
-        name: what answers are signed with.
-        source: where it was opened from, for banks to remember.
+        name: its name in answers.
+        source: where it was opened from, to be recorded in banks.
 
     Raises:
-        ConfigError: a layer of the configuration is not in a backbone.
+        ConfigError: a backbone lacks a layer that the configuration names.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class SeDeM(SedemModules):
         """Read documents once; no question is needed.
 
         Args:
-            documents: texts with names that differ.
-            progress: called with segments done and segments in all, after every batch.
+            documents: texts with distinct names.
+            progress: called after every batch with the number of segments done and of all.
 
         Raises:
-            DataError: there are none, two have one name, or one has no tokens.
+            DataError: there are no documents, two have the same name, or one has no tokens.
         """
         return read(self, self.engine, documents, source=self.source, progress=progress)
 
     # Answering
 
     @overload
-    def answer(  # type: ignore[overload-overlap]  # a str is no list of questions
+    def answer(  # type: ignore[overload-overlap]  # a str is not a list of questions
         self,
         memory: MemoryBank,
         question: str,
@@ -111,15 +111,15 @@ class SeDeM(SedemModules):
 
         Args:
             memory: the bank.
-            question: one question, or a list for a list of answers.
-            k: how many blocks to use, "all" for the full bank; None means the model's own.
-            decoding: limit, sampling and stop strings; greedy as it stands.
+            question: one question, or a list of questions for a list of answers.
+            k: number of blocks to use, or "all"; None means the model's default.
+            decoding: limit, sampling and stop strings; the default is greedy.
             blocks: use exactly these blocks instead of selecting.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
-            ConfigError: k is not a budget, or its states exceed the decoder's positions.
+            ConfigError: k is not a valid number, or its states exceed the decoder's positions.
         """
         if isinstance(question, str):
             return self.answer_requests([Request(memory, question, k, blocks)], decoding)[0]
@@ -135,7 +135,7 @@ class SeDeM(SedemModules):
     def answer_requests(
         self, requests: Sequence[Request], decoding: Decoding = GREEDY
     ) -> list[Answer]:
-        """Answer questions as one batch; banks, K and prompt lengths may differ."""
+        """Answer requests as one batch; they may differ in bank, K and length."""
         answering = respond(self, self.engine, requests, decoding, self.name)
         while True:
             try:
@@ -151,16 +151,16 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
     ) -> AnswerStream:
-        """Answer one question piece by piece.
+        """Answer one question in pieces of text; arguments as in `answer`.
 
         Returns:
-            An iterator of text; when it is exhausted its `answer` is what `answer()` returns.
+            An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
         requests = [Request(memory, question, k)]
         return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
     def scores(self, memory: MemoryBank, question: str) -> Tensor:
-        """The selector's score of every block `[N]` for one question, in fp32."""
+        """Return the selector's score of every block `[N]` for one question, in float32."""
         memory.check_made_by(self.fingerprint())
         states = encode_questions(self, self.engine, [question])
         return score_questions(self.selector, memory, *states)[0].cpu()
@@ -181,16 +181,17 @@ class SeDeM(SedemModules):
         """Open a checkpoint.
 
         Args:
-            name: a folder or a hub id.
+            name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id.
             revision: hub revision.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
-            device: None means a GPU if there is one.
+            device: where to put the model; None means a GPU if there is one.
             attention: "sdpa" or "eager".
-            engine: "auto", or one of `engine.open_engine`. All but "eager" fuse and merge weights
-                once, for a model that is not trained further.
+            engine: "auto" or another name of `engine.open`. All but "eager" fuse and merge weights
+                once, so the model cannot be trained further.
 
         Raises:
-            CheckpointError: it is missing, incomplete or of another shape; nothing is left random.
+            CheckpointError: it is missing or incomplete, or weights have another shape; no weight
+                is ever left random.
             ConfigError: its settings or its backbone cannot be used.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -200,7 +201,7 @@ class SeDeM(SedemModules):
         encoder, decoder = checkpoint.open_backbones(
             config, folder, dtype=dtype, device=device, attention=attention
         )
-        # A bank remembers its model's folder; it may be asked from elsewhere.
+        # Absolute, since banks record it and may be asked from another folder.
         source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
         model = cls(config, encoder, decoder, Path(name).resolve().name, source)
         checkpoint.read_weights(folder, model.parts())
@@ -218,21 +219,23 @@ class SeDeM(SedemModules):
         """Write a checkpoint.
 
         Args:
-            folder: where to.
-            with_backbone: copy the encoder's folder into it, for a small backbone that is to travel
-                with its checkpoint; one that came inside a checkpoint always does.
-            int8: a quarter of the size: trained matrices as int8 rows with a scale a row, adapters
-                as bfloat16. Rounding changes the weights, so their banks are another model's.
+            folder: the checkpoint's folder.
+            with_backbone: copy the backbone's folder into it. A backbone that came inside a
+                checkpoint is always copied.
+            int8: store trained matrices as int8 rows with one scale each, and adapters as
+                bfloat16: a quarter of the size. Rounding changes the weights, so banks of this
+                model are not banks of the rounded one.
 
         Raises:
-            ConfigError: the backbone cannot travel, because it is no folder or there are two.
+            ConfigError: the backbone cannot be copied, because it is not a folder or there are
+                two.
         """
         inside = self.config.encoder == checkpoint.BACKBONE
         backbone = Path(self.encoder.name) if with_backbone or inside else None
         if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
             raise ConfigError(
-                f"backbone '{self.encoder.name}' cannot travel with the checkpoint; that needs one "
-                "backbone in a folder here"
+                f"backbone '{self.encoder.name}' cannot be copied into the checkpoint; that needs "
+                "one backbone in a local folder"
             )
         checkpoint.write(
             Path(folder), self.config, self.parts(), self.decoder, backbone=backbone, int8=int8
@@ -250,14 +253,14 @@ class SeDeM(SedemModules):
         """Upload the checkpoint to the hub.
 
         Args:
-            repo_id: where to, as "owner/name"; it is made if it is not there.
-            private: who may see a repository that is made.
-            token: of the hub; None means the one that is logged in.
+            repo_id: the repository, as "owner/name"; it is created if it does not exist.
+            private: whether a repository that is created is private.
+            token: access token; None means that of the logged-in user.
             with_backbone: as in `save_pretrained`.
             int8: as in `save_pretrained`.
 
         Returns:
-            The address of the commit.
+            The URL of the commit.
         """
         api = HfApi(token=token)
         api.create_repo(repo_id, private=private, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Machine, versions and commit: what stands beside every result."""
+"""The machine, package versions and commit that are recorded with every result."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PACKAGES = ("sedem", "torch", "transformers", "peft", "accelerate")
 
 
 def provenance(device: torch.device | None = None) -> dict[str, Any]:
-    """JSON-ready facts about this process.
+    """Facts about this process, as values for JSON.
 
     Args:
-        device: that its work runs on; None means a GPU if there is one.
+        device: where the work runs; None means a GPU if there is one.
     """
     on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
     return {
@@ -52,7 +52,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> dict[str, Any] | None:
-    """The commit of the source tree that this code runs from; None when it is installed."""
+    """The commit of the source tree that this code runs from; None for an installed package."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -60,7 +60,7 @@ def _commit() -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # A source tree inside somebody else's repository is not ours to name.
+        # Fails if the repository around this file is not that of sedem.
         git("ls-files", "--error-unmatch", Path(__file__).name)
         return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):

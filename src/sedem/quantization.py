@@ -1,4 +1,4 @@
-"""Vectors in few bytes: bfloat16 as they are, or int8 or fp8 with one scale a vector.
+"""Stored vectors: bfloat16, or int8 and fp8 with one scale per vector.
 
 Letters: D width of a vector.
 """
@@ -20,7 +20,7 @@ DTYPES = {
     "int8": torch.int8,
     "fp8": torch.float8_e4m3fn,
 }
-"""What a bank's slots, and keys that are kept, can be stored as."""
+"""Types in which a bank can store slots and keys, by name."""
 
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _SMALLEST = 1e-12
@@ -29,12 +29,11 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Quantized:
-    """Some vectors as they are kept.
+    """Stored vectors, with a scale each where their type needs one.
 
     Attributes:
         values: `[..., D]`.
-        scales: what each vector's values are multiplied by, `[...]` in float32; None where the
-            values stand for themselves.
+        scales: factors of the vectors `[...]` in float32; None for a type that needs none.
     """
 
     values: Tensor
@@ -44,7 +43,7 @@ class Quantized:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Quantized:
-        """Some of the vectors, by an index of their leading dimensions."""
+        """Select vectors by an index of their leading dimensions."""
         return Quantized(self.values[index], None if self.scales is None else self.scales[index])
 
     @property
@@ -53,56 +52,66 @@ class Quantized:
         return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def dequantize(self) -> Tensor:
-        """The vectors `[..., D]`: as they are, or in float32 where they have scales."""
+        """The vectors `[..., D]`, in float32 if they have scales, else as they are stored."""
         if self.scales is None:
             return self.values
         return self.values.float() * self.scales[..., None]
 
     def cast(self, dtype: str) -> Quantized:
-        """The same vectors stored as another type; as they are where the type is theirs already."""
+        """Store the vectors as another type; the same object if they have it already.
+
+        Raises:
+            ConfigError: there is no such type.
+        """
         if self.values.dtype == DTYPES[check_dtype(dtype)]:
             return self
         return quantize(self.dequantize(), dtype)
 
     def to(self, device: torch.device) -> Quantized:
-        """The same on another device."""
+        """Copy to a device."""
         scales = None if self.scales is None else self.scales.to(device)
         return Quantized(self.values.to(device), scales)
 
 
 def quantize(vectors: Tensor, dtype: str) -> Quantized:
-    """Round vectors `[..., D]` to a type; the largest value of each meets the type's largest.
+    """Round vectors to a type; the largest value of each maps to the largest of the type.
+
+    Args:
+        vectors: `[..., D]`.
+        dtype: a name in `DTYPES`.
 
     Raises:
         ConfigError: there is no such type.
     """
-    kind = DTYPES[check_dtype(dtype)]
-    if kind not in _LARGEST:
-        return Quantized(vectors.to(kind))
+    torch_dtype = DTYPES[check_dtype(dtype)]
+    if torch_dtype not in _LARGEST:
+        return Quantized(vectors.to(torch_dtype))
     exact = vectors.float()
-    # A vector of zeros, such as a slot of padding, stays one.
-    scales = exact.abs().amax(-1).clamp_min(_SMALLEST) / _LARGEST[kind]
+    # Clamped, so that a vector of zeros, such as a slot of padding, stays zero.
+    scales = exact.abs().amax(-1).clamp_min(_SMALLEST) / _LARGEST[torch_dtype]
     units = exact / scales[..., None]
-    return Quantized((units.round() if kind == torch.int8 else units).to(kind), scales)
+    if torch_dtype == torch.int8:
+        units = units.round()
+    return Quantized(units.to(torch_dtype), scales)
 
 
 def join(parts: Sequence[Quantized]) -> Quantized:
-    """Vectors of one type, one part after the other."""
+    """Concatenate vectors of one type along the first dimension."""
     scales = [part.scales for part in parts if part.scales is not None]
     return Quantized(torch.cat([p.values for p in parts]), torch.cat(scales) if scales else None)
 
 
 def vector_bytes(width: int, dtype: str) -> int:
-    """Bytes of one vector, its scale included."""
-    kind = DTYPES[dtype]
-    return width * kind.itemsize + (_SCALE_BYTES if kind in _LARGEST else 0)
+    """Bytes of one vector of `width` values, its scale included."""
+    torch_dtype = DTYPES[dtype]
+    return width * torch_dtype.itemsize + (_SCALE_BYTES if torch_dtype in _LARGEST else 0)
 
 
 def check_dtype(dtype: str) -> str:
-    """Refuse what is no type of stored vectors.
+    """Return the name of a type of stored vectors, if there is one.
 
     Raises:
-        ConfigError: with the types that there are.
+        ConfigError: there is no such type, with those that there are.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"vectors cannot be stored as '{dtype}'; use {', '.join(DTYPES)}")

@@ -1,4 +1,4 @@
-"""What every method speaks: documents in, answers with their sources out."""
+"""Types that all methods share: documents, answers with citations, and the reader protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from sedem.errors import DataError
 
 @dataclass(frozen=True)
 class Document:
-    """A named text. `name` is what citations show; within one bank it is unique."""
+    """A named text.
+
+    Attributes:
+        name: shown in citations; unique within a bank.
+        text: what is read.
+
+    Raises:
+        DataError: name or text is empty or not Unicode text.
+    """
 
     name: str
     text: str
@@ -33,7 +41,7 @@ def check_documents(documents: Sequence[Document]) -> None:
     """Refuse documents that cannot be read together.
 
     Raises:
-        DataError: there are none, or two have one name.
+        DataError: there are none, or two have the same name.
     """
     if not documents:
         raise DataError("there is nothing to read; give at least one document")
@@ -42,42 +50,48 @@ def check_documents(documents: Sequence[Document]) -> None:
         raise DataError(f"{count} documents are named '{name}'; give each document once")
 
 
-def check_tokens(found: object) -> None:
-    """Refuse a text in which a tokenizer found nothing.
+def check_tokens(tokens: object) -> None:
+    """Refuse a text without tokens.
+
+    Args:
+        tokens: falsy if the tokenizer found none.
 
     Raises:
-        DataError: there are no tokens.
+        DataError: there are none.
     """
-    if not found:
+    if not tokens:
         raise DataError("the text has no tokens; give a document with words in it")
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Refuse text with halves of surrogate pairs, which no file and no tokenizer can hold.
+    """Refuse text with halves of surrogate pairs, which no file or tokenizer can represent.
+
+    Args:
+        text: the text.
+        what: what it is, for the message.
 
     Raises:
-        DataError: with the place.
+        DataError: there is one, with its place.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
             f"{what} is not Unicode text ({text[error.start]!a} at character {error.start}); "
-            "decode it with its right encoding"
+            "decode it with the right encoding"
         ) from None
 
 
 @dataclass(frozen=True)
 class Citation:
-    """One span that an answer was conditioned on; `text` is exactly `document_text[start:end]`.
+    """A span that conditioned an answer; `text` is exactly `document_text[start:end]`.
 
     Attributes:
-        rank: 1 for the block with the highest score, or for the first one where nothing is scored.
+        rank: 1 for the block with the highest score, or for the first one if none has a score.
         document: name of the document.
         start: first character of the span.
         end: character after the span.
-        score: the selector's score of the block; None where the method selects nothing and reads
-            everything in order.
+        score: the selector's score of the block; None if the method reads everything in order.
         text: the span.
     """
 
@@ -90,30 +104,27 @@ class Citation:
 
 
 Span = tuple[str, int, int]
-"""Name of a document, first character, character after the last."""
+"""Name of a document, first character of the span, character after the span."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer and what it stands on.
-
-    What it cost is None where a reader does not tell.
+    """An answer, its sources and its costs; a cost that a reader does not report is None.
 
     Attributes:
         text: the answer, stripped of surrounding white space.
-        citations: the spans that conditioned it, best first, or in order where none has a score.
-        k: how many blocks were used.
-        blocks: how many blocks the memory holds.
+        citations: the spans that conditioned it, best first, or in order if none has a score.
+        k: number of blocks that were used.
+        blocks: number of blocks in the memory.
         timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always there.
         finish_reason: "end" (the model ended it), "stop" (a stop string) or "length" (the limit).
-        cut: one sentence for each thing that was left out or cut off; empty when nothing was.
+        cut: one sentence for each part that was left out or cut off; empty if none was.
         model: name of the model that answered.
         conditioning: positions that the decoder's upper layers saw before the first answer token:
-            restored states and prompt, or context and prompt where all layers read text.
-        stored_bytes: what the memory keeps to answer from, for all its documents.
-        context_tokens: tokens of all its documents.
-        ranking: every block of the memory, best first, where that was asked for; not part of the
-            JSON.
+            restored states and prompt, or context and prompt if all layers read text.
+        stored_bytes: bytes that the memory keeps to answer from, for all documents.
+        context_tokens: tokens of all documents.
+        ranking: every block of the memory, best first, on request; not part of the JSON.
     """
 
     text: str
@@ -130,7 +141,7 @@ class Answer:
     ranking: tuple[Span, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as JSON-ready values; the text goes under "answer"."""
+        """The answer as values for JSON; its text has the key "answer"."""
         fields = asdict(replace(self, ranking=None))
         del fields["ranking"]
         fields["timings"] = dict(self.timings)
@@ -138,10 +149,10 @@ class Answer:
 
 
 class Reader(Protocol):
-    """What every method of the field can do: read documents once, then answer about them.
+    """A method that reads documents once, then answers questions about them.
 
-    The boundary between the two calls is what makes times comparable: `read` and `answer` together
-    are the online protocol, `answer` alone is the prebuilt one.
+    The boundary between the two calls makes times comparable: `read` and `answer` together are the
+    online protocol, `answer` alone is the prebuilt one.
     """
 
     name: str
@@ -151,12 +162,12 @@ class Reader(Protocol):
         ...
 
     def answer(self, memory: Any, question: str) -> Answer:
-        """Answer one question about what was read."""
+        """Answer one question about the documents that were read."""
         ...
 
 
 class StreamingReader(Reader, Protocol):
-    """A reader that can also give its answer piece by piece."""
+    """A reader that can also give an answer piece by piece."""
 
     def stream(self, memory: Any, question: str) -> Iterator[str]:
         """Yield the answer as pieces of text whose concatenation is the answer."""

@@ -1,4 +1,4 @@
-"""`sedem bench`: its table, its JSON and plots, and its errors."""
+"""`sedem bench`: output, stored results and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bench(*words: object) -> Result:
     return CliRunner().invoke(app, ["bench", *map(str, words)])
 
 
-def test_a_bench_is_printed_saved_and_plotted(
+def test_a_bench_is_printed_stored_and_plotted(
     model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "measure_ceilings", lambda *_: command.Ceilings(1e10, 1e11))
@@ -45,11 +45,11 @@ def test_a_bench_is_printed_saved_and_plotted(
     ("words", "message"),
     [
         (["nothing"], "there is no method 'nothing'; there are sedem"),
-        (["--context", "0"], "a context of 0 tokens"),
+        (["--context", "0"], "contexts[0] is 0; a context can have 1 to"),
         (["sedem", "-k", "none"], "k is 'none'"),
         (["sedem", "--runs", "0"], "runs is 0"),
         (["sedem", "--text", "nowhere.txt"], "there is no file 'nowhere.txt'"),
-        (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is no folder here"),
+        (["sedem", "-m", "/nowhere/at/all"], "checkpoint '/nowhere/at/all' is not a local folder"),
         (["sedem", "--out", "/dev/null/out"], "'/dev/null/out' cannot be a folder for results"),
     ],
 )

@@ -321,7 +321,14 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
     assert succeeds("bank", "verify", "b.bank") == "b.bank: all is well\n"
     assert prints_json("ask", "b.bank", RENT, "--json")["stored_bytes"] == packed["memory_bytes"]
     succeeds("build", "b.bank", "lease.txt", "--dtype", "int8")
-    refused("build", "b.bank", "lease.txt", "--dtype", "fp8", words="stores its slots as int8, fp8")
+    refused(
+        "build",
+        "b.bank",
+        "lease.txt",
+        "--dtype",
+        "fp8",
+        words="stores its slots as int8, not as fp8",
+    )
     refused("build", "b.bank", "lease.txt", "--keys", "int4", words="use bfloat16, int8, fp8")
 
 
@@ -492,7 +499,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
         words = r"'lease\.txt' is a file; a checkpoint is a folder"
     else:
         broken = Path("no-such-model")
-        words = "checkpoint 'no-such-model' is neither a folder here nor to be had from the hub"
+        words = "checkpoint 'no-such-model' is neither a local folder nor available from the hub"
     refused("build", "a.bank", "lease.txt", "-m", broken, words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
 
@@ -963,8 +970,8 @@ def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, traine
         ),
         (["longllmlingua", "-k", "all"], "k is 'all', but longllmlingua has no k; leave it out"),
         (["longllmlingua", "--shift", "4"], "shift is 4, but longllmlingua has no shift"),
-        (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
-        (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a folder here nor"),
+        (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
+        (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

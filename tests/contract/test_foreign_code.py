@@ -23,7 +23,7 @@ from sedem.errors import CheckpointError
 ARTICLES = Path(__file__).parents[1] / "fixtures" / "articles.jsonl"
 CONSENT = "y\ny\ny\ny\n"
 QUESTION = "What is the rent?"
-OWN_CODE = "wants to run its own code, which sedem never does; give one whose"
+OWN_CODE = "needs code of its own, which sedem never runs; choose one whose"
 
 
 @pytest.fixture(autouse=True)

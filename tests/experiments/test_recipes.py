@@ -15,7 +15,7 @@ from experiments.system.variants import main_model, supervision
 from sedem.baselines.registry import TRAINED
 from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
-from sedem.training.run import Stage2Recipe
+from sedem.training.stages import Stage2Recipe
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -19,15 +19,15 @@ import torch
 
 from sedem import SedemConfig
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.run import (
+from sedem.training.stage1 import Stage1Losses
+from sedem.training.stage2 import Stage2Losses
+from sedem.training.stages import (
     Stage1Recipe,
     Stage2Data,
     Stage2Recipe,
     train_stage1,
     train_stage2,
 )
-from sedem.training.stage1 import Stage1Losses
-from sedem.training.stage2 import Stage2Losses
 
 HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures"

@@ -13,15 +13,15 @@ from sedem import Document, SeDeM, SedemConfig
 from sedem.data import custom_questions as own
 from sedem.data.examples import Evidence, Example
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.run import (
+from sedem.training.stage1 import Stage1Losses
+from sedem.training.stage2 import Stage2Losses
+from sedem.training.stages import (
     Stage1Recipe,
     Stage2Data,
     Stage2Recipe,
     train_stage1,
     train_stage2,
 )
-from sedem.training.stage1 import Stage1Losses
-from sedem.training.stage2 import Stage2Losses
 
 RENT = "The flat in Mill Lane is let from May. The rent is 900 euros a month, due on the third."
 CAKE = "Take two eggs and flour. Beat the eggs first and bake for 25 minutes."

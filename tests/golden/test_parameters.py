@@ -109,7 +109,7 @@ def test_two_backbones_cost_a_projection_between_their_widths() -> None:
     assert counts["selector"] == 2048 * 3072 + 3072 * 3072 + 2 * 2048 + 2 * 3072
 
 
-def test_a_backbone_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_backbone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not known; give llama-3\.2-1b, llama-3\.2-3b"):
         cost(str(tmp_path / "nothing"))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
@@ -194,7 +194,7 @@ def test_flops_grow_with_tokens_as_the_formula_says_for_the_papers_layer() -> No
     assert flops["read"] == 11 * (2 * 129 * weights + 4 * seen * 2048) + 2 * 32 * 2048 * 2048
 
 
-def test_stages_are_counted_for_the_work_that_is_done() -> None:
+def test_every_stage_is_counted() -> None:
     few, many = (cost("llama-3.2-1b", Workload(k=k))["flops"] for k in (2, 8))
     assert few["read"] == many["read"]
     assert few["select"] == many["select"]

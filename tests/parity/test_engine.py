@@ -1,4 +1,4 @@
-"""The fast path against the reference, for every family: the same answers, the same memory."""
+"""The static engine against the reference, for every family: the same answers and memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave, and
 def build(
     folder: str, *, rank: int = 4, dtype: torch.dtype = torch.float32, **changes: object
 ) -> SeDeM:
-    """A model with adapters that matter; the same every time."""
+    """A model with random adapters, the same every time."""
     settings: dict[str, object] = {
         "extract_layers": (3,),
         "inject_layer": 2,
@@ -78,7 +78,7 @@ def folder(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> s
 
 
 def requests(model: SeDeM) -> list[Request]:
-    """Rows of other banks, other K and other lengths; some blocks are short."""
+    """Rows of different banks, K and lengths; some blocks are short."""
     both = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
     short = model.read([Document("short.txt", "Short."), Document("one.txt", "1 2 3 4 5 6 7 8 9")])
     lease, recipe, pets, leave = QUESTIONS
@@ -147,7 +147,7 @@ def test_bfloat16_is_about_as_exact_as_eager_attention_and_sdpa(folder: str) -> 
     def error(logits: Tensor) -> float:
         return float((logits - truth).pow(2).mean().sqrt())
 
-    # Nearly the same distance from the truth, and not much farther from one than the other is.
+    # Nearly the same distance from float32, and not much farther from sdpa than eager attention is.
     assert error(fast) <= 1.25 * max(error(reference), error(other))
     apart = float((fast - reference).pow(2).mean().sqrt())
     assert apart <= 1.5 * max(error(reference), float((other - reference).pow(2).mean().sqrt()))

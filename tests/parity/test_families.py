@@ -52,7 +52,7 @@ def windowed_folder(request: pytest.FixtureRequest, tiny_folder: Callable[..., s
 
 @pytest.fixture(params=ATTENTION)
 def windowed(windowed_folder: str, request: pytest.FixtureRequest) -> Backbone:
-    """A tiny backbone whose upper or all layers see six positions back at most."""
+    """A tiny backbone whose upper layers, or all, attend to six positions."""
     return open_backbone(windowed_folder, attention=request.param)
 
 
@@ -276,7 +276,7 @@ def padded_batch(
     most = max(count for _, count in ROWS)
     ids = torch.full((len(ROWS), longest), 77)
     valid = torch.zeros(len(ROWS), longest, dtype=torch.bool)
-    # What stands in the padding must not matter, so it is large.
+    # Large values in the padding, which must not matter.
     restored = torch.full((len(ROWS), most, backbone.width), 50.0)
     restored_valid = torch.zeros(len(ROWS), most, dtype=torch.bool)
     for row, (question, count) in enumerate(ROWS):
@@ -445,7 +445,7 @@ def test_without_lora_the_model_is_the_adapter_free_one(opened: Backbone) -> Non
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_without_lora_leaves_what_is_trained_as_it_was(opened: Backbone, every: int) -> None:
+def test_without_lora_leaves_trainable_factors_trainable(opened: Backbone, every: int) -> None:
     opened.add_lora(4, 8)
     for place, parameter in enumerate(opened.lora_parameters()):
         parameter.requires_grad_(place % every == 0)

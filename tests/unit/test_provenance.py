@@ -1,4 +1,4 @@
-"""Beside a result stands the device that it was made on."""
+"""A result records the device that produced it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from sedem.provenance import provenance
 
 
-def test_the_device_that_ran_is_the_one_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_named_device_is_the_one_that_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {None: "current", torch.device("cuda:1"): "second"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: names[device])

@@ -1,4 +1,4 @@
-"""Vectors in few bytes come back within their type's rounding, and say how large they are."""
+"""Stored vectors keep the precision of their type and report their size."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_values_come_back_within_the_rounding_of_their_vector(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_vector_of_zeros_stays_one_and_the_largest_value_is_kept(dtype: str) -> None:
+def test_zeros_and_the_largest_value_are_exact(dtype: str) -> None:
     vectors = torch.tensor([[0.0, 0.0], [3.5, -7.0]])
     found = quantize(vectors, dtype).dequantize().float()
     assert torch.equal(found[0], vectors[0])
@@ -36,30 +36,30 @@ def test_a_vector_of_zeros_stays_one_and_the_largest_value_is_kept(dtype: str) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bytes_are_those_of_values_and_scales(dtype: str) -> None:
-    packed = quantize(torch.randn(5, 4, 8), dtype)
-    assert packed.nbytes == 20 * vector_bytes(8, dtype)
+    quantized = quantize(torch.randn(5, 4, 8), dtype)
+    assert quantized.nbytes == 20 * vector_bytes(8, dtype)
     assert vector_bytes(2048, "int8") == vector_bytes(2048, "fp8") == 2052
     assert vector_bytes(2048, "bfloat16") == 4096
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_join_to_what_they_were_cut_from(dtype: str) -> None:
-    packed = quantize(torch.randn(5, 4, 8), dtype)
-    joined = join([packed[:2], packed[[2]], packed[3:]])
-    assert torch.equal(joined.dequantize(), packed.dequantize())
+def test_joining_parts_restores_the_whole(dtype: str) -> None:
+    quantized = quantize(torch.randn(5, 4, 8), dtype)
+    joined = join([quantized[:2], quantized[[2]], quantized[3:]])
+    assert torch.equal(joined.dequantize(), quantized.dequantize())
     assert len(joined) == 5
 
 
-def test_casting_to_the_own_type_rounds_nothing_and_to_another_rounds_once() -> None:
-    packed = quantize(torch.randn(5, 8), "int8")
-    assert packed.cast("int8") is packed
+def test_casting_rounds_once_and_not_at_all_to_the_same_type() -> None:
+    quantized = quantize(torch.randn(5, 8), "int8")
+    assert quantized.cast("int8") is quantized
     assert torch.equal(
-        packed.cast("fp8").dequantize(), quantize(packed.dequantize(), "fp8").dequantize()
+        quantized.cast("fp8").dequantize(), quantize(quantized.dequantize(), "fp8").dequantize()
     )
     plain = torch.randn(2, 3).bfloat16()
     assert Quantized(plain).dequantize() is plain
 
 
-def test_a_type_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="stored as 'int4'; use bfloat16, int8, fp8"):
         check_dtype("int4")

@@ -1,1 +1,1 @@
-"""A Hugging Face decoder, opened so that any range of its layers can be run."""
+"""A Hugging Face decoder, opened so that any range of its layers can be run on its own."""

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder, opened so that any range of its layers can be run on its own.
+"""A Hugging Face decoder with its tokenizer; any range of its layers can be run on its own.
 
 Letters: B batch, P positions of one call, D width, V vocabulary.
 """
@@ -22,13 +22,13 @@ ATTENTION = ("sdpa", "eager")
 
 
 class Backbone(LoraModel):
-    """One decoder of the Llama kind with its tokenizer.
+    """A decoder with the layout of Llama, and its tokenizer.
 
     Args:
         model: the causal language model.
         tokenizer: its fast tokenizer.
         name: folder or hub id it was opened from.
-        revision: hub revision, None for the newest or for a folder.
+        revision: hub revision; None for the newest one or for a folder.
 
     Raises:
         ConfigError: the layout, the attention implementation or the tokenizer cannot be used.
@@ -49,7 +49,7 @@ class Backbone(LoraModel):
         self.bos_token_id = _bos_token_id(model, tokenizer, name)
         self.eos_token_id = _eos_token_id(model, tokenizer, name)
         self.depth = len(model.get_decoder().layers)
-        # Taken before adapters change the names of the weights.
+        # Computed now, because adapters change the names of the weights.
         self.vocabulary = tokenizer_description(tokenizer)
         self.digest = weights_digest(model.state_dict(), self.vocabulary)
 
@@ -60,12 +60,12 @@ class Backbone(LoraModel):
 
     @property
     def max_positions(self) -> int:
-        """Longest sequence the model was made for, in tokens."""
+        """Longest sequence that the model supports, in tokens."""
         return int(self.model.config.max_position_embeddings)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.model.get_input_embeddings().weight.device
 
     @property
@@ -74,11 +74,11 @@ class Backbone(LoraModel):
         return self.model.get_input_embeddings().weight.dtype
 
     def token_ids(self, text: str) -> list[int]:
-        """Tokens of a text, no start token in front; special tokens written in it stay text."""
+        """Tokens of a text without a start token; special tokens written in it stay plain text."""
         return list(self.tokenize([text])["input_ids"][0])
 
     def tokenize(self, texts: list[str], *, offsets: bool = False) -> dict[str, Any]:
-        """Tokens of several texts, with character offsets when asked for."""
+        """Tokens of several texts, as `token_ids` cuts them, with character offsets on request."""
         encoded = self.tokenizer(
             texts,
             add_special_tokens=False,
@@ -90,7 +90,7 @@ class Backbone(LoraModel):
         return dict(encoded)
 
     def embed(self, ids_BP: Tensor) -> Tensor:
-        """Token embeddings `[B, P, D]`: the states before the first layer."""
+        """Token embeddings `[B, P, D]`, the states before the first layer."""
         return self.model.get_input_embeddings()(ids_BP)
 
     def run(
@@ -103,24 +103,25 @@ class Backbone(LoraModel):
         keys: KeyAxis | None = None,
         cache: DynamicCache | None = None,
     ) -> Tensor:
-        """Run layers first+1..last on hidden states.
+        """Run layers first + 1 to last on hidden states.
 
         Args:
             hidden_BPD: states after `first` layers `[B, P, D]`.
-            first: layers already run.
-            last: layers run afterwards; `hidden_states[last]` of Hugging Face for last < depth
-                (its final entry is after the closing norm, this never is).
+            first: number of layers that have run before.
+            last: number of layers that have run afterwards. The result is `hidden_states[last]` of
+                Hugging Face for last < depth; its final entry is after the closing norm, this one
+                never is.
             positions_BP: rotary positions.
-            valid_BP: False where a position is padding; needed with `keys`.
-            keys: the columns that attention sees, this call's included; None for plain causal
-                attention over this call alone (padding then stands on the right).
-            cache: holds the keys and values of earlier calls and takes those of this one.
+            valid_BP: False where a position is padding; required with `keys`.
+            keys: the columns that attention sees, those of this call included. None means causal
+                attention over this call alone; padding must then stand on the right.
+            cache: keys and values of earlier calls; those of this call are added to it.
 
         Returns:
             States after `last` layers `[B, P, D]`.
 
         Raises:
-            ConfigError: a layer is wanted without adapters that has them merged.
+            ConfigError: a layer is to run without its adapters, but they are merged.
         """
         if self._adapters_off and self.merged_from is not None and last > self.merged_from:
             raise ConfigError(
@@ -154,7 +155,7 @@ class Backbone(LoraModel):
         return head(self.model.get_decoder().norm(hidden))
 
     def window(self, index: int) -> int | None:
-        """How far back a layer sees; None is all the way."""
+        """How many positions a layer attends to; None for all before it."""
         config = self.model.config
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
@@ -170,23 +171,23 @@ class Backbone(LoraModel):
         keys: KeyAxis,
         window: int | None,
     ) -> Tensor | None:
-        """None where attention needs no mask, or where SDPA's own causal one is the same."""
+        """The attention mask; None where none is needed or SDPA's own causal mask is the same."""
         sdpa = self.model.config._attn_implementation == "sdpa"
-        asked, held = positions_BP.shape[1], keys.positions.shape[1]
+        queries, columns = positions_BP.shape[1], keys.positions.shape[1]
         if not keys.padded and (window is None or keys.span <= window):
-            if asked == 1:
+            if queries == 1:
                 return None
-            if sdpa and asked == held:
+            if sdpa and queries == columns:
                 return None
         mask_B1PK = keys.visible_to(positions_BP, valid_BP, window)[:, None]
         if sdpa:
             return mask_B1PK
-        # Eager attention adds its mask to the logits; a boolean one would silently be wrong.
+        # Eager attention adds its mask to the logits; a boolean mask would be silently wrong.
         bias = torch.zeros(mask_B1PK.shape, dtype=hidden_BPD.dtype, device=hidden_BPD.device)
         return bias.masked_fill(~mask_B1PK, torch.finfo(hidden_BPD.dtype).min)
 
     def truncate(self, depth: int) -> None:
-        """Let go of the layers after the first `depth`, and of a head of its own."""
+        """Remove the layers after the first `depth`, and the output head if it is untied."""
         decoder = self.model.get_decoder()
         decoder.layers = decoder.layers[:depth]
         self.depth = depth
@@ -195,7 +196,7 @@ class Backbone(LoraModel):
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
-    """All that decides how a tokenizer cuts text, as JSON."""
+    """Everything that decides how a tokenizer cuts text, as JSON."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     return json.dumps(
         {k: description[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")},
@@ -206,13 +207,16 @@ def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
 def check_family(model_type: str, name: str) -> None:
     """Refuse a layout whose layers sedem cannot run one by one.
 
+    Args:
+        model_type: the layout, as config.json names it.
+        name: folder or hub id, for the message.
+
     Raises:
-        ConfigError: with the layouts that it can.
+        ConfigError: the layout is not supported, with those that are.
     """
     if model_type not in FAMILIES:
         raise ConfigError(
-            f"backbone '{name}' has the layout '{model_type}'; sedem runs decoders of the Llama "
-            f"kind: {', '.join(FAMILIES)}"
+            f"backbone '{name}' has the layout '{model_type}'; sedem supports {', '.join(FAMILIES)}"
         )
 
 
@@ -226,22 +230,25 @@ def _check_layout(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
         )
     if not tokenizer.is_fast:
         raise ConfigError(
-            f"backbone '{name}' has no fast tokenizer; character offsets, and so citations, "
-            "need one"
+            f"backbone '{name}' has no fast tokenizer; citations need its character offsets"
         )
 
 
 def _bos_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
-    # The first token of any sequence becomes an attention sink, so there is always one to spare;
-    # families without a BOS (Qwen) take their end-of-text token for it.
+    # The first token of any sequence becomes an attention sink, so every sequence starts with a
+    # token to spare. Families without a BOS (Qwen) use their end-of-text token.
     for candidate in (tokenizer.bos_token_id, model.config.bos_token_id, tokenizer.eos_token_id):
         if isinstance(candidate, int):
             return candidate
-    raise ConfigError(f"backbone '{name}' names neither a begin nor an end token")
+    raise ConfigError(
+        f"backbone '{name}' has neither a start nor an end token; set one in its config.json"
+    )
 
 
 def _eos_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     for candidate in (tokenizer.eos_token_id, model.config.eos_token_id):
         if isinstance(candidate, int):
             return candidate
-    raise ConfigError(f"backbone '{name}' names no end token, so answers could not end")
+    raise ConfigError(
+        f"backbone '{name}' has no end token, so no answer would end; set one in its config.json"
+    )

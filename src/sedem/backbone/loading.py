@@ -1,7 +1,7 @@
-"""Opening backbones: from a folder, in full or as int8 rows, or from the hub; do they suit?
+"""Open backbones from a folder, with full or int8 weights, or from the hub.
 
-Code that comes with a backbone never runs, and weights are read as safetensors only. Whatever opens
-a configuration, a tokenizer or a model goes through this module.
+Code that comes with a backbone never runs, and weights are read as safetensors only. All of sedem
+opens configurations, tokenizers and models through this module.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
     Raises:
         ConfigError: the backbone needs code of its own.
-        OSError: it cannot be found, as transformers puts it.
+        OSError: transformers cannot find it.
         ValueError: transformers does not know its layout.
     """
-    with _without_own_code(name):
+    with _refusing_own_code(name):
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
@@ -59,24 +59,24 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
     Raises:
         ConfigError: the tokenizer needs code of its own.
-        OSError: it cannot be found, as transformers puts it.
-        ValueError: its files do not make a tokenizer.
+        OSError: transformers cannot find it.
+        ValueError: its files are not those of a tokenizer.
     """
-    with _without_own_code(name):
+    with _refusing_own_code(name):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
 def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
-    """A model with fresh weights; no code that its configuration names runs.
+    """Build a model with fresh weights; no code that its configuration names runs.
 
     Args:
-        config: its shape.
+        config: shape of the model.
         options: dtype and attn_implementation.
 
     Raises:
         ConfigError: the model needs code of its own.
     """
-    with _without_own_code(config.name_or_path):
+    with _refusing_own_code(config.name_or_path):
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
 
 
@@ -90,13 +90,13 @@ def open_backbone(
 ) -> Backbone:
     """Open a backbone from a folder or the hub.
 
-    A folder may hold the weights as int8 rows with a scale a row (`model.int8.safetensors`).
+    A folder may hold the weights as int8 rows with one scale per row (`model.int8.safetensors`).
 
     Args:
         name: folder or hub id.
         revision: hub revision.
         dtype: type of weights and hidden states.
-        device: where to put it.
+        device: where to put the weights.
         attention: "sdpa" or "eager".
 
     Raises:
@@ -110,47 +110,47 @@ def open_backbone(
         config = read_config(name, revision)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        absent = "is neither a folder here nor to be had from the hub"
+        absent = "is neither a local folder nor available from the hub"
         problem = "cannot be opened" if Path(name).is_dir() else absent
         raise ConfigError(f"backbone '{name}' {problem}: {reason}") from None
     check_family(config.model_type, name)
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
-    packed = Path(name) / INT8_FILE
-    if packed.is_file():
-        model = _from_int8(packed, config, options)
+    int8_file = Path(name) / INT8_FILE
+    if int8_file.is_file():
+        model = _from_int8(int8_file, config, options)
     else:
         model = _from_pretrained(name, revision, options)
-    with _reading("tokenizer", name):
+    with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
     return Backbone(model.to(device), tokenizer, name, revision)
 
 
-def _from_int8(packed: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
     model = empty_model(config, **options)
-    weights = dequantize_int8(load_weights(packed), options["dtype"], str(packed))
+    weights = dequantize_int8(load_weights(file), options["dtype"], str(file))
     if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    check_weights(model.state_dict(), weights, str(packed))
+    check_weights(model.state_dict(), weights, str(file))
     model.load_state_dict(weights)
     return model
 
 
 def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -> PreTrainedModel:
     _check_files(name)
-    with _reading("weights", name), _without_own_code(name):
+    with _reporting_damage("weights", name), _refusing_own_code(name):
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
             revision=revision,
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # told of below, with both shapes
+            ignore_mismatched_sizes=True,  # reported below, with both shapes
             **options,
         )
     if info["missing_keys"]:
         raise CheckpointError(
-            f"backbone '{name}' lacks {len(info['missing_keys'])} weights, "
-            f"'{sorted(info['missing_keys'])[0]}' among them; fetch it again"
+            f"backbone '{name}' lacks {len(info['missing_keys'])} weights, such as "
+            f"'{sorted(info['missing_keys'])[0]}'; fetch it again"
         )
     if info["mismatched_keys"]:
         weight, given, needed = min(info["mismatched_keys"])
@@ -162,7 +162,7 @@ def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -
 
 
 def _check_files(name: str) -> None:
-    """Refuse a folder whose weights are pickles, or that would load adapters unasked."""
+    """Refuse a folder whose weights are pickles, or in which transformers would load adapters."""
     folder = Path(name)
     if (folder / ADAPTER_FILE).is_file():
         raise CheckpointError(
@@ -194,16 +194,16 @@ def _shards(name: str) -> list[str]:
 def _pickled(name: str, file: str) -> CheckpointError:
     return CheckpointError(
         f"the weights of backbone '{name}' are in pickle format ({file}), which can run code; "
-        "sedem reads safetensors only: convert them to safetensors, or give a backbone that has "
+        "sedem reads safetensors only: convert them to safetensors, or choose a backbone that has "
         f"{WEIGHTS_FILE}"
     )
 
 
 @contextmanager
-def _without_own_code(name: str) -> Iterator[None]:
-    """Tell in one sentence that a backbone needs code of its own.
+def _refusing_own_code(name: str) -> Iterator[None]:
+    """Turn transformers' refusal to run a backbone's own code into one sentence.
 
-    transformers' message names the flag that would let it run.
+    The message of transformers names the flag that would let the code run.
     """
     try:
         yield
@@ -211,17 +211,17 @@ def _without_own_code(name: str) -> Iterator[None]:
         if "trust_remote_code" not in str(error):
             raise
         raise ConfigError(
-            f"backbone '{name}' wants to run its own code, which sedem never does; give one whose "
-            "layout and tokenizer transformers brings"
+            f"backbone '{name}' needs code of its own, which sedem never runs; choose one whose "
+            "layout and tokenizer are part of transformers"
         ) from None
 
 
 @contextmanager
-def _reading(what: str, name: str) -> Iterator[None]:
+def _reporting_damage(what: str, name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        if "use_safetensors=True" in str(error):  # a repository on the hub that has none
+        if "use_safetensors=True" in str(error):  # a hub repository without any
             raise _pickled(name, f"no {WEIGHTS_FILE}") from None
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(

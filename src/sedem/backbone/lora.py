@@ -1,4 +1,4 @@
-"""LoRA adapters of a Hugging Face decoder: attached, switched off, saved and loaded."""
+"""Attach LoRA adapters to a Hugging Face decoder, switch them off, save and load them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoraModel(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        # Layers from here on have their adapters merged; their frozen weights are gone.
+        # Adapters of the layers after this many are merged into weights that are then gone.
         self.merged_from: int | None = None
         self._adapters_off = False
 
@@ -46,13 +46,15 @@ class LoraModel(nn.Module):
         targets: Sequence[str] = LORA_TARGETS,
         dropout: float = 0.0,
     ) -> None:
-        """Attach adapters to matrices of every layer (appendix Trainable Parameters).
+        """Attach adapters, W' = W + (alpha / r) A B, to matrices of every layer (equation 15).
+
+        Appendix Trainable Parameters.
 
         Args:
             rank: r.
-            alpha: numerator of their scaling.
-            targets: names of the matrices; q, k, v and o as they stand.
-            dropout: share of their inputs that is dropped in training.
+            alpha: numerator of the scale.
+            targets: names of the matrices; the query, key, value and output projections by default.
+            dropout: share of the adapters' inputs that is dropped in training.
         """
         self.model.add_adapter(
             LoraConfig(
@@ -73,7 +75,7 @@ class LoraModel(nn.Module):
 
     @contextmanager
     def without_lora(self) -> Iterator[None]:
-        """Run the frozen weights alone inside the block, as the encoder must."""
+        """Run the frozen weights alone inside the `with` block, as the encoder must."""
         adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
         layers = [layer for layer in adapted if not layer.disable_adapters]
         trainable = [p for p in self.lora_parameters() if p.requires_grad]
@@ -86,14 +88,20 @@ class LoraModel(nn.Module):
             self._adapters_off = not outermost
             for layer in layers:
                 layer.enable_adapters(True)
-            # Enabling marks every factor trainable, whatever it was before.
+            # PEFT marks every factor trainable when it enables adapters.
             for parameter in self.lora_parameters():
                 parameter.requires_grad_(False)
             for parameter in trainable:
                 parameter.requires_grad_(True)
 
     def save_lora(self, folder: Path, base: str, dtype: torch.dtype = torch.float32) -> None:
-        """Write the adapters of the backbone named `base` in PEFT's layout, factors as `dtype`."""
+        """Write the adapters in PEFT's layout.
+
+        Args:
+            folder: where to write; created if it does not exist.
+            base: name of the backbone, for adapter_config.json.
+            dtype: type of the factors.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         weights = get_peft_model_state_dict(self.model)
         save_file(
@@ -104,7 +112,10 @@ class LoraModel(nn.Module):
         config.save_pretrained(str(folder))
 
     def load_lora(self, folder: Path) -> None:
-        """Read adapters that `add_lora` has made room for.
+        """Read adapters into those that `add_lora` attached.
+
+        Args:
+            folder: a folder that `save_lora` wrote.
 
         Raises:
             CheckpointError: a file is missing or a factor is missing, extra or of another shape.

@@ -1,4 +1,4 @@
-"""Weight files: safetensors only, checked name by name, and their compact int8 form."""
+"""Read and check safetensors files of weights, and convert weights to int8 and back."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ from sedem.quantization import quantize
 
 
 def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as int8 rows beside `<name>.scale`, one float32 absmax/127 a row; vectors as is."""
-    packed: dict[str, Tensor] = {}
+    """Round matrices to int8 rows; vectors stay as they are.
+
+    Returns:
+        Weights by name, and for each matrix `<name>.scale`, one absmax / 127 per row in float32.
+    """
+    quantized: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if weight.dim() != 2:
-            packed[name] = weight
+            quantized[name] = weight
             continue
         rows = quantize(weight, "int8")
         assert rows.scales is not None
-        packed[name], packed[f"{name}.scale"] = rows.values, rows.scales
-    return packed
+        quantized[name], quantized[f"{name}.scale"] = rows.values, rows.scales
+    return quantized
 
 
 def dequantize_int8(
-    packed: Mapping[str, Tensor], dtype: torch.dtype, source: str = "the file"
+    quantized: Mapping[str, Tensor], dtype: torch.dtype, source: str = "the file"
 ) -> dict[str, Tensor]:
     """The inverse of `quantize_int8` up to its rounding.
 
     Args:
-        packed: rows and scales.
-        dtype: of the result.
-        source: where the weights are from, for the message.
+        quantized: rows and scales by name.
+        dtype: type of the result.
+        source: file that the weights are from, for the message.
 
     Raises:
         CheckpointError: a matrix has no scale.
     """
     weights: dict[str, Tensor] = {}
-    for name, tensor in packed.items():
-        matrix = packed.get(name.removesuffix(".scale"))
+    for name, tensor in quantized.items():
+        matrix = quantized.get(name.removesuffix(".scale"))
         if name.endswith(".scale") and matrix is not None and matrix.dtype == torch.int8:
             continue
         if tensor.dtype == torch.int8:
-            scale = packed.get(f"{name}.scale")
+            scale = quantized.get(f"{name}.scale")
             if scale is None:
                 raise CheckpointError(
                     f"'{source}': '{name}' is int8 but has no '{name}.scale'; fetch it again"
@@ -74,7 +78,12 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
-    """Refuse weights that are missing, extra or of another shape; nothing is ever left random.
+    """Refuse weights that are missing, extra or of another shape, so that none stays random.
+
+    Args:
+        expected: weights of the model.
+        given: weights of the file.
+        source: the file, for the message.
 
     Raises:
         CheckpointError: they differ, with the first name and both shapes.
@@ -95,17 +104,17 @@ def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], s
             )
 
 
-def weights_digest(weights: Mapping[str, Tensor], also: str = "") -> str:
-    """A hash that tells one set of weights from another, wherever its files lie.
+def weights_digest(weights: Mapping[str, Tensor], text: str = "") -> str:
+    """Hash of a set of weights; it does not depend on where their files are.
 
-    Some 4,096 evenly spaced values of each tensor count, as bfloat16, so that opening a model in
-    float32 or bfloat16 makes no difference.
+    The hash covers about 4,096 evenly spaced values of each tensor as bfloat16, so that a model
+    opened in float32 and in bfloat16 has the same one.
 
     Args:
         weights: tensors by name.
-        also: text that is to count too.
+        text: hashed with them.
     """
-    digest = hashlib.sha256(also.encode())
+    digest = hashlib.sha256(text.encode())
     for name in sorted(weights):
         flat = weights[name].detach().flatten()
         sample = flat[:: max(1, len(flat) // 4096)].to("cpu", torch.bfloat16)

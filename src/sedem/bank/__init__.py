@@ -1,1 +1,1 @@
-"""Memory banks: blocks with their text, search over them, and how they are stored."""
+"""Memory banks: blocks with their text, search over blocks, and storage."""

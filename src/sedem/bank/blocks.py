@@ -1,4 +1,4 @@
-"""Blocks: where each comes from, which slots it is made of, and their memory.
+"""Blocks: the span of text behind each, the slots in it, and its memory.
 
 Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a block, D decoder width.
 """
@@ -17,24 +17,24 @@ from sedem.method.segments import Segments
 from sedem.quantization import Quantized
 
 SCAN = 256
-"""Blocks that are loaded together when a whole bank is scanned: 32 MB in float32 for a 1B model."""
+"""Blocks loaded at once when a whole bank is scanned: 32 MB in float32 for a 1B model."""
 
 
 def scan_ranges(blocks: int) -> Iterator[range]:
-    """All blocks in order, at most `SCAN` at a time."""
+    """Yield the indices of all blocks in order, at most `SCAN` at a time."""
     for start in range(0, blocks, SCAN):
         yield range(start, min(start + SCAN, blocks))
 
 
 @dataclass(frozen=True)
 class BlockRow:
-    """One block beside its memory.
+    """What is known of one block besides its memory.
 
     Attributes:
-        document: index of its document.
-        start: first character of its span.
+        document: index of the document it comes from.
+        start: first character of its span in the document's text.
         end: character after its span.
-        slot_tokens: real tokens behind each of its J slots.
+        slot_tokens: how many real tokens each of its J slots stands for; 0 is padding.
     """
 
     document: int
@@ -44,18 +44,18 @@ class BlockRow:
 
 
 class Piece(Protocol):
-    """Some blocks' memory, in RAM or mapped from a shard."""
+    """The memory of a part of a bank's blocks, in RAM or mapped from a file."""
 
     def __len__(self) -> int: ...
 
     def take(self, indices: Sequence[int]) -> Quantized:
-        """Memory `[n, J, D]` of some of its blocks, as it is stored."""
+        """Return the memory `[n, J, D]` of the blocks at these rows, in the stored type."""
         ...
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Blocks that were just made."""
+    """A piece in RAM."""
 
     memory_NJD: Quantized
 
@@ -63,21 +63,21 @@ class InMemory:
         return len(self.memory_NJD)
 
     def take(self, indices: Sequence[int]) -> Quantized:
-        """Memory `[n, J, D]` of some blocks."""
+        """Return the memory `[n, J, D]` of the blocks at these rows."""
         return self.memory_NJD[list(indices)]
 
 
 def to_blocks(
     segments: Segments, memory_SMD: Tensor, document: int, compression: int, block_slots: int
 ) -> tuple[list[BlockRow], Tensor]:
-    """One document's slots as blocks of N_B (section 3.2, first paragraph).
+    """Group one document's slots into blocks of N_B (section 3.2, first paragraph).
 
     Args:
-        segments: where the slots come from.
-        memory_SMD: their memory.
+        segments: the segments that were compressed.
+        memory_SMD: the memory of their slots.
         document: index of the document.
         compression: C.
-        block_slots: N_B; the last block of a document is padded.
+        block_slots: N_B; the last block of a document is padded with zeros.
 
     Returns:
         The blocks that hold at least one real token, and their memory `[N, J, D]`.
@@ -91,10 +91,11 @@ def to_blocks(
 def partition(
     segments: Segments, document: int, compression: int, block_slots: int
 ) -> tuple[list[BlockRow], Tensor]:
-    """Which slots make up each block of one document.
+    """Assign the slots of one document to blocks; arguments as in `to_blocks`.
 
     Returns:
-        The blocks, and the slots of each `[N, J]`, counted over all segments; -1 is padding.
+        The blocks that hold at least one real token, and the indices of their slots `[N, J]`,
+        counted over all segments; -1 is padding.
     """
     tokens_L = slot_tokens(segments.mask, compression).flatten()
     missing = -len(tokens_L) % block_slots
@@ -103,12 +104,12 @@ def partition(
     tokens_NJ = torch.cat([tokens_L, tokens_L.new_zeros(missing)]).view_as(slots_NJ)
     mask, starts, ends = (t.flatten() for t in (segments.mask, segments.starts, segments.ends))
     width = block_slots * compression
-    blocks, alive = [], []
+    blocks, nonempty = [], []
     for index, tokens_J in enumerate(tokens_NJ.tolist()):
         span = slice(index * width, (index + 1) * width)
         real = mask[span]
         if real.any():
             start, end = starts[span][real].min(), ends[span][real].max()
             blocks.append(BlockRow(document, int(start), int(end), tuple(tokens_J)))
-            alive.append(index)
-    return blocks, slots_NJ[alive]
+            nonempty.append(index)
+    return blocks, slots_NJ[nonempty]

@@ -1,7 +1,8 @@
-"""A first look at large banks: pooled keys name candidates, which alone are scored exactly.
+"""Search in large banks: pooled keys give candidates, and only candidates are scored exactly.
 
-A block's keys are averaged in runs of neighbouring slots; a question is compared with these means,
-made unit vectors, as it would be with slots. What it misses was measured: docs/bank-format.md.
+The keys of neighbouring slots in a block are averaged and scaled to unit length. A question is
+compared with these pooled keys as it would be with keys. docs/bank-format.md has measurements of
+how many of the best blocks are among the candidates.
 
 Letters: B questions, Q question tokens, N blocks, J slots of a block, G pooled keys of a block,
 R heads, H width of a head.
@@ -23,71 +24,74 @@ from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, Quantized, join, quantize
 
 FROM = 100_000
-"""Blocks up to which every block is scored; above, candidates are looked for."""
+"""Largest bank whose blocks are all scored; larger banks are searched for candidates."""
 
 COUNT = 4096
-"""Candidates of a question."""
+"""Candidates for each question."""
 
 GROUPS = 8
-"""Pooled keys of a block, G."""
+"""Pooled keys of each block, G; `pool_keys` says what happens if it does not divide J."""
 
 
 @torch.no_grad()
 def candidate_scores(
     bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
 ) -> Tensor:
-    """Exact scores `[B, N]` of each question's candidates; every other block has -inf.
+    """Score each question's candidates exactly.
 
     Args:
-        bank: is asked.
-        selector: of the model that is asked.
-        query_BQRH: unit vectors, one a question token and head.
+        bank: the bank that is asked.
+        selector: the selector of the model that is asked.
+        query_BQRH: unit vectors, one for each question token and head.
         query_mask_BQ: False where a question token is padding.
+
+    Returns:
+        fp32 scores `[B, N]`; -inf for a block that is not a candidate.
     """
-    rough_BN = _rough_scores(bank, selector, query_BQRH, query_mask_BQ)
-    scores_BN = torch.full_like(rough_BN, -torch.inf)
-    for row, rough_N in enumerate(rough_BN):
-        found = rough_N.topk(min(COUNT, len(bank))).indices.sort().values.tolist()
-        padding_P = (bank.slot_tokens(found).flatten() == 0).nonzero()[:, 0]
-        keys_NJRH = keys_of(bank, selector, found)
-        one = slice(row, row + 1)
-        exact_1N = key_scores(query_BQRH[one], query_mask_BQ[one], keys_NJRH, padding_P)
-        scores_BN[row, found] = exact_1N[0]
+    coarse_BN = _coarse_scores(bank, selector, query_BQRH, query_mask_BQ)
+    scores_BN = torch.full_like(coarse_BN, -torch.inf)
+    for row, coarse_N in enumerate(coarse_BN):
+        candidates = coarse_N.topk(min(COUNT, len(bank))).indices.sort().values.tolist()
+        padding_P = (bank.slot_tokens(candidates).flatten() == 0).nonzero()[:, 0]
+        keys_NJRH = keys_of(bank, selector, candidates)
+        question = slice(row, row + 1)
+        exact_1N = key_scores(query_BQRH[question], query_mask_BQ[question], keys_NJRH, padding_P)
+        scores_BN[row, candidates] = exact_1N[0]
     return scores_BN
 
 
-def _rough_scores(
+def _coarse_scores(
     bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
 ) -> Tensor:
-    keys, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
-    if keys.pooled is None:
-        # Cached keys come as one part, and pooling converts what it is given to float32.
+    index, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
+    if index.pooled is None:
+        # Pooling converts to float32, so cached keys, which come as one part, are cut into ranges.
         parts = [
             pool_keys(
-                part[some.start : some.stop],
-                keys.padding_of(indices[some.start : some.stop], slots),
+                part[rows.start : rows.stop],
+                index.padding_of(blocks[rows.start : rows.stop], slots),
             )
-            for indices, part in key_parts(bank, selector)
-            for some in scan_ranges(len(part))
+            for blocks, part in key_parts(bank, selector)
+            for rows in scan_ranges(len(part))
         ]
-        means, empty = zip(*parts, strict=True)
-        keys.pooled = join(means), torch.cat(empty).flatten().nonzero()[:, 0]
-    return key_scores(query_BQRH, query_mask_BQ, *keys.pooled)
+        pooled, is_padding = zip(*parts, strict=True)
+        index.pooled = join(pooled), torch.cat(is_padding).flatten().nonzero()[:, 0]
+    return key_scores(query_BQRH, query_mask_BQ, *index.pooled)
 
 
 def pool_keys(
     keys_NJRH: Quantized, padding_P: Tensor, most: int = GROUPS
 ) -> tuple[Quantized, Tensor]:
-    """Means of a block's keys in G runs of neighbouring slots.
+    """Average each block's keys over G groups of neighbouring slots.
 
     Args:
         keys_NJRH: unit vectors.
-        padding_P: which of the N * J slots are padding.
-        most: G, or what divides J as well.
+        padding_P: indices of padding among the N * J slots.
+        most: G is the greatest common divisor of this and J.
 
     Returns:
-        Unit vectors `[N, G, R, H]` along the means of real slots as bfloat16, and which runs are
-        padding alone `[N, G]`, on the CPU.
+        The means over real slots, scaled to unit vectors `[N, G, R, H]` in bfloat16, and which
+        groups hold only padding `[N, G]`, on the CPU.
     """
     blocks, slots = keys_NJRH.values.shape[:2]
     groups = math.gcd(slots, most)
@@ -97,5 +101,5 @@ def pool_keys(
     keys_NGSRH = keys_NJRH.dequantize().float().unflatten(1, (groups, -1))
     weights_NGS = (real_NGS / real_NGS.sum(-1, keepdim=True).clamp_min(1)).to(keys_NGSRH)
     means_NGRH = torch.einsum("ngsrh,ngs->ngrh", keys_NGSRH, weights_NGS)
-    # Without its length a mean of unlike slots would lose to one of like slots.
+    # A mean of unlike keys is short; without scaling it would lose to a mean of like keys.
     return quantize(F.normalize(means_NGRH, dim=-1), BFLOAT16), ~real_NGS.any(-1)

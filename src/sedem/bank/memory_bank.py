@@ -1,4 +1,4 @@
-"""MemoryBank: the blocks of some documents, where they came from and which model made them.
+"""MemoryBank: the blocks of some documents, their text, and the model that made them.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -24,18 +24,18 @@ from sedem.types import Citation, Document
 
 @dataclass(eq=False)
 class MemoryBank:
-    """What `SeDeM.read` returns: read once, asked any number of times.
+    """What `SeDeM.read` returns: documents read once, to be asked any number of times.
 
     Attributes:
-        fingerprint: of the model that made it; another model refuses it.
-        made_by: the same for people: model, layers, T, C.
+        fingerprint: hash of the model that made it; other models refuse the bank.
+        made_by: the settings behind the fingerprint, for people: model, layers, T, C.
         documents: the texts, in reading order.
-        blocks: where each block comes from.
-        pieces: the memory.
-        places: piece and row of each block.
-        path: the folder it was opened from or saved to, None while only in RAM.
-        dtype: what its slots are stored as: "bfloat16", "int8" or "fp8".
-        version: counts changes of its documents, for what is derived from its blocks.
+        blocks: the span behind each block, in reading order.
+        pieces: the memory of all blocks, in parts.
+        places: piece and row of each block's memory; empty means one after the other.
+        dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
+        store: where the bank is kept; None while it is only in RAM.
+        version: increases with every change, so that data derived from the blocks can be dropped.
     """
 
     fingerprint: str
@@ -44,8 +44,8 @@ class MemoryBank:
     blocks: list[BlockRow]
     pieces: list[Piece]
     places: list[tuple[int, int]] = field(default_factory=list)
-    path: Path | None = None
     dtype: str = BFLOAT16
+    store: Store | None = None
     version: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -54,81 +54,88 @@ class MemoryBank:
                 (p, row) for p, piece in enumerate(self.pieces) for row in range(len(piece))
             ]
         if len(self.places) != len(self.blocks):
-            raise BankError(f"{len(self.blocks)} blocks are named, memory holds {len(self.places)}")
+            raise BankError(
+                f"the bank names {len(self.blocks)} blocks but has memory of {len(self.places)}"
+            )
 
     def __len__(self) -> int:
         """Number of blocks."""
         return len(self.blocks)
 
+    @property
+    def path(self) -> Path | None:
+        """Folder of a bank on local disk; None in RAM or in another store."""
+        return self.store.folder if isinstance(self.store, LocalStore) else None
+
     @cached_property
     def tokens(self) -> int:
-        """Tokens of all documents; added up once, for every answer tells it."""
+        """Tokens of all documents; cached, because every answer reports them."""
         return sum(sum(block.slot_tokens) for block in self.blocks)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of its slots as they are kept, scales and slots that pad a last block included."""
+        """Bytes of the slots as stored, including scales and the padding of last blocks."""
         slots = len(self.blocks[0].slot_tokens) if self.blocks else 0
         return len(self) * slots * vector_bytes(int(self.made_by["width"]), self.dtype)
 
     def memory(self, indices: Sequence[int]) -> Tensor:
-        """Memory of some blocks `[n, J, D]`, in the order asked for.
+        """Memory of some blocks `[n, J, D]`, in the order of `indices`.
 
-        It is bfloat16, or float32 where slots are stored as int8 or fp8.
+        It is bfloat16, or float32 if slots are stored as int8 or fp8.
         """
         return self.stored(indices).dequantize()
 
     def stored(self, indices: Sequence[int]) -> Quantized:
-        """Memory of some blocks `[n, J, D]` as it is stored, in the order asked for."""
+        """Memory of some blocks `[n, J, D]` in the stored type, in the order of `indices`."""
         by_piece: dict[int, list[tuple[int, int]]] = {}
-        for at, index in enumerate(indices):
+        for position, index in enumerate(indices):
             piece, row = self.places[index]
-            by_piece.setdefault(piece, []).append((at, row))
+            by_piece.setdefault(piece, []).append((position, row))
         if len(by_piece) <= 1:
             piece, rows = next(iter(by_piece.items()), (0, []))
             return self.pieces[piece].take([row for _, row in rows])
         parts = [self.pieces[p].take([row for _, row in rows]) for p, rows in by_piece.items()]
-        order = torch.tensor([at for rows in by_piece.values() for at, _ in rows])
-        return join(parts)[order.argsort()]
+        positions = torch.tensor([position for rows in by_piece.values() for position, _ in rows])
+        return join(parts)[positions.argsort()]
 
     def slot_tokens(self, indices: Sequence[int]) -> Tensor:
-        """Real tokens behind each slot of some blocks `[n, J]`."""
+        """Number of real tokens behind each slot of some blocks `[n, J]`."""
         rows = b"".join(bytes(self.blocks[index].slot_tokens) for index in indices)
-        # A slot's tokens are a byte in the catalog too; bytes are a tensor a hundred times sooner.
+        # The catalog keeps a byte a slot too, and a tensor from bytes is a hundred times faster.
         counts = torch.frombuffer(bytearray(rows), dtype=torch.uint8) if rows else torch.zeros(0)
         return counts.long().view(len(indices), len(self.blocks[0].slot_tokens))
 
     def scan(self) -> Iterator[tuple[range, Tensor]]:
-        """All blocks in order, some at a time: their indices and their memory."""
+        """Yield the indices and memory of all blocks in order, a part at a time."""
         for indices in scan_ranges(len(self)):
             yield indices, self.memory(indices)
 
     def citation(self, index: int, rank: int, score: float) -> Citation:
-        """The span behind a block."""
+        """Return the span behind a block as a citation."""
         block = self.blocks[index]
         document = self.documents[block.document]
         span = document.text[block.start : block.end]
         return Citation(rank, document.name, block.start, block.end, score, span)
 
     def check_made_by(self, fingerprint: str) -> None:
-        """Refuse a bank of another model.
+        """Refuse to be used by another model.
 
         Raises:
-            BankMismatchError: with both fingerprints.
+            BankMismatchError: the fingerprints differ; the message names both.
         """
         check_fingerprint(str(self.path or "in memory"), self.fingerprint, fingerprint)
 
     def append(self, other: MemoryBank) -> None:
-        """Take in another bank's documents; one that has a name of this bank's replaces it.
+        """Add another bank's documents; each replaces a document of the same name.
 
-        A bank that lies on disk is extended there, in one commit.
+        A stored bank is extended in its store, in one commit.
 
         Raises:
             BankMismatchError: another model made the other bank.
         """
         other.check_made_by(self.fingerprint)
-        if self.path is not None:
-            other._write(LocalStore(self.path))
+        if self.store is not None:
+            other._append_to(self.store)
             self._reload()
             return
         if other.dtype != self.dtype:
@@ -145,13 +152,13 @@ class MemoryBank:
         ]
 
     def remove(self, name: str) -> None:
-        """Forget a document.
+        """Remove a document and its blocks.
 
         Raises:
-            BankError: it holds none of that name.
+            BankError: no document has that name.
         """
-        if self.path is not None:
-            LocalStore(self.path).remove(name)
+        if self.store is not None:
+            self.store.remove(name)
             self._reload()
         elif name not in {document.name for document in self.documents}:
             known = ", ".join(document.name for document in self.documents)
@@ -160,7 +167,7 @@ class MemoryBank:
             self._drop({name})
 
     def cast(self, dtype: str) -> MemoryBank:
-        """The same bank in RAM with its slots stored as another type.
+        """Return a copy in RAM with slots of another type.
 
         Raises:
             ConfigError: there is no such type.
@@ -172,40 +179,47 @@ class MemoryBank:
             blocks=list(self.blocks),
             pieces=pieces if self.blocks else [],
             places=[],
-            path=None,
             dtype=check_dtype(dtype),
+            store=None,
         )
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
-        """Write the bank to a new folder and keep it open there.
+        """Write the bank to a new folder; later changes are written there too.
 
         Args:
             path: the folder.
-            dtype: what slots are stored as from now on, "bfloat16", "int8" or "fp8"; None means as
-                they are. What is appended later is stored like them.
+            dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the present one.
+                Documents appended later are stored the same way.
 
         Raises:
-            BankError: something is there already.
+            BankError: something exists at that path.
             ConfigError: there is no such type.
         """
-        folder = Path(path)
+        self.save_to(LocalStore(Path(path)), dtype)
+
+    def save_to(self, store: Store, dtype: str | None = None) -> None:
+        """Write the bank to a new store, as `save` does to a folder."""
         meta = Meta(self.fingerprint, self.made_by, check_dtype(dtype or self.dtype))
-        with LocalStore(folder).creating(meta) as unfinished:
+        with store.creating(meta) as unfinished:
             if self.blocks:
-                self._write(unfinished)
-        self.path = folder
+                self._append_to(unfinished)
+        self.store = store
         if meta.dtype != self.dtype:
             self._reload()
 
     @classmethod
     def open(cls, path: str | Path) -> MemoryBank:
-        """Open a bank; its memory is mapped, not read.
+        """Open the bank in a folder; its memory is mapped, not read.
 
         Raises:
-            BankError: there is none, or it is damaged.
+            BankError: there is no bank, or it is damaged.
         """
-        folder = Path(path)
-        contents = LocalStore(folder).open()
+        return cls.open_from(LocalStore(Path(path)))
+
+    @classmethod
+    def open_from(cls, store: Store) -> MemoryBank:
+        """Open the bank in a store, as `open` does in a folder."""
+        contents = store.open()
         return cls(
             contents.meta.fingerprint,
             contents.meta.made_by,
@@ -213,37 +227,37 @@ class MemoryBank:
             contents.blocks,
             contents.pieces,
             contents.places,
-            folder,
             contents.meta.dtype,
+            store,
         )
 
-    def _write(self, store: Store) -> None:
+    def _append_to(self, store: Store) -> None:
         memory_NJD = self.stored(range(len(self)))
         documents = [(document.name, document.text) for document in self.documents]
         store.append(self.fingerprint, documents, self.blocks, memory_NJD)
 
     def _reload(self) -> None:
-        assert self.path is not None
+        assert self.store is not None
         version = self.version
-        self.__dict__.update(MemoryBank.open(self.path).__dict__)
+        self.__dict__.update(MemoryBank.open_from(self.store).__dict__)
         self.version = version
         self._changed()
 
     def _drop(self, names: set[str]) -> None:
-        keep = [i for i, document in enumerate(self.documents) if document.name not in names]
-        if len(keep) == len(self.documents):
+        remaining = [i for i, document in enumerate(self.documents) if document.name not in names]
+        if len(remaining) == len(self.documents):
             return
         self._changed()
-        renumbered = {old: new for new, old in enumerate(keep)}
-        alive = [i for i, block in enumerate(self.blocks) if block.document in renumbered]
-        self.places = [self.places[i] for i in alive]
+        new_index = {old: new for new, old in enumerate(remaining)}
+        block_indices = [i for i, block in enumerate(self.blocks) if block.document in new_index]
+        self.places = [self.places[i] for i in block_indices]
         self.blocks = [
-            BlockRow(renumbered[b.document], b.start, b.end, b.slot_tokens)
-            for b in (self.blocks[i] for i in alive)
+            BlockRow(new_index[b.document], b.start, b.end, b.slot_tokens)
+            for b in (self.blocks[i] for i in block_indices)
         ]
-        self.documents = [self.documents[i] for i in keep]
+        self.documents = [self.documents[i] for i in remaining]
 
     def _changed(self) -> None:
-        """Invalidate what was derived from the blocks as they were."""
+        """Invalidate data derived from the previous blocks."""
         self.version += 1
         self.__dict__.pop("tokens", None)

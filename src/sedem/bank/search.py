@@ -1,6 +1,6 @@
-"""What questions score the blocks of their banks: all of them exactly, or a large bank's best.
+"""Scores of a bank's blocks for some questions: of every block, or of a large bank's candidates.
 
-Letters: B questions, Q question tokens, N blocks, E encoder width.
+Letters: B questions, Q question tokens, N blocks, E encoder width, R heads, H width of a head.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sedem.bank import coarse_search
-from sedem.bank.key_index import bank_scores
+from sedem.bank.key_index import key_index, key_parts
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.scores import key_scores
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 
@@ -19,15 +20,18 @@ from sedem.method.selector import Selector
 def score_questions(
     selector: Selector, bank: MemoryBank, hidden_BQE: Tensor, mask_BQ: Tensor, *, every: bool = True
 ) -> Tensor:
-    """Scores `[B, N]` of a bank's blocks for several questions, in one pass over the bank.
+    """Score a bank's blocks for several questions in one pass over the bank.
 
     Args:
-        selector: of the model that is asked.
-        bank: is asked.
+        selector: the selector of the model that is asked.
+        bank: the bank that is asked.
         hidden_BQE: states of the questions.
-        mask_BQ: False where a token is padding.
-        every: score every block exactly; else, in a large bank, only candidates, and every other
-            block has -inf.
+        mask_BQ: False where a question token is padding.
+        every: whether to score every block of a large bank too. Otherwise a bank of more than
+            `coarse_search.FROM` blocks has scores for each question's candidates only.
+
+    Returns:
+        fp32 scores `[B, N]`; -inf for a block that is not a candidate.
 
     Raises:
         BankError: the bank is empty.
@@ -36,5 +40,16 @@ def score_questions(
         raise BankError("the bank holds no documents; add some with 'sedem build BANK FILE...'")
     query_BQRH = selector.queries(hidden_BQE)
     if every or len(bank) <= coarse_search.FROM:
-        return bank_scores(bank, selector, query_BQRH, mask_BQ)
+        return _all_scores(bank, selector, query_BQRH, mask_BQ)
     return coarse_search.candidate_scores(bank, selector, query_BQRH, mask_BQ)
+
+
+def _all_scores(
+    bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
+) -> Tensor:
+    index, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
+    scores = [
+        key_scores(query_BQRH, query_mask_BQ, part, index.padding_of(blocks, slots))
+        for blocks, part in key_parts(bank, selector)
+    ]
+    return torch.cat(scores, 1)

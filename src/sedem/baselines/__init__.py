@@ -1,1 +1,1 @@
-"""Other methods on the same bench: one method a file, each a Reader."""
+"""Baselines: other methods behind the same `Reader` interface, one method a file."""

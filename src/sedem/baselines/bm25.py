@@ -1,8 +1,8 @@
-"""BM25 and raw text: the plain line that every selecting method is held against.
+"""BM25 and raw text: the reference for every method that selects.
 
-What is ranked and read are paragraphs, as for every method here that picks text: one long document
-is no whole to be picked. What an answer says was stored are the documents in UTF-8; the index,
-which could be made anew from them, is not counted.
+It ranks and reads paragraphs, as all methods here that select text do; a long document is too much
+to select as a whole. `stored_bytes` counts the documents in UTF-8. The index can be rebuilt from
+them and is not counted.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from typing import Any
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.paragraphs import Paragraph, cut_notes, split
+from sedem.baselines.memory import text_bytes
+from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.engine.device import Clock
 from sedem.inference.generation import Decoding
 from sedem.method.selector import Budget, resolve_budget
 from sedem.types import Answer, Document
 
 PARAGRAPH = 1024
-"""Tokens of a paragraph, and half of the backbone's positions at most; longer ones are cut."""
+"""Longest paragraph in tokens, unless half of the backbone's positions is less."""
 
 
 @dataclass(frozen=True)
 class TextIndex:
-    """What the BM25 reader keeps.
+    """Memory of the BM25 reader.
 
     Attributes:
-        documents: what was read.
-        paragraphs: theirs, in their order.
-        index: of the paragraphs; None where there are no words.
+        documents: the documents that were read.
+        paragraphs: their paragraphs, in order.
+        index: BM25 index of the paragraphs; None if they contain no words.
     """
 
     documents: list[Document]
@@ -40,12 +41,12 @@ class TextIndex:
 
 
 class BM25(FullContext):
-    """BM25 picks k paragraphs, the frozen backbone reads them as raw text, in document order.
+    """BM25 selects k paragraphs; the frozen backbone reads them as raw text, in document order.
 
     Args:
         backbone: the decoder.
         decoding: how answers are generated.
-        k: paragraphs that are read.
+        k: number of paragraphs to read, or "all".
     """
 
     def __init__(self, backbone: Backbone, decoding: Decoding, k: Budget) -> None:
@@ -57,7 +58,7 @@ class BM25(FullContext):
         """Cut the documents into paragraphs and index them.
 
         Raises:
-            DataError: there are none, two have one name, or one is empty.
+            DataError: there are no documents, two share a name, or one is empty.
         """
         kept = super().read(documents)
         paragraphs = split(kept, self.backbone, self.longest)
@@ -68,7 +69,7 @@ class BM25(FullContext):
 
         Raises:
             ConfigError: k is not a budget.
-            DataError: the question is empty or alone exceeds the backbone's positions.
+            DataError: the question is empty, or it alone exceeds the backbone's positions.
         """
         clock = Clock(self.backbone.device)
         paragraphs = memory.paragraphs
@@ -76,13 +77,13 @@ class BM25(FullContext):
         count = resolve_budget(self.k, len(scores))
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
         used = sorted(ranked[:count])
-        # A paragraph is read as a document of its own, named by its index.
+        # Each paragraph is read as a document whose name is the paragraph's index.
         picked = [Document(str(i), paragraphs[i].text) for i in used]
         answer = self.answer_from(
             picked, range(len(picked)), [scores[i] for i in used], question, clock
         )
         tokens = self._tokens(memory.documents)
-        cut = cut_notes(memory.documents, paragraphs, self.longest, tokens, self.name)
+        cut = split_notes(memory.documents, paragraphs, self.longest, tokens, self.name)
         return replace(
             answer,
             citations=tuple(
@@ -90,17 +91,17 @@ class BM25(FullContext):
             ),
             blocks=len(paragraphs),
             cut=(*cut, *answer.cut),
-            stored_bytes=sum(len(document.text.encode()) for document in memory.documents),
+            stored_bytes=text_bytes(memory.documents),
             context_tokens=tokens,
             ranking=tuple(paragraphs[i].span for i in ranked),
         )
 
 
 def index_texts(texts: Sequence[str]) -> Any:
-    """A BM25 index of some texts (bm25s with its defaults); None when it finds no word in them."""
+    """Build a BM25 index (bm25s with its defaults); None if the texts contain no words."""
     import bm25s
 
-    # It tells of every index on its own logger, at a level that it sets itself.
+    # bm25s logs every index, at a level that it sets itself.
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     words = bm25s.tokenize(list(texts), return_ids=False, show_progress=False)
     if not any(words):
@@ -111,12 +112,12 @@ def index_texts(texts: Sequence[str]) -> Any:
 
 
 def bm25_scores(index: Any, count: int, question: str) -> list[float]:
-    """BM25 score of every text; zero where question or texts have no words.
+    """BM25 score of every text; all zero if the question or the texts contain no words.
 
     Args:
-        index: of the texts, as `index_texts` gives it.
-        count: how many they are.
-        question: what is asked.
+        index: the index of the texts, from `index_texts`.
+        count: number of texts.
+        question: the question.
     """
     import bm25s
 

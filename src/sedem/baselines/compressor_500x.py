@@ -1,13 +1,13 @@
 """500xCompressor: a text into the keys and values of a few tokens (Li et al., 2025).
 
-Followed: the official code of both trainings and of prediction, at the settings of the paper's
-appendix. The backbone with adapters reads the first `limit` tokens of a context, filled up with end
-tokens that count like any other, and M learned tokens after them; what is kept are the keys and
-values of these M tokens in every layer. The same backbone without adapters reads prompt and answer
-with them as its past. Trained first to reproduce the text, then to answer.
+The source is the official code of both trainings and of prediction, at the settings of the paper's
+appendix. The backbone with adapters reads the first `limit` tokens of a context and M learned
+tokens after them. A shorter context is padded with end tokens that count like any other token. The
+memory is the KV cache of the M tokens in every layer. The same backbone without adapters reads
+prompt and answer after that cache. It is trained first to reproduce the text, then to answer.
 
-The limit holds for a whole context, as in the paper: what comes later is left out, and the answer
-says so. Where else it differs: docs/deviations.md.
+The limit holds for a whole context, as in the paper: later tokens are dropped, and the answer says
+so. Other deviations: docs/deviations.md.
 
 Letters: B batch, T context tokens, M memory tokens, P prompt and answer tokens, A answer tokens,
 L layers, G key-value heads, H head width, D width.
@@ -15,10 +15,9 @@ L layers, G key-value heads, H head width, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,51 +25,39 @@ from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.baselines.memory import Begun, Remembered
-from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import begun, padded_left
+from sedem.baselines.memory import CompressedContext, PrefillResult
+from sedem.baselines.settings import LoraTargets, ReaderConfig
+from sedem.baselines.soft_prompt import pad_left, prefill_result
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import Stream
-from sedem.method.losses import next_token_loss
-
-Positions = Literal["restart", "continue"]
+from sedem.validation import Share, WholeAbove0, WholeFrom0
 
 
-@dataclass(frozen=True)
 class Compressor500xConfig(ReaderConfig):
     """Settings of 500xCompressor; the defaults are the paper's.
 
     Attributes:
-        memory: M, learned tokens whose keys and values are kept.
-        limit: tokens of a context that are read; shorter ones are filled up to it.
-        positions: where the decoder's first token stands. Keys carry the positions at which they
-            were computed, limit to limit + M - 1. "restart" goes on from M, so that memory lies
-            ahead of every token that looks at it: what the official code does, as it counts the
-            cache alone, and so what the paper ran. "continue" goes on from limit + M, in reading
-            order.
+        memory: M, learned tokens whose keys and values are the memory.
+        limit: context tokens that are read; a shorter context is padded to this length.
+        positions: position of the decoder's first token. Cached keys carry the positions where
+            they were computed, limit to limit + M - 1. "restart" continues at M, so the memory has
+            higher positions than the tokens that attend to it. The official code does this, since
+            it counts only the cache, so the paper ran it. "continue" continues at limit + M, in
+            reading order.
     """
 
-    lora_rank: int = 64
-    lora_alpha: int = 32
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    lora_dropout: float = 0.05
-    memory: int = 4
-    limit: int = 500
-    positions: Positions = "restart"
-
-    least: ClassVar[Mapping[str, int]] = {"memory": 1, "limit": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.positions not in get_args(Positions):
-            raise ConfigError(
-                f"positions is {self.positions!r}; it can be {' or '.join(get_args(Positions))}"
-            )
+    lora_rank: WholeFrom0 = 64
+    lora_alpha: WholeAbove0 = 32
+    lora_targets: LoraTargets = ("q_proj", "v_proj")
+    lora_dropout: Share = 0.05
+    memory: WholeAbove0 = 4
+    limit: WholeAbove0 = 500
+    positions: Literal["restart", "continue"] = "restart"
 
 
 class Compressor500x(TrainedReader):
-    """Keys and values of a few tokens as memory."""
+    """Compresses a context into the KV cache of a few learned tokens."""
 
     name = "500x"
     Config = Compressor500xConfig
@@ -85,11 +72,11 @@ class Compressor500x(TrainedReader):
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """The learned tokens; standard normal at the start, as official."""
+        """The learned tokens; initialized standard normal, as officially."""
         return nn.ModuleDict({"tokens": nn.Embedding(config.memory, shape.hidden_size)})
 
     @property
-    def first(self) -> int:
+    def first_position(self) -> int:
         """Position of the decoder's first token."""
         config = self.config
         return int(config.memory + (config.limit if config.positions == "continue" else 0))
@@ -97,10 +84,10 @@ class Compressor500x(TrainedReader):
     # Memory
 
     def encode(self, contexts: Sequence[Tensor]) -> Tensor:
-        """Keys and values of the memory tokens `[B, L, 2, G, M, H]`, adapters on.
+        """Keys and values of the memory tokens `[B, L, 2, G, M, H]`, with adapters.
 
         Args:
-            contexts: tokens of each, at most `limit`.
+            contexts: tokens of each context, at most `limit`.
         """
         backbone, config = self.backbone, self.config
         ids_BT = contexts[0].new_full((len(contexts), config.limit), backbone.eos_token_id)
@@ -119,33 +106,33 @@ class Compressor500x(TrainedReader):
         pairs = [torch.stack([layer.keys, layer.values], dim=1) for layer in cache.layers]
         return torch.stack([pair[..., -config.memory :, :] for pair in pairs], dim=1)
 
-    def remember(self, ids: list[int]) -> Remembered:
-        """Keys and values, in bfloat16."""
+    def compress(self, ids: list[int]) -> CompressedContext:
+        """Keys and values of the memory tokens, in bfloat16."""
         ids_T = torch.tensor(ids[: self.config.limit], device=self.backbone.device)
-        kept = self.encode([ids_T])[0].bfloat16()
-        return Remembered(kept, 2 * kept.numel())
+        memory_LKGMH = self.encode([ids_T])[0].bfloat16()
+        return CompressedContext(memory_LKGMH, 2 * memory_LKGMH.numel())
 
     def decode(
-        self, kept_BLKGMH: Tensor, ids_BP: Tensor, valid_BP: Tensor
+        self, memory_BLKGMH: Tensor, ids_BP: Tensor, valid_BP: Tensor
     ) -> tuple[Tensor, Stream]:
-        """Run every layer on tokens that have memory as their past.
+        """Run every layer on tokens that follow the memory.
 
         Args:
-            kept_BLKGMH: keys (first of axis K) and values.
+            memory_BLKGMH: keys and values; axis K has keys first.
             ids_BP: tokens, padded on the left.
             valid_BP: False where a token is padding.
 
         Returns:
-            States before the closing norm `[B, P, D]`, and where decoding goes on.
+            States before the final norm `[B, P, D]`, and the state to decode from.
         """
-        backbone, memory, first = self.backbone, self.config.memory, self.first
+        backbone, memory, first = self.backbone, self.config.memory, self.first_position
         cache = DynamicCache()
         for layer, (keys_BGMH, values_BGMH) in enumerate(
-            pair.unbind(1) for pair in kept_BLKGMH.unbind(1)
+            pair.unbind(1) for pair in memory_BLKGMH.unbind(1)
         ):
             cache.update(keys_BGMH, values_BGMH, layer)
         positions_BP = first + (valid_BP.long().cumsum(1) - 1).clamp_min(0)
-        # Masks go by position: for them memory always stands just before the first token.
+        # Masks compare positions: in them the memory always ends right before the first token.
         columns_BM = torch.arange(first - memory, first, device=ids_BP.device)
         columns_BM = columns_BM.expand(len(ids_BP), -1)
         padded = not bool(valid_BP.all())
@@ -158,30 +145,31 @@ class Compressor500x(TrainedReader):
 
     # Answering
 
-    def answering(self) -> AbstractContextManager[None]:
-        """The decoder is frozen: no adapters."""
+    def decoding_mode(self) -> AbstractContextManager[None]:
+        """Decode without adapters: the decoder is the frozen backbone."""
         return self.backbone.without_lora()
 
-    def seen(self, tokens: int, prompt: int, limit: int) -> int:
-        """The first tokens, up to the limit of a context."""
-        if self.room(prompt, limit) < self.first:
+    def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
+        """Return the number of context tokens up to `limit`."""
+        if self.free_positions(prompt, limit) < self.first_position:
             raise DataError(
                 f"the question's {prompt - 1:,} tokens and an answer of up to {limit}, from "
-                f"position {self.first} on, exceed the {self.backbone.max_positions:,} positions "
-                f"of '{self.backbone.name}'; ask something shorter"
+                f"position {self.first_position} on, exceed the "
+                f"{self.backbone.max_positions:,} positions of '{self.backbone.name}'; "
+                "ask something shorter"
             )
         return min(tokens, int(self.config.limit))
 
-    def begin(
-        self, contents: Sequence[Any], seen: Sequence[int], prompts: Sequence[list[int]]
-    ) -> Begun:
+    def prefill(
+        self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
+    ) -> PrefillResult:
         """Prefill start token and prompt after the memory."""
-        kept = torch.stack(list(contents)).to(self.backbone.dtype)
-        rows = [torch.tensor(prompt, device=kept.device) for prompt in prompts]
-        ids_BP, valid_BP = padded_left(rows)
-        states_BPD, stream = self.decode(kept, ids_BP, valid_BP)
+        memory_BLKGMH = torch.stack(list(contents)).to(self.backbone.dtype)
+        rows = [torch.tensor(prompt, device=self.backbone.device) for prompt in prompts]
+        ids_BP, valid_BP = pad_left(rows)
+        states_BPD, stream = self.decode(memory_BLKGMH, ids_BP, valid_BP)
         conditioning = [self.config.memory + len(prompt) for prompt in prompts]
-        return begun(self.backbone, states_BPD[:, -1], stream, conditioning)
+        return prefill_result(self.backbone, states_BPD[:, -1], stream, conditioning)
 
     # Training
 
@@ -189,14 +177,13 @@ class Compressor500x(TrainedReader):
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer after memory and prompt."""
-        kept = self.encode(contexts)
+        memory_BLKGMH = self.encode(contexts)
         with self.backbone.without_lora():
-            states_BPD, _ = self.decode(kept, ids, valid)
-            logits_BAV = self.backbone.logits(states_BPD[:, -labels.shape[1] :])
-        return {"loss": next_token_loss(logits_BAV, labels)}
+            states_BPD, _ = self.decode(memory_BLKGMH, ids, valid)
+            return self.answer_loss(states_BPD, labels)
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
-        """The context is reproduced, end token included; its continuation is not used.
+        """Cross-entropy of reproducing the context and an end token; the continuation is not used.
 
         Raises:
             ConfigError: the context is longer than the limit.
@@ -204,13 +191,12 @@ class Compressor500x(TrainedReader):
         if context.shape[1] > self.config.limit:
             raise ConfigError(
                 f"text.context is {context.shape[1]} tokens and model.limit {self.config.limit}; "
-                "what is beyond it could not be reproduced, make the context shorter"
+                "tokens beyond the limit cannot be reproduced, make the context shorter"
             )
-        kept = self.encode(list(context))
+        memory_BLKGMH = self.encode(list(context))
         start_B1 = context.new_full((len(context), 1), self.backbone.bos_token_id)
         end_B1 = context.new_full((len(context), 1), self.backbone.eos_token_id)
         ids_BP = torch.cat([start_B1, context], dim=1)
         with self.backbone.without_lora():
-            states_BPD, _ = self.decode(kept, ids_BP, torch.ones_like(ids_BP, dtype=torch.bool))
-            logits_BPV = self.backbone.logits(states_BPD)
-        return {"loss": next_token_loss(logits_BPV, torch.cat([context, end_B1], dim=1))}
+            states_BPD, _ = self.decode(memory_BLKGMH, ids_BP, torch.ones_like(ids_BP).bool())
+            return self.answer_loss(states_BPD, torch.cat([context, end_B1], dim=1))

@@ -1,107 +1,95 @@
 """ComprExIT: hidden states of all layers, fused and transported to soft tokens (Ye et al., 2026).
 
-Followed: the official code with its pooling `ot-dy-src` and two-layer projector, the one that its
-scripts for Llama-3.2 run. A context is cut into pieces, each encoded on its own by the frozen
-backbone. Depth: every token attends over its own states of all layers, embedding included. Width:
-in windows of the fused tokens an entropic transport plan moves them to anchors, one for each few
-tokens, which are the means of these at first. A projection takes the anchors' contents to the
-decoder's input, where the same frozen backbone reads them as soft tokens. Nothing but fusion,
-transport and projection is trained.
+The source is the official code with its pooling `ot-dy-src` and the two-layer projector, which its
+scripts for Llama-3.2 run. A context is cut into pieces, and the frozen backbone encodes each piece
+separately. Depth: every token attends over its own states of all layers, the embedding included.
+Width: in each window of fused tokens an entropic optimal transport plan moves the tokens to
+anchors. There is one anchor for each `compression` tokens, initially their mean. A projection maps
+the anchors to the decoder's input, where the same frozen backbone reads them as soft tokens. Only
+fusion, transport and projection are trained.
 
-Two settings: pieces of 512 tokens, the published one, and of 128 as SeDeM's segments
-(`piece`; a training on questions may set it otherwise than its training on text did).
+There are two settings of `piece`: 512 tokens as published, and 128 as SeDeM's segments. A training
+on questions may set it differently from the training on text before it.
 
-Where it differs: docs/deviations.md.
+Deviations: docs/deviations.md.
 
 Letters: B batch, S pieces, T tokens, L layers with the embedding, N tokens or windows in a row,
-K anchors of a window, D width.
+K anchors of a window, U slots of a context, D width, E inner width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
-from sedem.baselines.memory import Begun, Remembered
+from sedem.baselines.memory import CompressedContext, PrefillResult
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import begin_soft, continuation_loss, run_soft
+from sedem.baselines.soft_prompt import continuation_loss, prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
-from sedem.errors import ConfigError
-from sedem.method.losses import next_token_loss
 from sedem.method.pooling import pool, slot_tokens
+from sedem.validation import NumberAbove0, Share, WholeAbove0
 
 ENCODED_TOGETHER = 16
-"""Pieces, when a context is read."""
+"""Pieces in one batch of the encoder."""
 
-NEVER = -1e9
-"""Logarithm of no mass; finite, so that no difference of two is undefined."""
+LOG_ZERO = -1e9
+"""Logarithm of zero mass; finite, so that the difference of two is defined."""
 
 
-@dataclass(frozen=True)
 class ComprExITConfig(ReaderConfig):
     """Settings of ComprExIT; the defaults are the official ones.
 
     Attributes:
         piece: tokens that are encoded together.
-        window: fused tokens that one plan moves.
-        compression: tokens to an anchor.
-        inner: width of queries and keys of the fusion, and of the space of costs.
-        fusion_temperature: of the softmax over layers, beside the root of `inner`.
+        window: fused tokens of one transport plan.
+        compression: tokens per anchor.
+        inner: width of the fusion's queries and keys, and of the space where costs are computed.
+        fusion_temperature: temperature of the softmax over layers, times the root of `inner`.
         entropy: weight of the plan's entropy (epsilon of Sinkhorn's iterations).
-        iterations: of Sinkhorn.
-        floor: share of a token's mass that all tokens of a window have alike.
-        gain: of the projection's start values.
+        iterations: number of Sinkhorn iterations.
+        floor: share of the mass that is spread uniformly over the tokens of a window.
+        gain: gain of the projection's initialization.
     """
 
-    piece: int = 512
-    window: int = 128
-    compression: int = 4
-    inner: int = 256
-    fusion_temperature: float = 0.7
-    entropy: float = 0.1
-    iterations: int = 30
-    floor: float = 0.05
-    gain: float = 0.4
+    piece: WholeAbove0 = 512
+    window: WholeAbove0 = 128
+    compression: WholeAbove0 = 4
+    inner: WholeAbove0 = 256
+    fusion_temperature: NumberAbove0 = 0.7
+    entropy: NumberAbove0 = 0.1
+    iterations: WholeAbove0 = 30
+    floor: Share = 0.05
+    gain: NumberAbove0 = 0.4
 
-    least: ClassVar[Mapping[str, int]] = {
-        "piece": 1,
-        "window": 1,
-        "compression": 1,
-        "inner": 1,
-        "iterations": 1,
-    }
-    shares: ClassVar[tuple[str, ...]] = ("floor",)
     free: ClassVar[frozenset[str]] = frozenset({"piece"})
     adapted: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("fusion_temperature", "entropy", "gain"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
         if self.piece % self.window or self.window % self.compression:
-            raise ConfigError(
+            raise ValueError(
                 f"piece is {self.piece}, window {self.window} and compression {self.compression}; "
-                "a piece must be whole windows and a window whole anchors"
+                "piece must be a multiple of window, and window of compression"
             )
+        return self
 
 
 class LayerFusion(nn.Module):
-    """Depth: one state of each token from those of all layers.
+    """Depth: fuses the states of all layers into one state per token.
 
     Args:
         layers: L.
         width: D.
-        inner: of queries and keys.
-        temperature: of the softmax over layers.
+        inner: width of queries and keys.
+        temperature: temperature of the softmax over layers.
     """
 
     def __init__(self, layers: int, width: int, inner: int, temperature: float) -> None:
@@ -116,8 +104,8 @@ class LayerFusion(nn.Module):
     def forward(self, states_NLD: Tensor) -> Tensor:
         """Fused states `[N, D]`.
 
-        The key of layer l is W h_l + b + e_l and the values are projected states. Neither is
-        written out for every layer: q . W h_l is (q W) . h_l, and the weights add up to one.
+        The key of layer l is W h_l + b + e_l, and the values are projected states. Neither is
+        computed for every layer: q . W h_l equals (q W) . h_l, and the weights sum to one.
         """
         mixed_ND = torch.einsum("l,nld->nd", self.mixture.softmax(0), states_NLD)
         query_NE = self.query(mixed_ND)
@@ -127,7 +115,7 @@ class LayerFusion(nn.Module):
 
 
 class Transport(nn.Module):
-    """Width: the tokens of a window moved to its anchors.
+    """Width: moves the tokens of a window to its anchors.
 
     Args:
         config: the method's settings.
@@ -145,23 +133,23 @@ class Transport(nn.Module):
         self.mass = nn.Sequential(nn.LayerNorm(width), mass)
 
     def forward(self, tokens_NTD: Tensor, mask_NT: Tensor) -> Tensor:
-        """Contents of the anchors `[N, K, D]`; those of padding alone mean nothing.
+        """Contents of the anchors `[N, K, D]`; undefined for anchors of padding only.
 
         Args:
-            tokens_NTD: fused states in windows, each with a token at least.
+            tokens_NTD: fused states in windows, each with at least one token.
             mask_NT: False where a token is padding.
         """
         compression = self.config.compression
-        # Masses are tiny and the plan is an exponential of thirty rounds: never in half precision.
+        # Masses are tiny and the iterations add up, so half precision is too coarse.
         with torch.autocast(tokens_NTD.device.type, enabled=False):
             tokens_NTD = tokens_NTD.float()
-            places_NTE = F.normalize(self.metric(tokens_NTD), dim=-1)
+            tokens_NTE = F.normalize(self.metric(tokens_NTD), dim=-1)
             anchors_NKD = pool(tokens_NTD, mask_NT, compression)
             anchors_NKE = F.normalize(self.metric(anchors_NKD), dim=-1)
-            held_NK = (slot_tokens(mask_NT, compression) > 0).float()
-            target_NK = held_NK / held_NK.sum(1, keepdim=True)
+            real_NK = (slot_tokens(mask_NT, compression) > 0).float()
+            target_NK = real_NK / real_NK.sum(1, keepdim=True)
             plan_NTK = transport_plan(
-                1 - places_NTE @ anchors_NKE.transpose(1, 2),
+                1 - tokens_NTE @ anchors_NKE.transpose(1, 2),
                 self.masses(tokens_NTD, mask_NT),
                 target_NK,
                 self.config.entropy,
@@ -171,23 +159,23 @@ class Transport(nn.Module):
             return moved_NKD / target_NK.clamp_min(1e-6)[..., None]
 
     def masses(self, tokens_NTD: Tensor, mask_NT: Tensor) -> Tensor:
-        """What each token of a window has to give `[N, T]`; they add up to one."""
+        """Mass of each token of a window `[N, T]`; the masses of a window sum to one."""
         scores_NT = self.mass(tokens_NTD)[..., 0].masked_fill(~mask_NT, -torch.inf)
-        alike_NT = mask_NT / mask_NT.sum(1, keepdim=True)
-        return (1 - self.config.floor) * scores_NT.softmax(-1) + self.config.floor * alike_NT
+        uniform_NT = mask_NT / mask_NT.sum(1, keepdim=True)
+        return (1 - self.config.floor) * scores_NT.softmax(-1) + self.config.floor * uniform_NT
 
 
 def transport_plan(
     cost_NTK: Tensor, source_NT: Tensor, target_NK: Tensor, entropy: float, iterations: int
 ) -> Tensor:
-    """The entropic transport plan `[N, T, K]`, by Sinkhorn's iterations on logarithms.
+    """Entropic transport plan `[N, T, K]`, by Sinkhorn's iterations in log space.
 
     Args:
-        cost_NTK: of moving a unit.
-        source_NT: masses; where they are zero nothing is moved.
-        target_NK: masses; where they are zero nothing arrives.
+        cost_NTK: cost of moving one unit of mass.
+        source_NT: mass of each token; a token of zero mass moves nothing.
+        target_NK: mass of each anchor; an anchor of zero mass receives nothing.
         entropy: epsilon.
-        iterations: how many; the last one sets the columns right.
+        iterations: number of iterations; each ends with the columns, so their sums are exact.
     """
     kernel_NTK = -cost_NTK / entropy
     source_NT, target_NK = _logarithm(source_NT), _logarithm(target_NK)
@@ -199,8 +187,8 @@ def transport_plan(
 
 
 def _logarithm(mass: Tensor) -> Tensor:
-    nothing = mass <= 0
-    return mass.masked_fill(nothing, 1.0).log().masked_fill(nothing, NEVER)
+    empty = mass <= 0
+    return mass.masked_fill(empty, 1.0).log().masked_fill(empty, LOG_ZERO)
 
 
 class ComprExIT(TrainedReader):
@@ -229,9 +217,9 @@ class ComprExIT(TrainedReader):
 
     @torch.no_grad()
     def states(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """States of all layers `[T, L, D]` of each piece, each read on its own by the backbone.
+        """States of all layers `[T, L, D]` of each piece; the backbone reads each separately.
 
-        The last are those after the closing norm; the start token in front is left out.
+        The last layer's states are those after the final norm. The start token is left out.
         """
         backbone = self.backbone
         start = pieces[0].new_tensor([backbone.bos_token_id])
@@ -250,48 +238,48 @@ class ComprExIT(TrainedReader):
         ]
 
     def encode(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Slots of each piece `[K, D]`, one for each run of `compression` tokens."""
+        """Slots of each piece `[K, D]`, one for every `compression` tokens."""
         parts, window = self.parts(), self.config.window
         sizes = [len(piece) for piece in pieces]
         fused = parts["fusion"](torch.cat(self.states(pieces))).split(sizes)
-        windows = [own for piece in fused for own in piece.split(window)]
-        tokens_NTD = torch.stack([F.pad(own, (0, 0, 0, window - len(own))) for own in windows])
-        counts_N1 = torch.tensor([[len(own)] for own in windows], device=tokens_NTD.device)
+        windows = [part for piece in fused for part in piece.split(window)]
+        tokens_NTD = torch.stack([F.pad(part, (0, 0, 0, window - len(part))) for part in windows])
+        counts_N1 = torch.tensor([[len(part)] for part in windows], device=tokens_NTD.device)
         mask_NT = torch.arange(window, device=tokens_NTD.device) < counts_N1
         moved_NKD = parts["transport"](tokens_NTD, mask_NT)
-        held_NK = slot_tokens(mask_NT, self.config.compression) > 0
-        return list(parts["projection"](moved_NKD[held_NK]).split([*map(self._slots, sizes)]))
+        real_NK = slot_tokens(mask_NT, self.config.compression) > 0
+        return list(parts["projection"](moved_NKD[real_NK]).split([*map(self._slots, sizes)]))
 
     def _slots(self, tokens: int) -> int:
         return -(-tokens // self.config.compression)
 
-    def remember(self, ids: list[int]) -> Remembered:
-        """Slots of every piece, in bfloat16."""
+    def compress(self, ids: list[int]) -> CompressedContext:
+        """Encode every piece into slots, in bfloat16."""
         pieces = torch.tensor(ids, device=self.backbone.device).split(self.config.piece)
         slots = [
-            own
+            slots_KD
             for at in range(0, len(pieces), ENCODED_TOGETHER)
-            for own in self.encode(pieces[at : at + ENCODED_TOGETHER])
+            for slots_KD in self.encode(pieces[at : at + ENCODED_TOGETHER])
         ]
         states_UD = torch.cat(slots).bfloat16()
-        return Remembered(states_UD, 2 * states_UD.numel())
+        return CompressedContext(states_UD, 2 * states_UD.numel())
 
     # Answering
 
-    def seen(self, tokens: int, prompt: int, limit: int) -> int:
-        """Whole windows whose slots have positions left."""
-        room, window = self.room(prompt, limit), self.config.window
+    def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
+        """Return the tokens of all windows whose slots fit."""
+        room, window = self.free_positions(prompt, limit), self.config.window
         return tokens if self._slots(tokens) <= room else room // self._slots(window) * window
 
-    def begin(
-        self, contents: Sequence[Any], seen: Sequence[int], prompts: Sequence[list[int]]
-    ) -> Begun:
+    def prefill(
+        self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
+    ) -> PrefillResult:
         """Prefill start token, slots and prompt."""
         rows = [
             states_UD[: self._slots(count)].to(self.backbone.dtype)
-            for states_UD, count in zip(contents, seen, strict=True)
+            for states_UD, count in zip(contents, used, strict=True)
         ]
-        return begin_soft(self.backbone, rows, prompts)
+        return prefill_soft_prompts(self.backbone, rows, prompts)
 
     # Training
 
@@ -299,17 +287,16 @@ class ComprExIT(TrainedReader):
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer after slots and prompt."""
-        states_BPD = run_soft(self.backbone, self._read(contexts), ids, valid).prefix
-        logits_BAV = self.backbone.logits(states_BPD[:, -labels.shape[1] :])
-        return {"loss": next_token_loss(logits_BAV, labels)}
+        slots = self._encode_contexts(contexts)
+        return self.answer_loss(run_soft_prompts(self.backbone, slots, ids, valid).prefix, labels)
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
         """Cross-entropy of the continuation right after the slots of the context."""
-        slots = self._read(list(context))
+        slots = self._encode_contexts(list(context))
         return {"loss": continuation_loss(self.backbone, slots, continuation, continuation)}
 
-    def _read(self, contexts: Sequence[Tensor]) -> list[Tensor]:
-        """Slots of each context `[U, D]`, all pieces as one batch."""
+    def _encode_contexts(self, contexts: Sequence[Tensor]) -> list[Tensor]:
+        """Slots of each context `[U, D]`; all pieces are one batch."""
         size = self.config.piece
         pieces = [piece for context in contexts for piece in context.split(size) if len(piece)]
         counts = [self._slots(len(context)) for context in contexts]

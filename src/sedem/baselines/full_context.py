@@ -1,8 +1,8 @@
 """Full context: the backbone reads every document for every question ("Backbone" of the paper).
 
-Raw text goes in at the first layer, keys and values are cached for decoding. What does not fit the
-backbone's positions is left out at the end of the context, and the answer says so. Its memory is
-the text itself: what an answer says was stored are the bytes of the documents in UTF-8.
+Raw text enters at the first layer; keys and values are cached for decoding. A context longer than
+the backbone's positions is truncated at its end, and the answer says so. The memory is the text
+itself, so `stored_bytes` counts the documents in UTF-8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
+from sedem.baselines.memory import text_bytes
 from sedem.engine.device import Clock
+from sedem.engine.interface import Step
 from sedem.errors import DataError
 from sedem.inference.generation import Decoding, Transcript, generate
 from sedem.inference.prompts import context_prompt, question_ids
@@ -27,7 +29,7 @@ class FullContext:
     Args:
         backbone: the decoder.
         decoding: how answers are generated.
-        name: what answers are signed with.
+        name: name of the method in its answers.
     """
 
     def __init__(self, backbone: Backbone, decoding: Decoding, name: str = "full-context") -> None:
@@ -36,10 +38,10 @@ class FullContext:
         self.name = name
 
     def read(self, documents: Sequence[Document]) -> list[Document]:
-        """The documents themselves: raw text has no memory that could be built ahead.
+        """Return the documents: for raw text there is no memory to build in advance.
 
         Raises:
-            DataError: there are none, two have one name, or they have no tokens.
+            DataError: there are no documents, two share a name, or they have no tokens.
         """
         check_documents(documents)
         check_tokens(any(self.backbone.token_ids(document.text) for document in documents))
@@ -49,7 +51,7 @@ class FullContext:
         """Answer from all documents, in their order.
 
         Raises:
-            DataError: the question is empty or alone exceeds the backbone's positions.
+            DataError: the question is empty, or it alone exceeds the backbone's positions.
         """
         clock = Clock(self.backbone.device)
         return self.answer_from(memory, range(len(memory)), None, question, clock)
@@ -66,16 +68,16 @@ class FullContext:
         """Answer from some of the documents.
 
         Args:
-            documents: all of them.
-            used: which of them are read, in reading order.
-            scores: why each of these; None if they are all there is.
-            question: what is asked.
-            clock: started when the question came.
+            documents: all documents.
+            used: indices of the documents to read, in reading order.
+            scores: score of each document in `used`; None if nothing was selected.
+            question: the question.
+            clock: a clock that was started when the question arrived.
         """
         backbone = self.backbone
         clock.lap("select_ms")
         start, *prompt = question_ids(backbone, question)
-        room = context_room(backbone, 1 + len(prompt), self.decoding.max_new_tokens)
+        room = free_positions(backbone, 1 + len(prompt), self.decoding.max_new_tokens)
         prompt_text = context_prompt([documents[index].text for index in used])
         encoded = backbone.tokenize([prompt_text], offsets=True)
         context, offsets = encoded["input_ids"][0], encoded["offset_mapping"][0]
@@ -99,7 +101,7 @@ class FullContext:
             model=self.name,
             cut=(*cut, *transcript.cut()),
             conditioning=ids_1P.shape[1],
-            stored_bytes=sum(len(document.text.encode()) for document in documents),
+            stored_bytes=text_bytes(documents),
             context_tokens=self._tokens(documents),
         )
 
@@ -108,11 +110,11 @@ class FullContext:
 
     def _generate(self, ids_1P: torch.Tensor, clock: Clock) -> Transcript:
         backbone = self.backbone
-        nothing_1UD = torch.zeros(1, 0, backbone.width, device=backbone.device)
+        no_memory_1UD = torch.zeros(1, 0, backbone.width, device=backbone.device)
         valid_1P = torch.ones_like(ids_1P, dtype=torch.bool)
         # Two-depth decoding without memory is plain decoding.
         filled = prefill(
-            backbone, 0, ids_1P, valid_1P, nothing_1UD, valid_1P[:, :0], cache=DynamicCache()
+            backbone, 0, ids_1P, valid_1P, no_memory_1UD, valid_1P[:, :0], cache=DynamicCache()
         )
         stream = filled.stream
         assert stream is not None
@@ -120,29 +122,40 @@ class FullContext:
         def advance(ids_B: torch.Tensor, live: Sequence[int]) -> torch.Tensor:
             return backbone.logits(step(backbone, 0, ids_B, stream))
 
-        transcript: Transcript | None = None
-        for rows in generate(
-            backbone.logits(filled.prefix[:, -1]),
-            advance,
-            backbone.tokenizer,
-            backbone.eos_token_id,
-            self.decoding,
-        ):
-            transcript = rows[0]
-            if "ttft_ms" not in clock.timings:
-                clock.mark("ttft_ms")
-        clock.mark("total_ms")
-        assert transcript is not None
+        (transcript,) = generate_timed(
+            backbone, backbone.logits(filled.prefix[:, -1]), advance, self.decoding, clock
+        )
         return transcript
 
 
-def context_room(backbone: Backbone, prompt: int, limit: int) -> int:
-    """Positions left for a context.
+def generate_timed(
+    backbone: Backbone, logits: torch.Tensor, advance: Step, decoding: Decoding, clock: Clock
+) -> list[Transcript]:
+    """Generate the answers of a batch; the clock marks `ttft_ms` and `total_ms`.
 
     Args:
-        backbone: reads it.
-        prompt: tokens of start, prompt and question.
-        limit: of answer tokens.
+        backbone: its tokenizer and end token are used.
+        logits: of the first answer token `[B, V]`.
+        advance: runs one more token of every row.
+        decoding: how answers are generated.
+        clock: a clock that was started when the question arrived.
+    """
+    transcripts: list[Transcript] = []
+    for rows in generate(logits, advance, backbone.tokenizer, backbone.eos_token_id, decoding):
+        transcripts = rows
+        if "ttft_ms" not in clock.timings:
+            clock.mark("ttft_ms")
+    clock.mark("total_ms")
+    return transcripts
+
+
+def free_positions(backbone: Backbone, prompt: int, limit: int) -> int:
+    """Positions that prompt and answer leave free for a context.
+
+    Args:
+        backbone: reads the context.
+        prompt: number of tokens of start token, prompt and question.
+        limit: longest answer in tokens.
 
     Raises:
         DataError: prompt and answer alone exceed the backbone's positions.
@@ -159,17 +172,17 @@ def context_room(backbone: Backbone, prompt: int, limit: int) -> int:
 def cite(
     documents: Sequence[Document], seen: int, scores: Sequence[float] | None = None
 ) -> tuple[Citation, ...]:
-    """The documents that were read, as far as they were, best first.
+    """Cite the documents, or the parts of them, that the backbone read; the best score first.
 
     Args:
         documents: in reading order.
-        seen: characters of the context that fitted the backbone.
-        scores: why each of these; None leaves them in order, without scores.
+        seen: how many leading characters of the context fit the backbone.
+        scores: score of each document; None keeps the reading order and cites without scores.
     """
     texts = [document.text for document in documents]
     read: list[tuple[Document, int, float | None]] = []
-    given = [None] * len(documents) if scores is None else scores
-    for i, (document, score) in enumerate(zip(documents, given, strict=True)):
+    known = [None] * len(documents) if scores is None else scores
+    for i, (document, score) in enumerate(zip(documents, known, strict=True)):
         left_out = max(0, len(context_prompt(texts[: i + 1])) - seen)
         if left_out < len(document.text.strip()):
             end = len(document.text.rstrip()) - left_out if left_out else len(document.text)

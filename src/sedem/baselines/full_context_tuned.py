@@ -1,33 +1,31 @@
 """Full context, fine-tuned: the paper's "Backbone (Fine-Tuned)".
 
-The backbone with the adapters that SeDeM's decoder has (r 64, alpha 128 on q, k, v and o) is
-trained on questions with every document as text before them, and reads them all for every question.
-What does not fit its positions is left out at the end of the context, in training as in answering.
+The backbone has the adapters of SeDeM's decoder (r 64, alpha 128 on q, k, v and o). It is trained
+on questions that follow all documents as text, and it reads all documents for every question. A
+context longer than its positions is truncated at its end, in training and in answering.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.baselines.memory import Begun, Remembered
+from sedem.baselines.memory import CompressedContext, PrefillResult
 from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import begin_soft, run_soft
+from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
-from sedem.method.losses import next_token_loss
+from sedem.validation import WholeAbove0, WholeFrom0
 
 
-@dataclass(frozen=True)
 class FullContextTunedConfig(ReaderConfig):
-    """The adapters of SeDeM's decoder."""
+    """Settings; the defaults are the adapters of SeDeM's decoder."""
 
-    lora_rank: int = 64
-    lora_alpha: int = 128
+    lora_rank: WholeFrom0 = 64
+    lora_alpha: WholeAbove0 = 128
 
 
 class FullContextTuned(TrainedReader):
@@ -38,31 +36,30 @@ class FullContextTuned(TrainedReader):
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """Nothing but adapters is trained."""
+        """Return no parts: only the adapters are trained."""
         return nn.ModuleDict()
 
-    def remember(self, ids: list[int]) -> Remembered:
-        """The tokens: raw text has no memory that could be built ahead."""
-        return Remembered(torch.tensor(ids, device=self.backbone.device))
+    def compress(self, ids: list[int]) -> CompressedContext:
+        """Keep the tokens: for raw text there is no memory to build in advance."""
+        return CompressedContext(torch.tensor(ids, device=self.backbone.device))
 
-    def seen(self, tokens: int, prompt: int, limit: int) -> int:
-        """As many tokens as there are positions left."""
-        return min(tokens, self.room(prompt, limit))
+    def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
+        """Return as many tokens as prompt and answer leave positions for."""
+        return min(tokens, self.free_positions(prompt, limit))
 
-    def begin(
-        self, contents: Sequence[Any], seen: Sequence[int], prompts: Sequence[list[int]]
-    ) -> Begun:
+    def prefill(
+        self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
+    ) -> PrefillResult:
         """Prefill start token, context and prompt."""
         embedded = [
-            self.backbone.embed(ids[:count]) for ids, count in zip(contents, seen, strict=True)
+            self.backbone.embed(ids[:count]) for ids, count in zip(contents, used, strict=True)
         ]
-        return begin_soft(self.backbone, embedded, prompts)
+        return prefill_soft_prompts(self.backbone, embedded, prompts)
 
     def question_loss(
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Cross-entropy of the answer."""
         embedded = [self.backbone.embed(context) for context in contexts]
-        states_BPD = run_soft(self.backbone, embedded, ids, valid).prefix
-        logits_BAV = self.backbone.logits(states_BPD[:, -labels.shape[1] :])
-        return {"loss": next_token_loss(logits_BAV, labels)}
+        states_BPD = run_soft_prompts(self.backbone, embedded, ids, valid).prefix
+        return self.answer_loss(states_BPD, labels)

@@ -1,110 +1,104 @@
-"""HMT, the hierarchical memory transformer: segment after segment, with recall (He et al., 2025).
+"""HMT, the hierarchical memory transformer: reads segments in turn and recalls (He et al., 2025).
 
-Followed: the official code for causal language models. A sequence is read in segments; each is
-[memory; last tokens of the segment before (sensory memory); its own tokens; memory again], and the
-last hidden states, after the closing norm, at the last M positions are its new memory. What memory
-a segment is given:
+The source is the official code for causal language models. A sequence is read in segments, each as
+[memory; sensory memory (last tokens of the previous segment); its tokens; memory]. The last hidden
+states at the last M positions, after the final norm, are the segment's new memory. The memory that
+a segment starts with is
 
-- the first one: a learned one;
-- without recall: that of the segment before;
-- with recall: the first half of the segment is read between a learned summary vector at either end;
-  what comes out asks all kept memory vectors by one head of attention without values, and their
-  weighted sum is the memory.
+- for the first segment: a learned one;
+- without recall: that of the previous segment;
+- with recall: the first half of the segment is read between learned summary vectors at both ends.
+  The states at the last ones query all stored memory vectors, by one attention head without values.
+  Their weighted sum is the memory.
 
-Trained on text in two stages, without recall and then with it (`recall_from`), then on questions.
-Adapters stand on q and v and are never off: what reads is what answers. The last segment holds what
-is left of the context, the prompt and the answer; no other segment's memory knows the question.
+Training on text has two stages, first without recall and then with it (`recall_from`). Training on
+questions follows. The adapters on q and v are always on, in reading and in answering. The last
+segment holds the rest of the context, the prompt and the answer; no other segment's memory depends
+on the question.
 
-Where it differs: docs/deviations.md.
+Deviations: docs/deviations.md.
 
 Letters: B batch, T tokens of a row, A continuation or answer tokens, M memory vectors of a segment,
-U kept memory vectors, P positions, D width.
+U stored memory vectors, P positions, D width, H recall width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor, nn
 from transformers import DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.memory import Begun, Remembered
-from sedem.baselines.settings import ReaderConfig
-from sedem.baselines.soft_prompt import begun, run_rows
+from sedem.baselines.memory import CompressedContext, PrefillResult
+from sedem.baselines.settings import LoraTargets, ReaderConfig
+from sedem.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.losses import IGNORED, next_token_loss
+from sedem.validation import Share, WholeAbove0, WholeFrom0
 
 ID_BYTES = 4
-"""Of a token that is kept as it is."""
+"""Bytes of a stored token id."""
 
 
-@dataclass(frozen=True)
 class HMTConfig(ReaderConfig):
     """Settings of HMT; the defaults are the official ones, but for M, which is the paper's.
 
     Attributes:
         memory: M, memory vectors of a segment.
-        sensory: last tokens of a segment that stand in front of the next one too.
-        segment_length: positions of a segment, memory at both ends and sensory tokens included.
-        recall_width: width of the attention that recalls.
-        recall_context: newest memory vectors that can be recalled; officially those of 100
-            segments.
-        recall_from: share of the training on text after which memory is recalled.
+        sensory: last tokens of a segment that the next segment reads again.
+        segment_length: positions of a segment, including memory at both ends and sensory tokens.
+        recall_width: width of the attention for recall.
+        recall_context: number of newest memory vectors that can be recalled; officially those of
+            100 segments.
+        recall_from: share of the training on text after which recall starts.
     """
 
-    lora_rank: int = 8
-    lora_alpha: int = 32
-    lora_targets: tuple[str, ...] = ("q_proj", "v_proj")
-    lora_dropout: float = 0.1
-    memory: int = 10
-    sensory: int = 32
-    segment_length: int = 1024
-    recall_width: int = 4096
-    recall_context: int = 1000
-    recall_from: float = 0.5
+    lora_rank: WholeFrom0 = 8
+    lora_alpha: WholeAbove0 = 32
+    lora_targets: LoraTargets = ("q_proj", "v_proj")
+    lora_dropout: Share = 0.1
+    memory: WholeAbove0 = 10
+    sensory: WholeFrom0 = 32
+    segment_length: WholeAbove0 = 1024
+    recall_width: WholeAbove0 = 4096
+    recall_context: WholeAbove0 = 1000
+    recall_from: Share = 0.5
 
-    least: ClassVar[Mapping[str, int]] = {
-        "memory": 1,
-        "sensory": 0,
-        "segment_length": 1,
-        "recall_width": 1,
-        "recall_context": 1,
-    }
-    shares: ClassVar[tuple[str, ...]] = ("recall_from",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
         if self.tokens < 1:
-            raise ConfigError(
+            raise ValueError(
                 f"segment_length is {self.segment_length}, but memory at both ends and "
                 f"{self.sensory} sensory tokens take {self.segment_length - self.tokens} of it; "
                 "make it longer"
             )
         if self.recall_context < self.memory:
-            raise ConfigError(
+            raise ValueError(
                 f"recall_context is {self.recall_context}, but a segment has {self.memory} memory "
-                "vectors; it must hold those of one at least"
+                "vectors; it must be at least as many"
             )
+        return self
 
     @property
     def tokens(self) -> int:
-        """Tokens of its own that a segment has."""
+        """New tokens of a segment: all positions but memory and sensory tokens."""
         return self.segment_length - 2 * self.memory - self.sensory
 
 
 @dataclass(frozen=True)
-class Trail:
-    """How far a sequence has been read.
+class ReadingState:
+    """What is known of a sequence that has been read in part.
 
     Attributes:
-        memories: kept memory vectors, the newest last `[U, D]`.
-        sensory: last tokens of the segment before.
-        rest: tokens that were not read yet, less than a segment in the end.
+        memories: stored memory vectors, the newest last `[U, D]`.
+        sensory: last tokens of the previous segment.
+        rest: tokens that are not read yet; at the end fewer than a segment.
     """
 
     memories: Tensor
@@ -125,14 +119,14 @@ class HMT(TrainedReader):
                 f"{backbone.max_positions:,} positions of '{backbone.name}'; make it shorter"
             )
         super().__init__(config, backbone)
-        spread = backbone.model.get_input_embeddings().weight.detach().float().std()
+        deviation = backbone.model.get_input_embeddings().weight.detach().float().std()
         with torch.no_grad():
             for name in ("memory", "summary"):
-                self._learned(name).mul_(spread)
+                self._learned(name).mul_(deviation)
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """First memory, summary vectors (both later scaled like token embeddings) and recall."""
+        """First memory and summary vectors (both scaled later, as token embeddings), and recall."""
         width, inner = shape.hidden_size, config.recall_width
         return nn.ModuleDict(
             {
@@ -145,18 +139,18 @@ class HMT(TrainedReader):
 
     @classmethod
     def overhead(cls, config: Any, shape: PretrainedConfig) -> int:
-        """The memory vectors alone, which at M = 10 are the paper's 0.020M and 0.031M.
+        """The memory vectors only: at M = 10 the paper's 0.020M and 0.031M.
 
-        It leaves out summary vectors and the projections of recall, by far the larger part.
+        That leaves out the summary vectors and the far larger projections of recall.
         """
         return int(config.memory * shape.hidden_size)
 
     # Reading
 
-    def remember(self, ids: list[int]) -> Remembered:
+    def compress(self, ids: list[int]) -> CompressedContext:
         """Memory of every whole segment, and the tokens after the last one."""
         config, start = self.config, self.backbone.bos_token_id
-        (trail,) = self._walk([torch.tensor([start, *ids], device=self.backbone.device)])
+        (reading,) = self._read_whole([torch.tensor([start, *ids], device=self.backbone.device)])
         segments = (1 + len(ids)) // config.tokens
         notes: tuple[str, ...] = ()
         if segments * config.memory > config.recall_context:
@@ -164,108 +158,115 @@ class HMT(TrainedReader):
                 f"the context has {len(ids):,} tokens, of its {segments * config.memory:,} memory "
                 f"vectors {self.name} recalls the newest {config.recall_context:,} only",
             )
-        kept = replace(trail, memories=trail.memories.bfloat16())
-        tokens = len(kept.sensory) + len(kept.rest)
-        return Remembered(kept, 2 * kept.memories.numel() + ID_BYTES * tokens, notes)
+        stored = replace(reading, memories=reading.memories.bfloat16())
+        tokens = len(stored.sensory) + len(stored.rest)
+        return CompressedContext(stored, 2 * stored.memories.numel() + ID_BYTES * tokens, notes)
 
-    def _walk(self, sequences: Sequence[Tensor]) -> list[Trail]:
-        """Read the whole segments of each sequence; the n-th of all rows go together."""
+    def _read_whole(self, sequences: Sequence[Tensor]) -> list[ReadingState]:
+        """Read the whole segments of each sequence; the n-th segments of all rows are one batch."""
         size = self.config.tokens
-        trails = [self._unread(ids) for ids in sequences]
-        while pending := [i for i, trail in enumerate(trails) if len(trail.rest) >= size]:
-            before = [trails[i] for i in pending]
-            _, after = self._read(before, [trail.rest[:size] for trail in before])
-            for i, trail in zip(pending, after, strict=True):
-                trails[i] = replace(trail, rest=trails[i].rest[size:])
-        return trails
+        readings = [self._unread(ids) for ids in sequences]
+        while pending := [i for i, reading in enumerate(readings) if len(reading.rest) >= size]:
+            before = [readings[i] for i in pending]
+            _, after = self._read(before, [reading.rest[:size] for reading in before])
+            for i, reading in zip(pending, after, strict=True):
+                readings[i] = replace(reading, rest=readings[i].rest[size:])
+        return readings
 
-    def _unread(self, ids: Tensor) -> Trail:
-        nothing_UD = torch.zeros(0, self.backbone.width, device=ids.device)
-        return Trail(nothing_UD.to(self.backbone.dtype), ids[:0], ids)
+    def _unread(self, ids: Tensor) -> ReadingState:
+        no_memory_UD = torch.zeros(0, self.backbone.width, device=ids.device)
+        return ReadingState(no_memory_UD.to(self.backbone.dtype), ids[:0], ids)
 
     def _read(
-        self, trails: Sequence[Trail], segments: Sequence[Tensor], recall: bool = True
-    ) -> tuple[list[Tensor], list[Trail]]:
+        self, readings: Sequence[ReadingState], segments: Sequence[Tensor], recall: bool = True
+    ) -> tuple[list[Tensor], list[ReadingState]]:
         """Read one more segment of each row.
 
         Returns:
-            States of the segments' own tokens, before the closing norm, and the trails after them.
+            Hidden states of each segment's new tokens, before the final norm, and the reading
+            states after the segments.
         """
         config = self.config
-        fronts, ends = self._framed(trails, segments, recall)
+        fronts, ends = self._embed(readings, segments, recall)
         rows = [torch.cat(pair) for pair in zip(fronts, ends, strict=True)]
-        states_BPD, _ = run_rows(self.backbone, rows)
-        own_BPD, written_BMD = states_BPD.tensor_split([-config.memory], dim=1)
-        written_BMD = self.backbone.model.get_decoder().norm(written_BMD)
+        states_BPD, _ = run_embeddings(self.backbone, rows)
+        new_BPD, memory_BMD = states_BPD.tensor_split([-config.memory], dim=1)
+        memory_BMD = self.backbone.model.get_decoder().norm(memory_BMD)
         after = []
-        for trail, segment, written_MD in zip(trails, segments, written_BMD, strict=True):
-            memories_UD = torch.cat([trail.memories, written_MD.to(trail.memories)])
+        for reading, segment, memory_MD in zip(readings, segments, memory_BMD, strict=True):
+            memories_UD = torch.cat([reading.memories, memory_MD.to(reading.memories)])
             sensory = segment[max(0, len(segment) - config.sensory) :]
             after.append(
-                replace(trail, memories=memories_UD[-config.recall_context :], sensory=sensory)
+                replace(reading, memories=memories_UD[-config.recall_context :], sensory=sensory)
             )
-        return [own[-len(s) :] for own, s in zip(own_BPD, segments, strict=True)], after
+        return [new[-len(s) :] for new, s in zip(new_BPD, segments, strict=True)], after
 
-    def _framed(
-        self, trails: Sequence[Trail], segments: Sequence[Tensor], recall: bool = True
+    def _embed(
+        self, readings: Sequence[ReadingState], segments: Sequence[Tensor], recall: bool = True
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Embeddings of [memory; sensory tokens; segment], and the memory alone, row by row."""
-        given = self._given(trails, segments) if recall else self._handed_on(trails)
+        """Embeddings of [memory; sensory tokens; segment], and of the memory alone, row by row."""
+        initial = self._recalled(readings, segments) if recall else self._previous(readings)
         fronts, memories = [], []
-        for trail, segment, memory_MD in zip(trails, segments, given, strict=True):
-            embedded_TD = self.backbone.embed(torch.cat([trail.sensory, segment]))
+        for reading, segment, memory_MD in zip(readings, segments, initial, strict=True):
+            embedded_TD = self.backbone.embed(torch.cat([reading.sensory, segment]))
             memories.append(memory_MD.to(embedded_TD))
             fronts.append(torch.cat([memories[-1], embedded_TD]))
         return fronts, memories
 
-    # What memory a segment is given
+    # The memory that a segment starts with
 
     def _learned(self, name: str) -> Tensor:
         table = self.parts()[name]
         assert isinstance(table, nn.Embedding)
         return table.weight
 
-    def _handed_on(self, trails: Sequence[Trail]) -> list[Tensor]:
-        """Without recall: the newest memory."""
+    def _previous(self, readings: Sequence[ReadingState]) -> list[Tensor]:
+        """Without recall: the memory of the previous segment."""
         first_MD, count = self._learned("memory"), self.config.memory
-        return [t.memories[-count:] if len(t.memories) else first_MD for t in trails]
+        return [r.memories[-count:] if len(r.memories) else first_MD for r in readings]
 
-    def _given(self, trails: Sequence[Trail], segments: Sequence[Tensor]) -> list[Tensor]:
-        """With recall: what the first half of a segment asks for."""
-        given = [self._learned("memory") for _ in trails]
-        asking = [i for i, trail in enumerate(trails) if len(trail.memories)]
-        if not asking:
-            return given
+    def _recalled(
+        self, readings: Sequence[ReadingState], segments: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """With recall: what the first half of a segment recalls."""
+        memory = [self._learned("memory") for _ in readings]
+        recalling = [i for i, reading in enumerate(readings) if len(reading.memories)]
+        if not recalling:
+            return memory
         half = max(1, self.config.tokens // 2)
         rows = []
-        for i in asking:
+        for i in recalling:
             embedded_TD = self.backbone.embed(segments[i][:half])
             summary_MD = self._learned("summary").to(embedded_TD)
             rows.append(torch.cat([summary_MD, embedded_TD, summary_MD]))
-        states_BPD, _ = run_rows(self.backbone, rows)
-        asked_BMD = self.backbone.model.get_decoder().norm(states_BPD[:, -self.config.memory :])
-        for i, asked_MD in zip(asking, asked_BMD, strict=True):
-            given[i] = self.recall(asked_MD, trails[i].memories)
-        return given
+        states_BPD, _ = run_embeddings(self.backbone, rows)
+        queries_BMD = self.backbone.model.get_decoder().norm(states_BPD[:, -self.config.memory :])
+        for i, queries_MD in zip(recalling, queries_BMD, strict=True):
+            memory[i] = self.recall(queries_MD, readings[i].memories)
+        return memory
 
-    def recall(self, asked_MD: Tensor, memories_UD: Tensor) -> Tensor:
-        """Weighted sums of kept memory vectors `[M, D]` (equation of memory recall).
+    def recall(self, queries_MD: Tensor, memories_UD: Tensor) -> Tensor:
+        """Weighted sums of stored memory vectors `[M, D]` (equation of memory recall).
 
         Args:
-            asked_MD: what the segment's first half gave.
-            memories_UD: kept memory vectors.
+            queries_MD: summary states of the segment's first half.
+            memories_UD: stored memory vectors.
         """
-        query_MH = self.parts()["recall_query"](asked_MD.float())
+        query_MH = self.parts()["recall_query"](queries_MD.float())
         keys_UH = self.parts()["recall_key"](memories_UD.float())
         scores_MU = (query_MH @ keys_UH.T).float() / self.config.recall_width**0.5
         return scores_MU.softmax(-1).to(memories_UD) @ memories_UD
 
     # Answering
 
-    def seen(self, tokens: int, prompt: int, limit: int) -> int:
-        """All of them, however many; the last segment and the answer must have positions."""
+    def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
+        """Return all tokens, however many.
+
+        Raises:
+            DataError: the last segment and the answer exceed the backbone's positions.
+        """
         config, most = self.config, self.backbone.max_positions
-        self.room(prompt, limit)
+        self.free_positions(prompt, limit)
         needed = config.memory + config.sensory + max(config.tokens, prompt - 1) + limit
         if needed > most:
             raise DataError(
@@ -275,73 +276,73 @@ class HMT(TrainedReader):
             )
         return tokens
 
-    def begin(
-        self, contents: Sequence[Any], seen: Sequence[int], prompts: Sequence[list[int]]
-    ) -> Begun:
-        """Prefill the last segments; the start token already stands in front of the contexts."""
+    def prefill(
+        self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
+    ) -> PrefillResult:
+        """Prefill the last segments; the contexts already begin with the start token."""
         backbone = self.backbone
-        trails = [replace(kept, memories=kept.memories.to(backbone.dtype)) for kept in contents]
-        asked = [torch.tensor(prompt[1:], device=backbone.device) for prompt in prompts]
-        rows = self._last(trails, asked)
-        states_BPD, stream = run_rows(backbone, rows, DynamicCache())
-        return begun(backbone, states_BPD[:, -1], stream, [len(row) for row in rows])
+        readings = [replace(r, memories=r.memories.to(backbone.dtype)) for r in contents]
+        prompt_ids = [torch.tensor(prompt[1:], device=backbone.device) for prompt in prompts]
+        rows = self._last(readings, prompt_ids)
+        states_BPD, stream = run_embeddings(backbone, rows, DynamicCache())
+        return prefill_result(backbone, states_BPD[:, -1], stream, [len(row) for row in rows])
 
-    def _last(self, trails: Sequence[Trail], prompts: Sequence[Tensor]) -> list[Tensor]:
-        """Embeddings of last segments up to the answer.
+    def _last(self, readings: Sequence[ReadingState], prompts: Sequence[Tensor]) -> list[Tensor]:
+        """Embeddings of the last segments up to the answer.
 
-        A prompt is never cut in two: where it does not fit beside the rest of the context, that
-        rest becomes a segment of its own.
+        A prompt is never split: if it does not fit after the rest of the context, that rest becomes
+        a separate segment.
         """
-        trails = list(trails)
+        readings = list(readings)
         full = [
             i
-            for i, (trail, prompt) in enumerate(zip(trails, prompts, strict=True))
-            if len(trail.rest) and len(trail.rest) + len(prompt) > self.config.tokens
+            for i, (reading, prompt) in enumerate(zip(readings, prompts, strict=True))
+            if len(reading.rest) and len(reading.rest) + len(prompt) > self.config.tokens
         ]
         if full:
-            _, after = self._read([trails[i] for i in full], [trails[i].rest for i in full])
-            for i, trail in zip(full, after, strict=True):
-                trails[i] = replace(trail, rest=trail.rest[:0])
-        segments = [torch.cat([t.rest, p]) for t, p in zip(trails, prompts, strict=True)]
-        return self._framed(trails, segments)[0]
+            _, after = self._read([readings[i] for i in full], [readings[i].rest for i in full])
+            for i, reading in zip(full, after, strict=True):
+                readings[i] = replace(reading, rest=reading.rest[:0])
+        segments = [torch.cat([r.rest, p]) for r, p in zip(readings, prompts, strict=True)]
+        return self._embed(readings, segments)[0]
 
     # Training
 
     def question_loss(
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the answer in the last segment, gradients through all segments."""
+        """Cross-entropy of the answer in the last segment, with gradients through all segments."""
         start = ids.new_tensor([self.backbone.bos_token_id])
-        trails = self._walk([torch.cat([start, context]) for context in contexts])
+        readings = self._read_whole([torch.cat([start, context]) for context in contexts])
         prompts, answers = [], []
         for row, mask, target in zip(ids, valid, labels, strict=True):
-            # The last answer token is predicted and not read.
-            kept, read = row[mask][1:], int((target != IGNORED).sum()) - 1
-            prompts.append(kept[: len(kept) - read])
-            answers.append(self.backbone.embed(kept[len(kept) - read :]))
-        pairs = zip(self._last(trails, prompts), answers, strict=True)
-        states_BPD, _ = run_rows(self.backbone, [torch.cat(pair) for pair in pairs])
-        logits_BAV = self.backbone.logits(states_BPD[:, -labels.shape[1] :])
-        return {"loss": next_token_loss(logits_BAV, labels)}
+            # The last answer token is predicted but not read.
+            tokens, read = row[mask][1:], int((target != IGNORED).sum()) - 1
+            prompts.append(tokens[: len(tokens) - read])
+            answers.append(self.backbone.embed(tokens[len(tokens) - read :]))
+        pairs = zip(self._last(readings, prompts), answers, strict=True)
+        states_BPD, _ = run_embeddings(self.backbone, [torch.cat(pair) for pair in pairs])
+        return self.answer_loss(states_BPD, labels)
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
-        """Cross-entropy of the continuation, the whole window being read in segments.
+        """Cross-entropy of the continuation; context and continuation are read in segments.
 
-        Memory is handed on until `recall_from` of the training is done, and recalled from then on.
+        A segment starts with the previous memory until `recall_from` of the training is done, and
+        with recalled memory from then on.
 
         Raises:
-            ConfigError: the window is no longer than one segment.
+            ConfigError: context and continuation are at most one segment.
         """
         window_BT, size = torch.cat([context, continuation], dim=1), self.config.tokens
         if window_BT.shape[1] <= size:
             raise ConfigError(
                 f"text.context and text.continuation are {window_BT.shape[1]} tokens, a segment "
-                f"has {size}; nothing would be remembered, make the window longer"
+                f"has {size}; no memory would be used, make the text longer"
             )
         recall = self.progress >= self.config.recall_from
-        trails, states = [self._unread(row[:0]) for row in window_BT], []
+        readings, states = [self._unread(row[:0]) for row in window_BT], []
         for segment_BT in window_BT.split(size, dim=1):
-            own, trails = self._read(trails, list(segment_BT), recall)
-            states.append(torch.stack(own))
+            new, readings = self._read(readings, list(segment_BT), recall)
+            states.append(torch.stack(new))
         states_BAD = torch.cat(states, dim=1)[:, context.shape[1] - 1 : -1]
         return {"loss": next_token_loss(self.backbone.logits(states_BAD), continuation)}

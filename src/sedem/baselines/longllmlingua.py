@@ -1,17 +1,17 @@
-"""LongLLMLingua: the question thins the text to a quarter, the frozen backbone reads what is left.
+"""LongLLMLingua: prunes the text to a quarter for each question, then reads what is left.
 
-From Jiang et al., 2024. Followed: PromptCompressor of the official code (llmlingua 0.2.2) at the
-paper's settings, nothing trained, scorer and reader one backbone. Five steps:
+From Jiang et al., 2024. The source is PromptCompressor of the official code (llmlingua 0.2.2) at
+the paper's settings. Nothing is trained, and one backbone both scores and reads. Five steps:
 
-1. Each paragraph is ranked by the mean surprise of the question, and of a sentence that says the
-   answer is there, right after it: the less, the better.
-2. The best paragraphs are kept as far as a budget of tokens goes; the one that overdraws it stays.
-3. They are put in the order of their rank, best first, and share the budget by rank.
-4. A token's worth is how much less surprising the question makes the token after it. Windows of
-   200 tokens are thinned one after another, each seeing what is left of those before.
-5. What is left is decoded and read as text.
+1. Rank each paragraph by the mean negative log-likelihood (NLL) of the question after it, followed
+   by a sentence that says the answer is there. A lower NLL ranks higher.
+2. Keep the best paragraphs until their tokens exceed a budget; the one that exceeds it is kept.
+3. Order them by rank, best first, and share the budget by rank.
+4. Prune tokens by contrastive perplexity: how much the question lowers the NLL of the next token.
+   Windows of 200 tokens are pruned in turn, each after what is kept of the windows before it.
+5. Decode the kept tokens and read them as text.
 
-Where it differs: docs/deviations.md.
+Deviations: docs/deviations.md.
 
 Letters: P tokens of question and paragraphs.
 """
@@ -20,60 +20,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
-from sedem.baselines.paragraphs import Paragraph, cut_notes, split
-from sedem.baselines.token_pruning import Reading, thin, windows
+from sedem.baselines.memory import text_bytes
+from sedem.baselines.paragraphs import Paragraph, split, split_notes
+from sedem.baselines.token_pruning import CachedScorer, plan_windows, prune_tokens
 from sedem.engine.device import Clock
-from sedem.errors import ConfigError, DataError
+from sedem.errors import DataError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.types import Answer, Document
+from sedem.validation import Settings, Share, Whole, WholeAbove0, WholeFrom0
 
-PROMISE = " The answer to this question can be found in the documents above."
-"""Follows the question where paragraphs are ranked; the official words say the same."""
+RESTRICTIVE_STATEMENT = " The answer to this question can be found in the documents above."
+"""Follows the question when paragraphs are ranked; means the same as the official sentence."""
 
 
-@dataclass(frozen=True)
-class LongLLMLinguaConfig:
+class LongLLMLinguaConfig(Settings):
     """Settings; the defaults are the paper's (appendix LongLLMLingua).
 
     Attributes:
-        rate: tokens that are to be left, question included, per token of question and context.
-        extra: tokens that paragraphs may take beyond that (`context_budget`).
-        spread: how far the best paragraph's share is above, the last one's below the mean
+        rate: share of the tokens of question and context to keep, the question included.
+        extra: tokens that the kept paragraphs may have beyond that share (`context_budget`).
+        spread: the best paragraph keeps this share more than the mean, the worst this share less
             (`dynamic_context_compression_ratio`).
-        window: tokens that are thinned at a time (`iterative_size`).
-        paragraph: tokens of a paragraph; longer ones are cut.
+        window: tokens that are pruned together (`iterative_size`).
+        paragraph: longest paragraph in tokens; longer ones are cut.
     """
 
-    rate: float = 0.25
-    extra: int = 100
-    spread: float = 0.4
-    window: int = 200
-    paragraph: int = 1024
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "spread"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
-        for name, least in (("extra", 0), ("window", 2), ("paragraph", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+    rate: Share = 0.25
+    extra: WholeFrom0 = 100
+    spread: Share = 0.4
+    window: Annotated[Whole, Field(ge=2)] = 200
+    paragraph: WholeAbove0 = 1024
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedParagraphs:
     """Paragraphs that are kept.
 
     Attributes:
-        ranked: indices of all, best first.
-        scores: of all; the mean surprise of the question after each, negative.
-        kept: indices of those kept, best first.
-        rates: share of the tokens of each of those that is to stay.
+        ranked: indices of all paragraphs, best first.
+        scores: score of every paragraph: minus the mean NLL of the question after it.
+        kept: indices of the kept paragraphs, best first.
+        rates: share of its tokens that each kept paragraph keeps.
         notes: one sentence for each thing that was done to the context.
     """
 
@@ -85,12 +80,12 @@ class Chosen:
 
 
 class LongLLMLingua(FullContext):
-    """The frozen backbone thins a context for each question, then reads it.
+    """The frozen backbone prunes a context for each question, then reads it.
 
     Args:
-        backbone: scores and reads.
+        backbone: scores and reads the text.
         decoding: how answers are generated.
-        config: rate and the like.
+        config: settings; None means the paper's.
     """
 
     def __init__(
@@ -100,21 +95,21 @@ class LongLLMLingua(FullContext):
         self.config = config or LongLLMLinguaConfig()
 
     def answer(self, memory: Sequence[Document], question: str) -> Answer:
-        """Answer from what the question leaves of the documents.
+        """Answer from the pruned documents.
 
         Raises:
-            DataError: the question is empty or too long to be scored beside a paragraph.
+            DataError: the question is empty, or too long to be scored after a paragraph.
         """
         clock = Clock(self.backbone.device)
-        question_ids(self.backbone, question)  # refuses what is no question
+        question_ids(self.backbone, question)  # raises if the question is empty
         question = question.strip()
         paragraphs = split(memory, self.backbone, self.longest())
-        chosen = self.choose(paragraphs, question)
-        text = self.thinned([paragraphs[i] for i in chosen.kept], question, chosen.rates)
-        left = [Document("left", text)] if text.strip() else []
-        answer = self.answer_from(left, range(len(left)), [0.0] * len(left), question, clock)
+        chosen = self.select(paragraphs, question)
+        text = self.prune([paragraphs[i] for i in chosen.kept], question, chosen.rates)
+        pruned = [Document("pruned", text)] if text.strip() else []
+        answer = self.answer_from(pruned, range(len(pruned)), [0.0] * len(pruned), question, clock)
         tokens = self._tokens(memory)
-        cut = cut_notes(memory, paragraphs, self.longest(), tokens, self.name)
+        cut = split_notes(memory, paragraphs, self.longest(), tokens, self.name)
         return replace(
             answer,
             citations=tuple(
@@ -124,25 +119,25 @@ class LongLLMLingua(FullContext):
             k=len(chosen.kept),
             blocks=len(paragraphs),
             cut=(*cut, *chosen.notes, *answer.cut),
-            stored_bytes=sum(len(document.text.encode()) for document in memory),
+            stored_bytes=text_bytes(memory),
             context_tokens=tokens,
             ranking=tuple(paragraphs[i].span for i in chosen.ranked),
         )
 
     def longest(self) -> int:
-        """Tokens of a paragraph: half of the positions are kept for the question."""
+        """Longest paragraph in tokens: half of the positions are reserved for the question."""
         return min(self.config.paragraph, self.backbone.max_positions // 2)
 
     # Paragraphs
 
-    def choose(self, paragraphs: Sequence[Paragraph], question: str) -> Chosen:
-        """Which paragraphs are kept, and how much of each is to stay (steps 1 to 3).
+    def select(self, paragraphs: Sequence[Paragraph], question: str) -> SelectedParagraphs:
+        """Select paragraphs, and the share of tokens that each keeps (steps 1 to 3).
 
         Raises:
-            DataError: the question is too long to be scored beside a paragraph.
+            DataError: the question is too long to be scored after a paragraph.
         """
         backbone = self.backbone
-        asked = len(backbone.token_ids(question + PROMISE))
+        asked = len(backbone.token_ids(question + RESTRICTIVE_STATEMENT))
         room = backbone.max_positions - self.longest() - 1
         if asked > room:
             raise DataError(
@@ -157,25 +152,27 @@ class LongLLMLingua(FullContext):
                 f"the context is one paragraph, so {self.name} ranked nothing",
             )
         else:
-            scores = [-self.surprise_after(paragraph.text, question) for paragraph in paragraphs]
+            scores = [-self.question_nll(paragraph.text, question) for paragraph in paragraphs]
             ranked = sorted(range(len(scores)), key=lambda i: -scores[i])
             kept, notes = self._affordable(ranked, lengths, target, question)
         mean = target / (sum(lengths[i] + 2 for i in kept) + 1)
-        rates = [min(1.0, max(0.0, mean + more)) for more in spread(len(kept), self.config.spread)]
-        return Chosen(ranked, scores, kept, rates, notes)
+        rates = [
+            min(1.0, max(0.0, mean + more)) for more in rate_offsets(len(kept), self.config.spread)
+        ]
+        return SelectedParagraphs(ranked, scores, kept, rates, notes)
 
     @torch.no_grad()
-    def surprise_after(self, text: str, question: str) -> float:
-        """Mean surprise of question and promise right after a paragraph."""
+    def question_nll(self, text: str, question: str) -> float:
+        """Mean NLL of the question and the restrictive statement after a paragraph."""
         backbone = self.backbone
-        ids = [backbone.bos_token_id, *backbone.token_ids(text + question + PROMISE)]
-        surprise = Reading(backbone).surprise(torch.tensor(ids, device=backbone.device))
-        return float(surprise[len(backbone.token_ids(text)) :].mean())
+        ids = [backbone.bos_token_id, *backbone.token_ids(text + question + RESTRICTIVE_STATEMENT)]
+        nll = CachedScorer(backbone).token_nll(torch.tensor(ids, device=backbone.device))
+        return float(nll[len(backbone.token_ids(text)) :].mean())
 
     def _target(self, lengths: Sequence[int], question: str) -> float:
-        """Tokens that are to be left of all paragraphs; may be negative.
+        """Number of paragraph tokens to keep; may be negative.
 
-        As officially, each text counts with a start token, and an empty instruction is a text.
+        As officially, each text counts with a start token, and the empty instruction is a text.
         """
         asked = len(self.backbone.token_ids(question)) + 1
         every = 1 + asked + sum(length + 1 for length in lengths)
@@ -204,13 +201,13 @@ class LongLLMLingua(FullContext):
 
     # Tokens
 
-    def thinned(self, kept: Sequence[Paragraph], question: str, rates: Sequence[float]) -> str:
-        """What is left of the kept paragraphs (steps 4 and 5).
+    def prune(self, kept: Sequence[Paragraph], question: str, rates: Sequence[float]) -> str:
+        """Prune the kept paragraphs and return the text (steps 4 and 5).
 
         Args:
             kept: paragraphs in reading order.
-            question: what is asked.
-            rates: share of each that is to stay.
+            question: the question.
+            rates: share of its tokens that each paragraph keeps.
         """
         backbone, size = self.backbone, self.config.window
         head = question + SEPARATOR
@@ -218,13 +215,13 @@ class LongLLMLingua(FullContext):
         encoded = backbone.tokenize([text], offsets=True)
         front = sum(end <= len(head) for _, end in encoded["offset_mapping"][0])
         ids_P = torch.tensor(encoded["input_ids"][0], device=backbone.device)
-        plan = windows([len(paragraph.ids) + 2 for paragraph in kept], rates, size)
-        stays = thin(backbone, ids_P, front, plan, size)
+        plan = plan_windows([len(paragraph.ids) + 2 for paragraph in kept], rates, size)
+        stays = prune_tokens(backbone, ids_P, front, plan, size)
         return backbone.tokenizer.decode(ids_P[stays], clean_up_tokenization_spaces=False)
 
 
-def spread(count: int, most: float) -> list[float]:
-    """Differences from the mean share, from `most` for the best down to -`most` for the last."""
+def rate_offsets(count: int, most: float) -> list[float]:
+    """Offsets from the mean rate by rank, from `most` for the best paragraph to -`most`."""
     if count == 1:
         return [0.0]
     return [most * (count - 1 - 2 * rank) / (count - 1) for rank in range(count)]

@@ -1,10 +1,11 @@
-"""What passes between one trained baseline and what all of them share.
+"""Data that a trained baseline exchanges with the code that all of them share.
 
 Letters: B batch, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,13 @@ from sedem.types import Document
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """What a method keeps of a context.
+class CompressedContext:
+    """What a method stores of a context.
 
     Attributes:
-        content: whatever it answers from.
-        stored_bytes: of it; None means that it is the text itself, in UTF-8.
-        notes: one sentence for each thing that was done to the context.
+        content: what the method answers from; its type is the method's own.
+        stored_bytes: size of the content; None means that the content is the text itself in UTF-8.
+        notes: one sentence for each part of the context that was dropped or left uncompressed.
     """
 
     content: Any
@@ -32,34 +33,35 @@ class Remembered:
 
 @dataclass(frozen=True)
 class ContextMemory:
-    """Documents that were read.
+    """Documents and their compressed context.
 
     Attributes:
-        documents: in their order.
-        ends: character of the joined text after each of its tokens.
-        remembered: what is kept of it.
+        documents: in the order they were given.
+        token_ends: for each token, the index of the character after it in the joined text.
+        compressed: what the method stores of the joined text.
     """
 
     documents: list[Document]
-    ends: list[int]
-    remembered: Remembered
+    token_ends: list[int]
+    compressed: CompressedContext
 
     @property
     def stored_bytes(self) -> int:
-        """What is kept to answer from."""
-        if self.remembered.stored_bytes is not None:
-            return self.remembered.stored_bytes
-        return sum(len(document.text.encode()) for document in self.documents)
+        """Bytes that are stored to answer from."""
+        if self.compressed.stored_bytes is not None:
+            return self.compressed.stored_bytes
+        return text_bytes(self.documents)
 
 
 @dataclass(frozen=True)
-class Begun:
-    """Where a batch of answers begins.
+class PrefillResult:
+    """State of a batch after prefill.
 
     Attributes:
         logits: of the first answer token `[B, V]`.
         advance: runs one more token of every row.
-        conditioning: positions that the decoder saw before it, row by row.
+        conditioning: number of positions that the decoder saw before the first answer token, row by
+            row.
     """
 
     logits: Tensor
@@ -67,6 +69,11 @@ class Begun:
     conditioning: list[int]
 
 
-def own_generator(seed: int, ids: Tensor) -> np.random.Generator:
-    """Random numbers that a text itself decides, so that a resumed run draws alike."""
+def text_bytes(documents: Sequence[Document]) -> int:
+    """Size of the documents' texts in UTF-8."""
+    return sum(len(document.text.encode()) for document in documents)
+
+
+def generator_for(seed: int, ids: Tensor) -> np.random.Generator:
+    """A random generator seeded by a text, so that a resumed run draws the same numbers."""
     return np.random.default_rng([seed, *ids[:8].tolist()])

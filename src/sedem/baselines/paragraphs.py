@@ -1,4 +1,4 @@
-"""Documents as the paragraphs that methods of raw text rank."""
+"""Documents split into the paragraphs that methods over raw text rank."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Paragraph:
 
     Attributes:
         document: name of its document.
-        start: its first character there.
-        end: the character after it.
-        text: what stands between.
+        start: index of its first character in the document.
+        end: index of the character after it.
+        text: its text.
         ids: its tokens.
-        ends: character of the text after each of them.
+        ends: for each token, the index of the character after it in `text`.
     """
 
     document: str
@@ -34,22 +34,22 @@ class Paragraph:
 
     @property
     def span(self) -> Span:
-        """Where it stands."""
+        """Document name, start and end."""
         return self.document, self.start, self.end
 
     def cited(self, rank: int, score: float | None, length: int | None = None) -> Citation:
-        """The paragraph, or its first characters, as what an answer was conditioned on."""
+        """A citation of the paragraph, or of its first `length` characters."""
         text = self.text[:length]
         return Citation(rank, self.document, self.start, self.start + len(text), score, text)
 
 
 def split(documents: Sequence[Document], backbone: Backbone, length: int) -> list[Paragraph]:
-    """The paragraphs of some documents, in their order.
+    """Split documents into paragraphs, in document order.
 
     Args:
-        documents: blank lines part their paragraphs.
-        backbone: whose tokenizer counts.
-        length: tokens of a paragraph; a longer one is cut every so many.
+        documents: blank lines separate their paragraphs.
+        backbone: its tokenizer counts the tokens.
+        length: longest paragraph in tokens; longer ones are cut into pieces of this length.
     """
     found = []
     for document in documents:
@@ -65,17 +65,17 @@ def split(documents: Sequence[Document], backbone: Backbone, length: int) -> lis
     return found
 
 
-def cut_notes(
+def split_notes(
     documents: Sequence[Document], pieces: Sequence[Paragraph], length: int, tokens: int, name: str
 ) -> tuple[str, ...]:
-    """One sentence where paragraphs were too long to stay whole.
+    """A note that paragraphs were cut into pieces; empty if none was.
 
     Args:
-        documents: what was split.
-        pieces: into what.
-        length: tokens of a paragraph at most.
-        tokens: of all documents.
-        name: of the method.
+        documents: the documents that were split.
+        pieces: their paragraphs and pieces.
+        length: longest paragraph in tokens.
+        tokens: tokens of all documents.
+        name: name of the method.
     """
     whole = sum(1 for document in documents for _ in paragraphs(document.text))
     if len(pieces) <= whole:

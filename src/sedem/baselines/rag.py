@@ -1,12 +1,12 @@
-"""Raw-text RAG with matched supervision: SeDeM's selector picks paragraphs, a tuned reader reads.
+"""Raw-text RAG with matched supervision: SeDeM's selector over paragraphs, and a trained reader.
 
-The paper's control (appendix Controlled Comparisons): the same late interaction between question
-and candidate, trained with the same losses on the same evidence labels, but the candidates are
-paragraphs of raw text, and what is picked is read from the first layer on. Keys are projected from
-the frozen state of every token at the extraction layer, for there are no slots to pool them into.
-The reader has the adapters of SeDeM's decoder.
+This is the paper's control (appendix Controlled Comparisons). Question and candidates interact late
+as in SeDeM, and the selector is trained with the same losses on the same evidence labels. But the
+candidates are paragraphs of raw text, and the reader reads the selected ones from the first layer
+on. There are no slots to pool, so keys are projected from the frozen state of every token at the
+extraction layer. The reader has the adapters of SeDeM's decoder.
 
-What the paper leaves open: docs/deviations.md.
+Choices that the paper leaves open: docs/deviations.md.
 
 Letters: B questions, N paragraphs, J tokens of a paragraph, Q question tokens, R heads, H width of
 a head, E width.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,46 +26,41 @@ from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
-from sedem.baselines.memory import ContextMemory, Remembered
-from sedem.baselines.paragraphs import Paragraph, cut_notes, split
+from sedem.baselines.memory import CompressedContext, ContextMemory
+from sedem.baselines.paragraphs import Paragraph, split, split_notes
+from sedem.baselines.settings import SelectionBudget
 from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.method.encoder import encode
-from sedem.method.selector import Budget, Selector, block_scores, resolve_budget, select
+from sedem.method.selector import Selector, block_scores, resolve_budget, select
 from sedem.types import Answer, Document
+from sedem.validation import WholeAbove0
 
 ENCODED_TOGETHER = 16
-"""Paragraphs."""
+"""Paragraphs in one batch of the encoder."""
 
 
-@dataclass(frozen=True)
 class RAGConfig(FullContextTunedConfig):
     """Settings; the defaults are those of SeDeM on Llama-3.2-1B.
 
     Attributes:
-        extract_layer: layers of the frozen backbone below the selector.
+        extract_layer: number of frozen layers below the selector.
         heads: R.
-        k: paragraphs that are read.
-        paragraph: tokens of a paragraph; longer ones are cut.
+        k: number of paragraphs to read, or "all".
+        paragraph: longest paragraph in tokens; longer ones are cut.
     """
 
-    extract_layer: int = 11
-    heads: int = 4
-    k: Budget = 2
-    paragraph: int = 512
-
-    least: ClassVar[dict[str, int]] = {"extract_layer": 1, "heads": 1, "paragraph": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        resolve_budget(self.k, 1)
+    extract_layer: WholeAbove0 = 11
+    heads: WholeAbove0 = 4
+    k: SelectionBudget = 2
+    paragraph: WholeAbove0 = 512
 
     @property
     def blocks(self) -> SedemConfig:
-        """Paragraphs as blocks of one slot a token, for what SeDeM's selector is trained with."""
+        """A SeDeM configuration for training: paragraphs as blocks, with one slot a token."""
         return SedemConfig(
             encoder=self.backbone,
             extract_layers=(self.extract_layer,),
@@ -78,12 +73,12 @@ class RAGConfig(FullContextTunedConfig):
 
 
 @dataclass(frozen=True)
-class Index(ContextMemory):
-    """Documents that were read, with the keys of their paragraphs.
+class RAGMemory(ContextMemory):
+    """Documents with the keys of their paragraphs.
 
     Attributes:
-        paragraphs: in their order.
-        keys: of each `[J, R, H]`, in bfloat16.
+        paragraphs: in document order.
+        keys: keys of each paragraph `[J, R, H]`, in bfloat16.
     """
 
     paragraphs: list[Paragraph]
@@ -91,10 +86,10 @@ class Index(ContextMemory):
 
 
 class RAG(FullContextTuned):
-    """A trained selector over raw paragraphs, and a trained reader of what it picks."""
+    """A trained selector over raw paragraphs, and a trained reader of the selected ones."""
 
     name = "rag"
-    picks = True
+    has_selection_budget = True
     Config = RAGConfig
 
     def __init__(self, config: RAGConfig, backbone: Backbone) -> None:
@@ -107,7 +102,7 @@ class RAG(FullContextTuned):
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """The selector, with SeDeM's start values."""
+        """The selector, initialized as SeDeM's."""
         width = shape.hidden_size
         return nn.ModuleDict(
             {"selector": Selector(width, width, config.heads, width // config.heads)}
@@ -115,7 +110,7 @@ class RAG(FullContextTuned):
 
     @property
     def selector(self) -> Selector:
-        """R_phi."""
+        """The trained selector, R_phi."""
         selector = self.parts()["selector"]
         assert isinstance(selector, Selector)
         return selector
@@ -123,21 +118,23 @@ class RAG(FullContextTuned):
     # Reading
 
     @torch.no_grad()
-    def read(self, documents: Sequence[Document]) -> Index:
-        """Read documents once: paragraphs and their keys; no question is needed.
+    def read(self, documents: Sequence[Document]) -> RAGMemory:
+        """Split documents into paragraphs and compute their keys; this needs no question.
 
-        What is kept counts as the text in UTF-8 and the keys, without which every question would
-        have to encode all of it.
+        `stored_bytes` counts the text in UTF-8 and the keys; without the keys, every question would
+        encode all paragraphs.
         """
         read = super().read(documents)
         paragraphs = split(documents, self.backbone, self.config.paragraph)
         keys = self._keys(paragraphs)
-        notes = cut_notes(documents, paragraphs, self.config.paragraph, len(read.ends), self.name)
+        notes = split_notes(
+            documents, paragraphs, self.config.paragraph, len(read.token_ends), self.name
+        )
         stored = read.stored_bytes + sum(2 * key.numel() for key in keys)
-        return Index(
+        return RAGMemory(
             read.documents,
-            read.ends,
-            Remembered(read.remembered.content, stored, notes),
+            read.token_ends,
+            CompressedContext(read.compressed.content, stored, notes),
             paragraphs,
             keys,
         )
@@ -158,8 +155,8 @@ class RAG(FullContextTuned):
     # Selecting
 
     @torch.no_grad()
-    def scores(self, memory: Index, question: str) -> Tensor:
-        """Score of every paragraph `[N]`."""
+    def scores(self, memory: RAGMemory, question: str) -> Tensor:
+        """Late-interaction score of every paragraph `[N]`."""
         ids_Q = torch.tensor(self.backbone.token_ids(question.strip()))
         queries_BQRH = self.selector.queries(self._states([ids_Q]))
         mask_BQ = torch.ones(queries_BQRH.shape[:2], dtype=torch.bool, device=queries_BQRH.device)
@@ -168,14 +165,14 @@ class RAG(FullContextTuned):
         real_BNJ = (torch.arange(keys_BNJRH.shape[2], device=mask_BQ.device) < lengths_N1)[None]
         return block_scores(queries_BQRH, mask_BQ, keys_BNJRH, real_BNJ)[0]
 
-    def together(self, rows: Sequence[Tensor]) -> Tensor:
-        """Tokens of some paragraphs as one text, a separator between every two."""
+    def join(self, rows: Sequence[Tensor]) -> Tensor:
+        """Join the tokens of paragraphs, with a separator between every two."""
         between = torch.tensor(self.backbone.token_ids(SEPARATOR), device=rows[0].device)
         joined = [part for row in rows for part in (between, row)]
         return torch.cat(joined[1:])
 
-    def picked(self, memory: Index, chosen: Sequence[int]) -> ContextMemory:
-        """Some paragraphs as a context of their own; a document is named by its index."""
+    def selected(self, memory: RAGMemory, chosen: Sequence[int]) -> ContextMemory:
+        """A context of the chosen paragraphs; each is a document named by its index."""
         paragraphs = [memory.paragraphs[index] for index in chosen]
         ends: list[int] = []
         at = 0
@@ -188,7 +185,7 @@ class RAG(FullContextTuned):
         return ContextMemory(
             [Document(str(i), p.text) for i, p in zip(chosen, paragraphs, strict=True)],
             ends,
-            Remembered(self.together([p.ids for p in paragraphs]).to(self.backbone.device)),
+            CompressedContext(self.join([p.ids for p in paragraphs]).to(self.backbone.device)),
         )
 
     # Answering
@@ -200,25 +197,25 @@ class RAG(FullContextTuned):
         decoding: Decoding = GREEDY,
     ) -> list[Answer]:
         """Answer a question about each memory from its k best paragraphs, in their order."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         for question in questions:
-            self.room(len(question_ids(self.backbone, question)), decoding.max_new_tokens)
-        indices = [memory for memory in memories if isinstance(memory, Index)]
-        scores = [self.scores(m, q).cpu() for m, q in zip(indices, questions, strict=True)]
+            self.free_positions(len(question_ids(self.backbone, question)), decoding.max_new_tokens)
+        indexed = [memory for memory in memories if isinstance(memory, RAGMemory)]
+        scores = [self.scores(m, q).cpu() for m, q in zip(indexed, questions, strict=True)]
         ranked = [select(own, len(own)).tolist() for own in scores]
         best = [sorted(own[: resolve_budget(self.config.k, len(own))]) for own in ranked]
-        contexts = [self.picked(m, chosen) for m, chosen in zip(indices, best, strict=True)]
-        selecting = (time.perf_counter() - began) * 1e3
+        contexts = [self.selected(m, chosen) for m, chosen in zip(indexed, best, strict=True)]
+        select_ms = (time.perf_counter() - start) * 1e3
         answers = super().answer_all(contexts, questions, decoding)
         return [
-            self._located(*parts, selecting)
-            for parts in zip(answers, indices, ranked, scores, strict=True)
+            self._located(*parts, select_ms)
+            for parts in zip(answers, indexed, ranked, scores, strict=True)
         ]
 
     def _located(
-        self, answer: Answer, memory: Index, ranked: list[int], scores: Tensor, selecting: float
+        self, answer: Answer, memory: RAGMemory, ranked: list[int], scores: Tensor, select_ms: float
     ) -> Answer:
-        """The answer with its sources where they stand in the documents, and all that it cost."""
+        """The answer with citations of the original documents, and with the cost of selecting."""
         read = {int(citation.document): citation for citation in answer.citations}
         cited = [
             memory.paragraphs[index].cited(rank, float(scores[index]), read[index].end)
@@ -229,9 +226,9 @@ class RAG(FullContextTuned):
             answer,
             citations=tuple(cited),
             blocks=len(memory.paragraphs),
-            timings={n: ms + selecting * (n in late) for n, ms in answer.timings.items()},
-            cut=(*memory.remembered.notes, *answer.cut),
+            timings={n: ms + select_ms * (n in late) for n, ms in answer.timings.items()},
+            cut=(*memory.compressed.notes, *answer.cut),
             stored_bytes=memory.stored_bytes,
-            context_tokens=len(memory.ends),
+            context_tokens=len(memory.token_ends),
             ranking=tuple(memory.paragraphs[index].span for index in ranked),
         )

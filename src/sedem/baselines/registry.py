@@ -1,4 +1,4 @@
-"""The trained baselines by name; nothing heavy is imported until one is opened."""
+"""The trained baselines by name; a method's module is imported when its class is asked for."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TRAINED: dict[str, tuple[str, str]] = {
     "beacon": ("beacon.ActivationBeacon", "windows of text into keys and values of beacon tokens"),
     "comprexit": ("comprexit.ComprExIT", "states of all layers fused, and moved to soft tokens"),
 }
-"""What a user can name: module and class of this package, and what it is."""
+"""By name: module and class in this package, and a description for users."""
 
 
 def reader_class(name: str) -> type[TrainedReader]:
-    """The class of a trained baseline.
+    """Return the class of a trained baseline.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no trained baseline has that name.
     """
     if name not in TRAINED:
         raise ConfigError(f"there is no trained method '{name}'; there are {', '.join(TRAINED)}")

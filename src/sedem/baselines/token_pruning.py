@@ -1,10 +1,11 @@
-"""Leaving out tokens that a question does not make likelier: the fine part of LongLLMLingua.
+"""Token pruning by contrastive perplexity: the fine-grained step of LongLLMLingua.
 
-A token's worth is the surprise (negative log-likelihood) of the token after it without the question
-in front, less that with it. That it is the token after it, and not the token's own, is the official
-code's doing.
+The contrastive score of a token is the negative log-likelihood (NLL) of the token after it without
+the question in front, minus the NLL with it. A low score means that the question does not make the
+text more likely there, and the token is pruned. The official code uses the token after it, not the
+token itself.
 
-Letters: P tokens of question and text, L tokens still there, A newly read tokens.
+Letters: P tokens of question and text, L tokens not pruned yet, A newly read tokens.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 
 SCORED_TOGETHER = 512
-"""Positions whose logits are held at once: a vocabulary of 128,000 makes them large."""
+"""Positions whose logits are in memory at once; with a vocabulary of 128,000 they are large."""
 
 Window = list[tuple[int, float]]
-"""What a window holds: numbers of tokens, and the share of them that stays."""
+"""The parts of a window: number of tokens, and the share of them to keep."""
 
 
-class Reading:
-    """A backbone part of the way through a sequence; it can go back.
+class CachedScorer:
+    """Computes the NLL of a growing sequence; its KV cache can be cut back.
 
     Args:
-        backbone: reads.
+        backbone: computes the likelihoods.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -38,14 +39,14 @@ class Reading:
         self.cache = DynamicCache()
         self.length = 0
 
-    def surprise(self, ids_P: Tensor) -> Tensor:
-        """Read on to the end of a sequence.
+    def token_nll(self, ids_P: Tensor) -> Tensor:
+        """Read the rest of a sequence.
 
         Args:
-            ids_P: all of it; what was read before is at its beginning.
+            ids_P: the whole sequence; it begins with the tokens that are cached.
 
         Returns:
-            Surprise of each newly read token but the first `[A - 1]`.
+            NLL of each newly read token but the first `[A - 1]`.
         """
         backbone, new = self.backbone, slice(self.length, None)
         positions_1P = torch.arange(len(ids_P), device=ids_P.device)[None]
@@ -72,18 +73,18 @@ class Reading:
             ]
         )
 
-    def back_to(self, length: int) -> None:
-        """Forget what was read after some tokens."""
+    def truncate(self, length: int) -> None:
+        """Drop all but the first tokens from the cache."""
         self.cache.crop(length - self.length)
         self.length = length
 
 
-def windows(lengths: Sequence[int], rates: Sequence[float], size: int) -> list[Window]:
-    """Paragraphs laid end to end and cut every `size` tokens, the first time a token early.
+def plan_windows(lengths: Sequence[int], rates: Sequence[float], size: int) -> list[Window]:
+    """Cut concatenated paragraphs into windows of `size` tokens; the first has one token less.
 
     Args:
-        lengths: of the paragraphs.
-        rates: share of each that stays.
+        lengths: tokens of each paragraph.
+        rates: share of each paragraph's tokens to keep.
         size: tokens of a window.
     """
     found: list[Window] = [[]]
@@ -99,57 +100,60 @@ def windows(lengths: Sequence[int], rates: Sequence[float], size: int) -> list[W
     return [window for window in found if window]
 
 
-def worthy(worth_L: Tensor, rate: float) -> Tensor:
-    """Which tokens are worth more than what the share asks for of all that are still there."""
-    if rate == 1 or not len(worth_L):
-        return torch.ones_like(worth_L, dtype=torch.bool)
-    place = max(0, min(len(worth_L) - 1, int(len(worth_L) * rate) - 1))
-    return worth_L > worth_L.sort(descending=True).values[place]
+def above_threshold(scores_L: Tensor, rate: float) -> Tensor:
+    """Mask of the tokens whose score exceeds the threshold that keeps a share of all tokens."""
+    if rate == 1 or not len(scores_L):
+        return torch.ones_like(scores_L, dtype=torch.bool)
+    place = max(0, min(len(scores_L) - 1, int(len(scores_L) * rate) - 1))
+    return scores_L > scores_L.sort(descending=True).values[place]
 
 
 @torch.no_grad()
-def thin(
+def prune_tokens(
     backbone: Backbone, ids_P: Tensor, question: int, plan: Sequence[Window], size: int
 ) -> Tensor:
-    """Which tokens stay, window by window.
+    """Prune a text window by window.
 
-    A threshold is taken over every token that is still there. Tokens after the last whole window
-    stay, as does the last of all; a text shorter than one window is one.
+    The threshold of a window is taken over all tokens that are not pruned yet. Tokens after the
+    last whole window are kept, and so is the last token. A text shorter than one window is pruned
+    as one window.
 
     Args:
-        backbone: scores.
+        backbone: scores the tokens.
         ids_P: question, then text.
-        question: tokens of the former; they all stay and are not returned.
-        plan: what the windows hold.
+        question: number of question tokens; they are never pruned and not returned.
+        plan: the parts of each window.
         size: tokens of a window.
 
     Returns:
-        Indices of tokens of the text in `ids_P`, in their order.
+        Indices into `ids_P` of the text tokens that are kept, ascending.
     """
     kept_L = torch.arange(len(ids_P), device=ids_P.device)
-    # Of each token of the text that another one follows.
-    worth_L = Reading(backbone).surprise(ids_P[question:])
-    worth_L = worth_L - Reading(backbone).surprise(ids_P)[question:]
-    asked, alone = Reading(backbone), Reading(backbone)
+    # One score for each text token that has a successor.
+    scores_L = CachedScorer(backbone).token_nll(ids_P[question:])
+    scores_L = scores_L - CachedScorer(backbone).token_nll(ids_P)[question:]
+    with_question, without_question = CachedScorer(backbone), CachedScorer(backbone)
     front = scored = question
     for number, window in enumerate(plan):
         end = front + size
         if number:
             if end > len(kept_L):
                 break
-            now_A = ids_P[kept_L[:end]]
+            # Score this window again, after what is kept of the windows before it.
+            read_A = ids_P[kept_L[:end]]
             count = end - 1 - scored
-            fresh_A = alone.surprise(now_A[question:])[-count:] - asked.surprise(now_A)[-count:]
-            worth_L[scored - question : end - 1 - question] = fresh_A
-            alone.back_to(front - question)
-            asked.back_to(front)
+            new_A = without_question.token_nll(read_A[question:])[-count:]
+            new_A = new_A - with_question.token_nll(read_A)[-count:]
+            scores_L[scored - question : end - 1 - question] = new_A
+            without_question.truncate(front - question)
+            with_question.truncate(front)
             scored = front
         for tokens, rate in window:
-            stays_L = torch.ones_like(kept_L, dtype=torch.bool)
-            own = slice(front - question, front - question + tokens)
-            part_A = worthy(worth_L, rate)[own]
-            stays_L[front : front + len(part_A)] = part_A
-            worth_L = worth_L[stays_L[question:-1]]
-            front += tokens - int((~stays_L).sum())
-            kept_L = kept_L[stays_L]
+            keep_L = torch.ones_like(kept_L, dtype=torch.bool)
+            part = slice(front - question, front - question + tokens)
+            keep_A = above_threshold(scores_L, rate)[part]
+            keep_L[front : front + len(keep_A)] = keep_A
+            scores_L = scores_L[keep_L[question:-1]]
+            front += tokens - int((~keep_L).sum())
+            kept_L = kept_L[keep_L]
     return kept_L[question:]

@@ -1,10 +1,11 @@
-"""What every trained baseline is: a backbone with adapters and parts, a memory, an answer, losses.
+"""Base class of the trained baselines: a frozen backbone with adapters and trained parts.
 
-A method is one class in one file: `build_parts`, `remember`, `seen`, `begin` and the losses that it
-is trained with. Reading, answering, times, citations and checkpoints are here, the same for all.
+A method is one subclass in one file. It implements `build_parts`, `compress`,
+`context_tokens_used`, `prefill` and its training losses. Reading, answering, timings, citations and
+checkpoints are shared and live here.
 
 Letters: B batch, T context tokens, A continuation or answer tokens, P prompt and answer tokens,
-V vocabulary.
+D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.full_context import cite, context_room
-from sedem.baselines.memory import Begun, ContextMemory, Remembered
+from sedem.baselines.full_context import cite, free_positions, generate_timed
+from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
 from sedem.baselines.settings import ReaderConfig, method_of
 from sedem.engine.device import Clock
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference import checkpoint
-from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.inference.generation import Decoding, Transcript
 from sedem.inference.prompts import context_prompt, question_ids
+from sedem.method.losses import next_token_loss
 from sedem.types import Answer, Document, check_documents, check_tokens
 
 GREEDY = Decoding()
@@ -36,19 +38,19 @@ GREEDY = Decoding()
 class TrainedReader(nn.Module, ABC):
     """A trained baseline on one frozen backbone.
 
-    The trained parts are kept in float32 whatever the backbone's type.
+    The trained parts are in float32, for every data type of the backbone.
 
     Args:
-        config: its settings.
-        backbone: it has no adapters yet; those of the settings are attached.
+        config: the method's settings.
+        backbone: a backbone without adapters; the constructor attaches those of the settings.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[ReaderConfig]]
     batched: ClassVar[bool] = True
-    """Whether `begin` takes several rows; else questions are answered one by one."""
-    picks: ClassVar[bool] = False
-    """Whether it picks K of the documents, which its settings then say, and is trained to."""
+    """Whether `prefill` takes several rows; otherwise questions are answered one at a time."""
+    has_selection_budget: ClassVar[bool] = False
+    """Whether the method is trained to select K paragraphs, with the setting `k`."""
 
     def __init__(self, config: ReaderConfig, backbone: Backbone) -> None:
         super().__init__()
@@ -61,91 +63,101 @@ class TrainedReader(nn.Module, ABC):
                 config.lora_rank, config.lora_alpha, config.lora_targets, config.lora_dropout
             )
 
-    # What a method is
+    # What a method implements
 
     @staticmethod
     @abstractmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """What is trained beside the adapters, with its start values; nothing else is needed.
+        """Build the trained modules other than the adapters, with their initial values.
 
         Args:
             config: the method's settings.
-            shape: the backbone's; parameters are counted from it on the meta device.
+            shape: the backbone's configuration; it suffices to count parameters on the meta device.
         """
 
     @abstractmethod
-    def remember(self, ids: list[int]) -> Remembered:
-        """The memory of a context; no question is needed.
+    def compress(self, ids: list[int]) -> CompressedContext:
+        """Compress a context; this needs no question.
 
         Args:
             ids: tokens of all documents, without a start token.
         """
 
     @abstractmethod
-    def seen(self, tokens: int, prompt: int, limit: int) -> int:
-        """How many tokens of a context, from its first on, condition an answer.
+    def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
+        """Return how many leading tokens of a context condition an answer.
 
         Args:
-            tokens: of the context.
-            prompt: tokens of start, prompt and question.
-            limit: of answer tokens.
+            tokens: number of context tokens.
+            prompt: number of tokens of start token, prompt and question.
+            limit: longest answer in tokens.
 
         Raises:
-            DataError: not even these fit.
+            DataError: prompt and answer alone do not fit.
         """
 
     @abstractmethod
-    def begin(
-        self, contents: Sequence[Any], seen: Sequence[int], prompts: Sequence[list[int]]
-    ) -> Begun:
-        """Prefill memories and prompts.
+    def prefill(
+        self, contents: Sequence[Any], used: Sequence[int], prompts: Sequence[list[int]]
+    ) -> PrefillResult:
+        """Prefill compressed contexts and prompts.
 
         Args:
-            contents: what `remember` kept.
-            seen: tokens of each context that count.
-            prompts: start token, prompt and question.
+            contents: the `content` of each `CompressedContext`.
+            used: number of leading tokens of each context that condition its answer.
+            prompts: start token, prompt and question of each row.
         """
 
     @abstractmethod
     def question_loss(
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Training on questions: `loss` and its parts.
+        """Losses on questions: `loss` and its components.
 
         Args:
-            contexts: tokens of each context, cut to what `seen` says.
+            contexts: tokens of each context, cut to what `context_tokens_used` returns.
             ids: start token, prompt and answer, padded on the left `[B, P]`.
             valid: False where `ids` is padding `[B, P]`.
             labels: tokens to predict at the last positions `[B, A]`.
         """
 
     def text_loss(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
-        """Training on text: `loss` and its parts.
+        """Losses on text: `loss` and its components.
 
         Args:
             context: tokens `[B, T]`.
             continuation: the tokens after them `[B, A]`.
 
         Raises:
-            ConfigError: the method has no such training.
+            ConfigError: the method is not trained on text.
         """
         raise ConfigError(f"'{self.name}' is not trained on text; give its recipe questions (data)")
 
-    def answering(self) -> AbstractContextManager[None]:
-        """How the backbone stands while an answer is generated; a method may switch adapters."""
+    def decoding_mode(self) -> AbstractContextManager[None]:
+        """A context manager for decoding; a method may switch its adapters off in it."""
         return nullcontext()
 
     @classmethod
     def overhead(cls, config: Any, shape: PretrainedConfig) -> int:
-        """Parameters that the paper's table of overheads counts: by default all trained parts."""
+        """Parameter overhead as the paper's table counts it: by default all trained parts."""
         with torch.device("meta"):
             return sum(p.numel() for p in cls.build_parts(config, shape).parameters())
 
-    # What is trained
+    # Trained parameters
 
     def parts(self) -> nn.ModuleDict:
-        """What is trained beside the adapters, and what sedem.safetensors holds."""
+        """The trained modules other than the adapters; sedem.safetensors stores them."""
         return self._parts
+
+    def answer_loss(self, states_BPD: Tensor, labels_BA: Tensor) -> dict[str, Tensor]:
+        """Cross-entropy of an answer at the last A positions, as `loss`.
+
+        Args:
+            states_BPD: states before the final norm.
+            labels_BA: tokens to predict.
+        """
+        logits_BAV = self.backbone.logits(states_BPD[:, -labels_BA.shape[1] :])
+        return {"loss": next_token_loss(logits_BAV, labels_BA)}
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trained parameters by the name of their learning rate: `parts` and `lora`."""
@@ -153,7 +165,7 @@ class TrainedReader(nn.Module, ABC):
         return {name: parameters for name, parameters in groups.items() if parameters}
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode of parts and adapters; the frozen weights never drop anything out."""
+        """Set training mode for parts and adapters; the frozen weights never use dropout."""
         super().train(mode)
         self.backbone.eval()
         for name, module in self.backbone.named_modules():
@@ -165,17 +177,17 @@ class TrainedReader(nn.Module, ABC):
 
     @torch.no_grad()
     def read(self, documents: Sequence[Document]) -> ContextMemory:
-        """Read documents once; no question is needed.
+        """Read documents once; this needs no question.
 
         Raises:
-            DataError: there are none, two have one name, or they have no tokens.
+            DataError: there are no documents, two share a name, or they have no tokens.
         """
         check_documents(documents)
         text = context_prompt([document.text for document in documents])
         encoded = self.backbone.tokenize([text], offsets=True)
         check_tokens(encoded["input_ids"][0])
         ends = [end for _, end in encoded["offset_mapping"][0]]
-        return ContextMemory(list(documents), ends, self.remember(list(encoded["input_ids"][0])))
+        return ContextMemory(list(documents), ends, self.compress(list(encoded["input_ids"][0])))
 
     def answer(
         self, memory: ContextMemory, question: str, *, decoding: Decoding = GREEDY
@@ -183,7 +195,7 @@ class TrainedReader(nn.Module, ABC):
         """Answer one question.
 
         Raises:
-            DataError: the question is empty or alone exceeds the backbone's positions.
+            DataError: the question is empty, or it alone exceeds the backbone's positions.
         """
         return self.answer_all([memory], [question], decoding)[0]
 
@@ -194,45 +206,37 @@ class TrainedReader(nn.Module, ABC):
         questions: Sequence[str],
         decoding: Decoding = GREEDY,
     ) -> list[Answer]:
-        """Answer a question about each memory, as one batch."""
+        """Answer one question about each memory, in one batch."""
         clock = Clock(self.backbone.device)
         prompts = [question_ids(self.backbone, question) for question in questions]
-        seen = [
-            self.seen(len(memory.ends), len(prompt), decoding.max_new_tokens)
+        used = [
+            self.context_tokens_used(len(memory.token_ends), len(prompt), decoding.max_new_tokens)
             for memory, prompt in zip(memories, prompts, strict=True)
         ]
         clock.lap("select_ms")
-        rows: list[Transcript] = []
-        with self.answering():
-            begun = self.begin([memory.remembered.content for memory in memories], seen, prompts)
+        with self.decoding_mode():
+            filled = self.prefill([memory.compressed.content for memory in memories], used, prompts)
             clock.lap("prefill_ms")
-            backbone = self.backbone
-            for transcripts in generate(
-                begun.logits, begun.advance, backbone.tokenizer, backbone.eos_token_id, decoding
-            ):
-                rows = transcripts
-                if "ttft_ms" not in clock.timings:
-                    clock.mark("ttft_ms")
-        clock.mark("total_ms")
+            rows = generate_timed(self.backbone, filled.logits, filled.advance, decoding, clock)
         return [
             self._to_answer(*parts, clock.timings)
-            for parts in zip(memories, seen, rows, begun.conditioning, strict=True)
+            for parts in zip(memories, used, rows, filled.conditioning, strict=True)
         ]
 
     def _to_answer(
         self,
         memory: ContextMemory,
-        seen: int,
+        used: int,
         row: Transcript,
         conditioning: int,
         timings: dict[str, float],
     ) -> Answer:
         assert row.finish_reason is not None
-        documents, tokens = memory.documents, len(memory.ends)
-        cut = memory.remembered.notes
-        if seen < tokens:
-            cut = (*cut, f"the context has {tokens:,} tokens, {self.name} took its first {seen:,}")
-        citations = cite(documents, memory.ends[seen - 1] if seen else 0)
+        documents, tokens = memory.documents, len(memory.token_ends)
+        cut = memory.compressed.notes
+        if used < tokens:
+            cut = (*cut, f"the context has {tokens:,} tokens, {self.name} took its first {used:,}")
+        citations = cite(documents, memory.token_ends[used - 1] if used else 0)
         return Answer(
             text=row.text,
             citations=citations,
@@ -247,13 +251,13 @@ class TrainedReader(nn.Module, ABC):
             context_tokens=tokens,
         )
 
-    def room(self, prompt: int, limit: int) -> int:
-        """Positions left for what stands for the context.
+    def free_positions(self, prompt: int, limit: int) -> int:
+        """Positions that prompt and answer leave free for the compressed context.
 
         Raises:
             DataError: prompt and answer alone exceed the backbone's positions.
         """
-        return context_room(self.backbone, prompt, limit)
+        return free_positions(self.backbone, prompt, limit)
 
     # Checkpoints
 
@@ -270,13 +274,14 @@ class TrainedReader(nn.Module, ABC):
 
         Args:
             name: a folder or a hub id.
-            dtype: type of the backbone; None means bfloat16 on a GPU and float32 elsewhere.
+            dtype: data type of the backbone; None means bfloat16 on a GPU, float32 elsewhere.
             device: None means a GPU if there is one.
             attention: "sdpa" or "eager".
 
         Raises:
-            CheckpointError: it is missing, incomplete, of another shape or of another method.
-            ConfigError: its settings or its backbone cannot be used.
+            CheckpointError: the checkpoint is missing or incomplete, or it belongs to another
+                method or another shape.
+            ConfigError: a setting or the backbone is not usable.
         """
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
@@ -302,15 +307,15 @@ class TrainedReader(nn.Module, ABC):
         return reader.requires_grad_(False).eval()
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:
-        """Write a checkpoint; a new one appears whole or not at all.
+        """Write a checkpoint atomically.
 
         Args:
-            folder: where to.
-            int8: matrices as int8 rows with a scale a row, and adapters as bfloat16.
+            folder: where to write it.
+            int8: store matrices as int8 with one scale a row, and adapters as bfloat16.
         """
-        with checkpoint.unfinished(Path(folder)) as place:
-            self.config.save(place, self.name)
-            checkpoint.write_weights(place, self.parts(), int8=int8)
+        with checkpoint.unfinished(Path(folder)) as partial:
+            self.config.save(partial, self.name)
+            checkpoint.write_weights(partial, self.parts(), int8=int8)
             if self.config.lora_rank:
                 dtype = torch.bfloat16 if int8 else torch.float32
-                self.backbone.save_lora(place / checkpoint.ADAPTER, self.config.backbone, dtype)
+                self.backbone.save_lora(partial / checkpoint.ADAPTER, self.config.backbone, dtype)

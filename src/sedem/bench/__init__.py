@@ -1,1 +1,1 @@
-"""The bench: times, memory and floors of every method, side by side in one process."""
+"""The bench: measures times, memory and computed floors of every method in one process."""

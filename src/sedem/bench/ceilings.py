@@ -1,7 +1,7 @@
-"""What this machine can do at most: bytes copied and FLOPs of a matrix product, each a second.
+"""Measured ceilings of this machine: memory bandwidth and matrix throughput.
 
-Measured in the process that measures the methods, in the type that they run in. A ceiling is the
-best of several tries: it bounds what is possible, and a try that was disturbed bounds nothing.
+They are measured in the process that measures the methods, in the same data type. A ceiling is the
+best of several tries, because a disturbed try is no upper bound.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ TRIES = 10
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Most bytes and FLOPs a second that were seen.
+    """Highest measured speeds.
 
     Attributes:
-        bytes_per_s: bytes read and written by a copy.
-        flops_per_s: of a square matrix product.
+        bytes_per_s: bytes per second that a copy reads and writes.
+        flops_per_s: FLOPs per second of a square matrix product.
     """
 
     bytes_per_s: float
     flops_per_s: float
 
     def best_with(self, other: Ceilings) -> Ceilings:
-        """The higher of two measurements, each for itself."""
+        """The higher value of each ceiling."""
         return Ceilings(
             max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
         )
 
 
 def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """Measure copy bandwidth and matrix throughput; large enough to miss every cache."""
+    """Measure copy bandwidth and matrix throughput, on arrays larger than every cache."""
     large = device.type == "cuda"
     side, size = (8192, 2**31) if large else (1024, 2**27)
     return Ceilings(

@@ -1,4 +1,4 @@
-"""`sedem bench`: from a plan to one document of figures, floors and what they were measured on."""
+"""`sedem bench`: turns a plan into one document of figures, floors and provenance."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.method import Setting
 from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
-from sedem.evaluation.registry import METHODS, default_checkpoint, open_method, picks
+from sedem.evaluation.registry import METHODS, default_checkpoint, has_selection_budget, open_method
 from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
 from sedem.quantization import BFLOAT16
 
-NEVER = -1
-"""An end token that no model gives: every answer has as many tokens as are asked for."""
+NO_TOKEN = -1
+"""An end token that no model generates, so that every answer has its full length."""
 
 DOCUMENT = "bench.json"
 
@@ -44,48 +44,48 @@ def run_bench(
     """Measure methods side by side.
 
     Args:
-        plan: what is measured.
-        out: folder for the document, and for what is finished until then: a run that was killed
-            goes on there. None keeps nothing.
-        progress: called with turns done and turns in all.
+        plan: the methods, contexts and settings.
+        out: folder for the document and for finished parts, from which an interrupted run resumes.
+            None stores nothing.
+        progress: called with the number of finished steps and of all steps.
 
     Returns:
         `settings`, `ceilings`, `results` by method and context length, `selection` by blocks,
-        `left_out` (methods that cannot run here, with the reason), `notes`, and provenance: of who
-        measured last, with the ceilings and the load of then, and as `earlier` of everyone else.
+        `left_out` (methods that cannot run here, with the reason), `notes`, and the provenance of
+        the last measurement, with its ceilings and load; `earlier` has that of earlier ones.
 
     Raises:
         SedemError: something cannot be opened or measured.
     """
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
-        kept = Path(str(folder))
-        claim(kept, plan.settings())
-        files = [*kept.glob("context-*.json"), *kept.glob("blocks-*.json")]
-        signatures = Signatures(kept, sorted(f.name for f in files), DOCUMENT, plan.place)
+        results = Path(str(folder))
+        claim(results, plan.settings())
+        files = [*results.glob("context-*.json"), *results.glob("blocks-*.json")]
+        signatures = Signatures(results, sorted(f.name for f in files), DOCUMENT, plan.place)
         load = [os.getloadavg()[0]]
         ceilings = measure_ceilings(plan.place, plan.type)
         with _checkpoint(plan) as checkpoint:
             subjects, left_out = open_subjects(plan, checkpoint)
-            rest = _Rest(plan, subjects, kept, signatures, progress)
-            rest.measure()
+            missing = _MissingParts(plan, subjects, results, signatures, progress)
+            missing.measure()
             del subjects
-        # Before and after: neither a warm-up nor a neighbour may lower a ceiling.
+        # Twice, before and after, so that neither warm-up nor other processes lower a ceiling.
         ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
         load.append(os.getloadavg()[0])
         conditions: dict[str, Any] = {"ceilings": vars(ceilings), "load_average": load}
-        before = None if rest.done else read_json(kept / DOCUMENT)
+        before = None if missing.done else read_json(results / DOCUMENT)
         if before is not None:
-            # What was measured by others stays beside the ceilings that they measured.
+            # Nothing new was measured, so the ceilings of the earlier measurement stay.
             conditions = {name: before[name] for name in conditions}
         document = {
             "settings": plan.settings(),
             **conditions,
-            **_with_floors(plan, kept, Ceilings(**conditions["ceilings"])),
+            **_with_floors(plan, results, Ceilings(**conditions["ceilings"])),
             "left_out": left_out,
             "notes": notes(plan),
-            **signatures.of([file.name for file in _files(plan, kept)]),
+            **signatures.of([file.name for file in _files(plan, results)]),
         }
-        write_json(kept / DOCUMENT, document)
+        write_json(results / DOCUMENT, document)
     return document
 
 
@@ -93,10 +93,10 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
     """Open every method of a plan.
 
     Returns:
-        What can be measured, and for each peer or trained baseline that cannot run here the reason.
+        The methods to measure, and the reason for each peer or trained baseline that cannot run.
 
     Raises:
-        ConfigError: none can run.
+        ConfigError: no method can run.
     """
     setting = Setting(
         str(checkpoint),
@@ -117,7 +117,7 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
             continue
         for subject in opened:
             if subject.backbone is not None:
-                subject.backbone.eos_token_id = NEVER
+                subject.backbone.eos_token_id = NO_TOKEN
         subjects += opened
     if not subjects:
         raise ConfigError("; ".join(left_out.values()))
@@ -125,7 +125,7 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
 
 
 def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
-    """A method; SeDeM once for each type of memory, all of one model."""
+    """Open a method; SeDeM gives one subject per type of memory, which share the model."""
     if name in PEERS:
         backbone = frozen_decoder(setting)
         return [Subject(name, PEERS[name][0](backbone, decoding_of(setting)), backbone)]
@@ -133,8 +133,8 @@ def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
         if plan.backbone is not None:
             raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
         setting = replace(setting, checkpoint=default_checkpoint(name))
-    # The budget is the bench's, for those of its methods that have one.
-    method = open_method(name, setting if picks(name) else replace(setting, k=None))
+    # k applies only to methods with a selection budget.
+    method = open_method(name, setting if has_selection_budget(name) else replace(setting, k=None))
     reader = method.reader
     if not isinstance(reader, BoundSedem):
         return [Subject(name, reader, method.backbone)]
@@ -151,23 +151,23 @@ def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What must be known to read the figures, a sentence each."""
-    said = []
+    """What a reader of the figures must know, one sentence each."""
+    sentences = []
     if plan.place.type != "cuda":
         gpu = "a GPU is here but was not asked for" if torch.cuda.is_available() else "no GPU here"
-        said.append(f"{gpu}: these are times of the CPU")
+        sentences.append(f"{gpu}: these are times of the CPU")
     if plan.backbone:
-        said.append(
+        sentences.append(
             f"{plan.backbone} on random weights: times and bytes hold, answers are noise and are "
             "not shown; text is cut by sedem-nano's tokenizer"
         )
-    _, words = source(plan.text)
-    said.append(f"contexts are cut from {words}, which goes round where it is too short")
-    return said
+    _, description = source(plan.text)
+    sentences.append(f"contexts are cut from {description}, which is repeated if it is too short")
+    return sentences
 
 
-class _Rest:
-    """What a folder of results still lacks, measured and kept one context at a time."""
+class _MissingParts:
+    """The parts that a folder of results lacks; each is stored as soon as it is measured."""
 
     def __init__(
         self,
@@ -188,31 +188,31 @@ class _Rest:
         self.done = 0
 
     def measure(self) -> None:
-        """Measure it."""
+        """Measure and store all missing parts."""
         backbone = next(s.backbone for s in self.subjects if s.backbone is not None)
         text, _ = source(self.plan.text)
         for tokens in self.contexts:
             documents = context(text, backbone, tokens)
             rows = self.bench.measure(self.subjects, documents, self._tick)
-            self._keep(_context_file(self.folder, tokens), rows)
+            self._store(_context_file(self.folder, tokens), rows)
         readers = [s.reader for s in self.subjects if isinstance(s.reader, BoundSedem)]
         for blocks in self.blocks:
             row = measure_selection(readers[0], blocks, QUESTIONS[0], self.plan.runs, self._tick)
-            self._keep(_blocks_file(self.folder, blocks), row)
+            self._store(_blocks_file(self.folder, blocks), row)
 
-    def _keep(self, path: Path, measured: dict[str, Any]) -> None:
+    def _store(self, path: Path, measured: dict[str, Any]) -> None:
         self.signatures.sign(path.name)
         write_json(path, measured)
 
     def _tick(self) -> None:
         self.done += 1
         if self.progress is not None:
-            turns = len(self.contexts) * len(self.subjects) * self.bench.turns
-            self.progress(self.done, turns + len(self.blocks) * (WARM_UP + self.plan.runs))
+            steps = len(self.contexts) * len(self.subjects) * self.bench.rounds
+            self.progress(self.done, steps + len(self.blocks) * (WARM_UP + self.plan.runs))
 
 
 def _with_floors(plan: Plan, folder: Path, ceilings: Ceilings) -> dict[str, Any]:
-    """What was kept, by method and length, with the floors that the ceilings give."""
+    """The stored figures by method and length, with their floors."""
     results: dict[str, Any] = {}
     for tokens in plan.contexts:
         rows = json.loads(_context_file(folder, tokens).read_text(encoding="utf-8"))
@@ -231,7 +231,7 @@ def _with_floors(plan: Plan, folder: Path, ceilings: Ceilings) -> dict[str, Any]
 
 @contextmanager
 def _checkpoint(plan: Plan) -> Iterator[Path | str]:
-    """The checkpoint of a plan; one on random weights lives as long as the bench."""
+    """The checkpoint of a plan; one with random weights is removed after the bench."""
     if plan.backbone is None:
         yield plan.checkpoint
         return

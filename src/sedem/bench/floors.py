@@ -1,13 +1,15 @@
-"""The computed floor beside each figure: what the measured machine could do at best.
+"""The computed floor of each figure: the best that the measured machine could reach.
 
-A stage must do its FLOPs and must move its bytes, so it takes at least the longer of
-FLOPs / (FLOPs a second) and bytes / (bytes a second), with both speeds as this process measured
-them. Stages follow one another, so floors add up. Counted bytes are weights that a stage needs,
-read once, keys and values that a decoding step reads, the bank that a first question projects to
-keys, and the keys that every question is held against, in the type in which they are held;
-activations, launches, tokenizers and Python are free. Adapters count as merged. FLOPs are those of
-`evaluation.cost`, less what a last layer can spare: before the first answer token, nothing looks at
-its states of other positions, so of these it needs keys and values alone.
+A stage executes its FLOPs and moves its bytes, so it takes at least the longer of FLOPs / (FLOPs
+per second) and bytes / (bytes per second), at the speeds that this process measured. Stages run one
+after another, so their floors add up.
+
+These bytes count: the weights of a stage, read once; the keys and values that a decoding step
+reads; the bank, which the first question projects to keys; and the keys that every question is
+scored against, in the data type of their cache. Activations, launches, tokenization and Python are
+free, and adapters count as merged. FLOPs are those of `evaluation.cost` without those that a last
+layer can omit: before the first answer token nothing reads its states at other positions, so there
+it needs only keys and values.
 """
 
 from __future__ import annotations
@@ -29,28 +31,28 @@ from sedem.types import Answer
 
 @dataclass(frozen=True)
 class Work:
-    """What one stage cannot do without.
+    """The least work of one stage.
 
     Attributes:
-        flops: two a multiply-add.
-        bytes: moved.
+        flops: FLOPs; a multiply-add counts as two.
+        bytes: bytes moved.
     """
 
     flops: float
     bytes: float
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """The least time it takes."""
+        """The least time of the stage."""
         return max(self.flops / ceilings.flops_per_s, self.bytes / ceilings.bytes_per_s)
 
 
 Stages = Mapping[str, Sequence[Work]]
-"""Work of `read`, `first` (what a first answer needs that others find done), `answer` (up to the
-first token) and `token` (one more), by stage."""
+"""Work by stage: `read`, `first` (done once, by the first answer), `answer` (up to its first token)
+and `token` (one more token)."""
 
 
 def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
-    """Work of SeDeM for one answer that it gave."""
+    """Work of SeDeM for an answer that it gave."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
     prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
@@ -64,33 +66,33 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     reading = _layer_bytes(encoder, config.extract_layer)
     answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
     upper = decoder.depth - config.inject_layer
-    kept = decoder.depth * prefix + upper * states
-    prefill = prompt["prefill"] - _spared(decoder, states + prefix - 1)
+    cached = decoder.depth * prefix + upper * states
+    prefill = prompt["prefill"] - _omitted(decoder, states + prefix - 1)
     to_keys = model.selector.w_key
     slots = -(-answer.context_tokens // config.segment_length) * config.slots
     project = 2 * slots * to_keys.weight.numel()
-    held = slots * to_keys.out_features * cache_dtype(to_keys.weight.device).itemsize
+    key_bytes = slots * to_keys.out_features * cache_dtype(to_keys.weight.device).itemsize
     asking = _bytes(model.selector) - _bytes(to_keys)
     return {
         "read": [Work(own["read"], reading + _bytes(model.compressor))],
         "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
         "answer": [
-            Work(own["select"] - project, reading + asking + held),
+            Work(own["select"] - project, reading + asking + key_bytes),
             Work(own["restore"], _bytes(model.decompressor)),
             Work(prefill, answering),
         ],
-        "token": [_token(decoder, kept, answering)],
+        "token": [_token(decoder, cached, answering)],
     }
 
 
 def text_work(backbone: Backbone, answer: Answer, question: str, *, kept: bool) -> Stages:
-    """Work of a method whose decoder reads text.
+    """Work of a method whose decoder reads text, for an answer that it gave.
 
     Args:
         backbone: the decoder.
-        answer: that it gave; says how many positions it saw.
-        question: what was asked.
-        kept: whether the context's keys and values were computed when it was read.
+        answer: the answer; it says how many positions the decoder saw.
+        question: the question.
+        kept: whether the context's keys and values are cached when it is read.
     """
     assert answer.conditioning is not None
     shape, depth = backbone.model.config, backbone.depth
@@ -98,10 +100,10 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, kept: bool) 
     weights = _layer_bytes(backbone, depth)
     head = 2 * backbone.width * shape.vocab_size
     before = seen - (len(question_ids(backbone, question)) - 1) if kept else 0
-    reading = depth * layer_flops(shape, before) - _spared(backbone, before)
+    reading = depth * layer_flops(shape, before) - _omitted(backbone, before)
     read = [Work(reading, weights)] if kept else []
     asked = depth * layer_flops(shape, seen - before, before) + head
-    asked -= _spared(backbone, seen - before - 1, before)
+    asked -= _omitted(backbone, seen - before - 1, before)
     moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)
     return {
         "read": read,
@@ -112,12 +114,12 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, kept: bool) 
 
 
 def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | None]:
-    """Floors by the names of figures; of a rate it is the most that is possible.
+    """Floors by the names of figures; for a rate, the highest possible value.
 
     Args:
-        work: of one method.
-        tokens: of the context.
-        ceilings: of this machine.
+        work: work of one method.
+        tokens: tokens of the context.
+        ceilings: the measured ceilings.
     """
     read, first, answer, token = (
         sum(part.seconds(ceilings) for part in work[name])
@@ -131,28 +133,28 @@ def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | N
     }
 
 
-def _token(decoder: Backbone, kept: int, weights: float) -> Work:
-    """One decoding step: all weights, and the keys and values of `kept` (layer, position) pairs."""
+def _token(decoder: Backbone, cached: int, weights: float) -> Work:
+    """Work of a decoding step that reads all weights and `cached` (layer, position) pairs."""
     shape = decoder.model.config
     flops = decoder.depth * layer_flops(shape, 1) + 2 * decoder.width * shape.vocab_size
-    return Work(flops, weights + kept * _position_bytes(decoder) / decoder.depth)
+    return Work(flops, weights + cached * _position_bytes(decoder) / decoder.depth)
 
 
-def _spared(decoder: Backbone, tokens: int, before: int = 0) -> int:
-    """FLOPs of the last layer over tokens of which only its keys and values are wanted.
+def _omitted(decoder: Backbone, tokens: int, before: int = 0) -> int:
+    """FLOPs that the last layer can omit at positions where only keys and values are needed.
 
     Args:
-        decoder: whose layer.
-        tokens: whose states nothing looks at.
-        before: tokens that these follow.
+        decoder: the decoder.
+        tokens: number of such positions.
+        before: number of positions before them.
     """
     shape = decoder.model.config
-    kept = kv_bytes_per_token(shape) // BFLOAT16 // decoder.depth
-    return layer_flops(shape, tokens, before) - 2 * tokens * decoder.width * kept
+    kv_width = kv_bytes_per_token(shape) // BFLOAT16 // decoder.depth
+    return layer_flops(shape, tokens, before) - 2 * tokens * decoder.width * kv_width
 
 
 def _position_bytes(backbone: Backbone) -> int:
-    """Keys and values of one position in every layer, in the backbone's own type."""
+    """Bytes of the keys and values of one position in all layers, in the backbone's data type."""
     return kv_bytes_per_token(backbone.model.config) // BFLOAT16 * backbone.dtype.itemsize
 
 

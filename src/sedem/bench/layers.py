@@ -1,7 +1,7 @@
-"""What building a bank is held against: Hugging Face's forward of the encoder's layers, no more.
+"""The reference for building a bank: Hugging Face's forward of the encoder's layers.
 
-The same segments in the same batches go through the same number of layers. Cutting text into
-tokens, the compressor and what a bank keeps are left out, which favours it.
+It runs the same segments in the same batches through the same number of layers. Tokenization, the
+compressor and the storage of the bank are left out, which favours this reference.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class EncoderLayers:
     """The first layers of a backbone as Hugging Face runs them.
 
     Args:
-        config: says how many, and how text is cut.
-        encoder: frozen and without adapters; its layers above are given up.
+        config: gives the number of layers and the segmentation.
+        encoder: a frozen backbone without adapters; its upper layers are removed.
     """
 
     def __init__(self, config: SedemConfig, encoder: Backbone) -> None:
@@ -36,14 +36,14 @@ class EncoderLayers:
         self.trunk.norm = nn.Identity()
 
     def batches(self, documents: Sequence[Document]) -> list[Tensor]:
-        """Token ids as `sedem.reading` batches them, the start token in front."""
+        """Token ids in the batches of `sedem.inference.read`, with the start token."""
         config = self.config
         how, shift = config.segmentation, config.segment_shift
-        cut = [
+        segmented = [
             segment_text(d.text, self.encoder, config.segment_length, how, shift) for d in documents
         ]
-        ids_ST = torch.cat([segments.ids for segments in cut])
-        lengths_S = torch.cat([segments.lengths for segments in cut])
+        ids_ST = torch.cat([segments.ids for segments in segmented])
+        lengths_S = torch.cat([segments.lengths for segments in segmented])
         found = []
         for batch_B in batches(lengths_S, self.encoder.device):
             ids_BT = ids_ST[batch_B, : int(lengths_S[batch_B].max())]
@@ -53,15 +53,15 @@ class EncoderLayers:
 
     @torch.no_grad()
     def states(self, ids_BP: Tensor) -> Tensor:
-        """Hidden states of a batch after the last of the layers `[B, P, E]`."""
+        """Hidden states of a batch after the last layer that is run `[B, P, E]`."""
         found: Tensor = self.trunk(input_ids=ids_BP.to(self.encoder.device), use_cache=False)[0]
         return found
 
     def run_ms(self, documents: Sequence[Document]) -> float:
-        """Milliseconds of the forward over all documents, cutting them not counted."""
-        every = self.batches(documents)
+        """Milliseconds of the forward over all documents, without segmentation."""
+        batched = self.batches(documents)
         clock = Clock(self.encoder.device)
-        for ids_BP in every:
+        for ids_BP in batched:
             self.states(ids_BP)
         clock.mark("all_ms")
         return clock.timings["all_ms"]

@@ -1,4 +1,4 @@
-"""The runs: methods take turns, so that whatever drifts on a machine hits all of them alike."""
+"""Timed rounds: in each, every method runs once, so that drift of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sedem.inference.prompts import question_ids
 from sedem.types import Answer, Document, Reader
 
 WARM_UP = 2
-"""Turns that are not counted: the first compiles, allocates and fills caches."""
+"""Rounds that are not counted; the first compiles, allocates and fills caches."""
 
 Figures = dict[str, float | None]
 
 
 @runtime_checkable
-class Together(Protocol):
-    """A reader that answers several questions over one memory at once."""
+class BatchReader(Protocol):
+    """A reader that answers several questions about one memory in one batch."""
 
     def answer_together(self, memory: Any, questions: Sequence[str]) -> list[Answer]:
         """Answer each question."""
@@ -40,13 +40,13 @@ class Together(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """A method on the bench.
+    """A method to measure.
 
     Attributes:
-        name: as the user named it.
-        reader: what is measured.
-        backbone: what answers; None where that is not known, and then there is no floor.
-        layers: clocked beside every building of the method's bank.
+        name: its name in the results.
+        reader: the reader to measure.
+        backbone: the backbone that answers; None if unknown, and then there is no floor.
+        layers: Hugging Face's encoder layers, timed in every round for comparison.
     """
 
     name: str
@@ -60,11 +60,11 @@ class Subject:
         return isinstance(self.reader, FullContext | HuggingFace)
 
     def work(self, answer: Answer, question: str) -> Stages | None:
-        """What its floor is computed from; None for a method whose stages are not known."""
+        """The work that its floor is computed from; None if the method's stages are not known."""
         if isinstance(self.reader, BoundSedem):
             return sedem_work(self.reader.model, answer, question)
         if self.backbone is None or not self.reads_text or isinstance(self.reader, LongLLMLingua):
-            # The last one reads the context several times to shorten it, and then what is left.
+            # LongLLMLingua reads the context several times to prune it, then reads the rest.
             return None
         kept = isinstance(self.reader, PrefixCached)
         return text_work(self.backbone, answer, question, kept=kept)
@@ -72,14 +72,14 @@ class Subject:
 
 @dataclass(frozen=True)
 class Bench:
-    """How every method is measured.
+    """The measurement of every method.
 
     Attributes:
-        questions: the first is the one that is clocked alone; batches go round them.
-        batches: how many are answered together.
-        answer_tokens: of every answer.
-        runs: counted turns of each method.
-        device: that is waited for before a clock is read.
+        questions: the first is timed alone; batches repeat all of them as often as needed.
+        batches: batch sizes to measure.
+        answer_tokens: tokens of every answer.
+        runs: counted rounds.
+        device: synchronized before each reading of the clock.
     """
 
     questions: Sequence[str]
@@ -91,33 +91,36 @@ class Bench:
     def measure(
         self, subjects: Sequence[Subject], documents: Sequence[Document], tick: Callable[[], None]
     ) -> dict[str, dict[str, Any]]:
-        """Rows by method over one context.
+        """Measure methods over one context.
 
         Args:
-            subjects: in turn, run by run.
+            subjects: the methods; they run one after another in every round.
             documents: the context.
-            tick: called after each turn of each method; `turns` says how often in all.
+            tick: called after each method in each round, `rounds` times per method.
+
+        Returns:
+            Figures by method.
         """
         runs: dict[str, list[Figures]] = {subject.name: [] for subject in subjects}
         answers: dict[str, Answer] = {}
-        for turn in range(-WARM_UP, self.runs):
+        for number in range(-WARM_UP, self.runs):
             for subject in subjects:
-                figures, answers[subject.name] = self.once(subject, documents)
-                if turn >= 0:
+                figures, answers[subject.name] = self.run_once(subject, documents)
+                if number >= 0:
                     runs[subject.name].append(figures)
                 tick()
         return {s.name: self._row(s, documents, runs[s.name], answers[s.name]) for s in subjects}
 
     @property
-    def turns(self) -> int:
-        """Ticks of one method over one context."""
+    def rounds(self) -> int:
+        """Rounds over one context, warm-up included."""
         return WARM_UP + self.runs
 
-    def once(self, subject: Subject, documents: Sequence[Document]) -> tuple[Figures, Answer]:
-        """One turn: read and answer with nothing there, then answer again from the memory.
+    def run_once(self, subject: Subject, documents: Sequence[Document]) -> tuple[Figures, Answer]:
+        """Read and answer from scratch, then answer again from the memory.
 
-        Online TTFT is the first pair up to the first token, prebuilt TTFT and decoding are the
-        second answer's alone.
+        Online TTFT is the time of reading and of the first answer's first token. Prebuilt TTFT and
+        decoding speed are those of the second answer.
         """
         reader = subject.reader
         clock = Clock(self.device)
@@ -127,7 +130,7 @@ class Bench:
         first = reader.answer(memory, self.questions[0]).timings["ttft_ms"]
         answer = reader.answer(memory, self.questions[0])
         timings = answer.timings
-        # Where the memory is the text itself nothing was built.
+        # If the memory is the text itself, nothing was built.
         built = memory != list(documents)
         layers, tokens = subject.layers, answer.context_tokens or 0
         figures: Figures = {
@@ -142,11 +145,11 @@ class Bench:
         return figures, answer
 
     def _speed(self, answer: Answer) -> float | None:
-        """Tokens a second after the first; None where the answer ended before its limit."""
+        """Tokens per second after the first; None if the answer ended before its limit."""
         if answer.finish_reason != "length" or self.answer_tokens < 2:
             return None
-        spent = answer.timings["total_ms"] - answer.timings["ttft_ms"]
-        return 1e3 * (self.answer_tokens - 1) / spent
+        elapsed = answer.timings["total_ms"] - answer.timings["ttft_ms"]
+        return 1e3 * (self.answer_tokens - 1) / elapsed
 
     def _row(
         self,
@@ -159,12 +162,12 @@ class Bench:
         names = (
             "online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s", "layers_tok_s"
         )  # fmt: skip
-        found = {name: _spread_of(runs, name) for name in runs[0]}
+        figures = {name: _spread_of(runs, name) for name in runs[0]}
         work = subject.work(answer, question)
         stored, tokens = answer.stored_bytes, answer.context_tokens
         row: dict[str, Any] = {
-            **{name: found.pop(name) for name in names},
-            "stages": found,
+            **{name: figures.pop(name) for name in names},
+            "stages": figures,
             "reads_tokens": self._read_tokens(subject, answer),
             "k": answer.k or None,
             "stored_bytes_per_token": stored / tokens if stored and tokens else None,
@@ -177,34 +180,34 @@ class Bench:
         return row
 
     def _read_tokens(self, subject: Subject, answer: Answer) -> int | None:
-        """Context tokens that an answer stands on: all of them unless the decoder reads text."""
+        """Context tokens behind an answer: all, unless the decoder reads text and truncates it."""
         if not subject.reads_text:
             return answer.context_tokens
         assert subject.backbone is not None and answer.conditioning is not None
         return answer.conditioning - len(question_ids(subject.backbone, self.questions[0]))
 
     def _batches(self, reader: Reader, documents: Sequence[Document]) -> dict[str, Any]:
-        """Questions a second over one memory by size of batch, the sizes in turn."""
+        """Questions per second over one memory, by batch size; each round runs every size."""
         if not self.batches:
             return {}
         memory = reader.read(documents)
         speeds: dict[int, list[float]] = {size: [] for size in self.batches}
-        for turn in range(-WARM_UP, self.runs):
-            for size, found in speeds.items():
+        for number in range(-WARM_UP, self.runs):
+            for size, measured in speeds.items():
                 speed = self._throughput(reader, memory, size)
-                if turn >= 0:
-                    found.append(speed)
-        together = isinstance(reader, Together)
+                if number >= 0:
+                    measured.append(speed)
+        together = isinstance(reader, BatchReader)
         return {
-            str(size): {"together": together, "questions_per_s": spread(found)}
-            for size, found in speeds.items()
+            str(size): {"together": together, "questions_per_s": spread(measured)}
+            for size, measured in speeds.items()
         }
 
     def _throughput(self, reader: Reader, memory: Any, size: int) -> float:
-        """Questions a second of one batch; one by one where a method cannot do better."""
+        """Questions per second of one batch; one at a time if the method has no batches."""
         questions = list(islice(cycle(self.questions), size))
         clock = Clock(self.device)
-        if isinstance(reader, Together):
+        if isinstance(reader, BatchReader):
             reader.answer_together(memory, questions)
         else:
             for question in questions:

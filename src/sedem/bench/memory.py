@@ -1,12 +1,13 @@
-"""How much memory a method needs: measured on a pass of its own, not on the runs that are timed.
+"""Memory that a method needs, measured in a separate pass that is not timed.
 
-On a GPU the allocator's own counters are read (`torch.cuda.max_memory_allocated`). On a CPU the
-resident set of the process is: its high-water mark is reset before the pass (Linux,
-`/proc/self/clear_refs`), and pages that the C library keeps for later are given back first, so that
-they hide no growth. Several methods are open in one process, so what a pass adds is measured, and
-what the method holds before it is put on top: its weights and the caches that stay from answer to
-answer, counted tensor by tensor, and on a GPU the pool of SeDeM's graphs. The pool of what
-`hf-compiled` compiles cannot be told apart and is left out, which favours it.
+On a GPU the allocator reports the peak (`torch.cuda.max_memory_allocated`). On a CPU it is the
+resident set of the process. Its high-water mark is reset before the pass (Linux,
+`/proc/self/clear_refs`), after the C library has returned its free pages, which would hide growth.
+
+Several methods are open in one process. So the pass measures growth, and the memory that the method
+holds already is added: weights and the caches that stay between answers, counted tensor by tensor,
+and on a GPU the pool of SeDeM's graphs. The pool of `hf-compiled` cannot be separated and is left
+out, which favours that method.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ def measure_memory(
     """Bytes that reading and answering take.
 
     Returns:
-        `weights_bytes`; `caches_bytes`, held from answer to answer; `steady_bytes`, both with the
-        memory that was read, when an answer is given; `peak_bytes`, the most at any time. None
-        where the system does not tell.
+        `weights_bytes`; `caches_bytes`, which stay allocated between answers; `steady_bytes`, both
+        plus the read memory after an answer; `peak_bytes`, the highest at any time. None if the
+        system does not report memory.
     """
     if device.type != "cuda" and not (PROCESS / "clear_refs").exists():
         return None
-    _settle(reader, documents, question)
+    _reset_caches(reader, documents, question)
     weights, caches = weights_bytes(reader), cache_bytes(reader)
-    before = _restart(device)
+    before = _reset_peak(device)
     memory = reader.read(documents)
     reader.answer(memory, question)
     peak = _peak(device)
-    after = _restart(device)
+    after = _reset_peak(device)
     del memory
     return {
         "weights_bytes": weights,
@@ -55,31 +56,31 @@ def measure_memory(
 
 
 def weights_bytes(reader: Reader) -> int:
-    """Bytes of all weights that a reader holds, each once; where adapters are merged, those too."""
+    """Bytes of a reader's weights, each tensor once; merged copies of weights count too."""
     if isinstance(reader, BoundSedem):
         return reader.model.engine.memory()["weights"]
-    held = [value for value in vars(reader).values() if isinstance(value, nn.Module)]
-    tensors = [tensor for module in held for tensor in (*module.parameters(), *module.buffers())]
+    modules = [value for value in vars(reader).values() if isinstance(value, nn.Module)]
+    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return sum({t.data_ptr(): t.numel() * t.element_size() for t in tensors}.values())
 
 
 def cache_bytes(reader: Reader) -> int:
-    """Bytes that a reader keeps from answer to answer beside its weights."""
+    """Bytes besides weights that stay allocated between answers."""
     if isinstance(reader, BoundSedem):
-        held = reader.model.engine.memory()
-        return held["caches"] + held["graphs"]
+        allocated = reader.model.engine.memory()
+        return allocated["caches"] + allocated["graphs"]
     return reader.cache_bytes if isinstance(reader, Compiled) else 0
 
 
-def _settle(reader: Reader, documents: Sequence[Document], question: str) -> None:
-    """Leave an engine the caches of this pass alone; others are of batches of other sizes."""
+def _reset_caches(reader: Reader, documents: Sequence[Document], question: str) -> None:
+    """Drop the engine's caches for other batch sizes and allocate those of this pass."""
     if isinstance(reader, BoundSedem):
         reader.model.engine.release()
         reader.answer(reader.read(documents), question)
 
 
-def _restart(device: torch.device) -> int:
-    """Begin a new high-water mark; where memory stands now, in bytes."""
+def _reset_peak(device: torch.device) -> int:
+    """Reset the high-water mark and return the memory in use, in bytes."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -99,7 +100,7 @@ def _peak(device: torch.device) -> int:
 
 
 def _status(name: str) -> int:
-    """One of the process's counters, in bytes."""
+    """A counter of /proc/self/status, in bytes."""
     lines = (PROCESS / "status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"{name}:"))
     return 1024 * int(line.split()[1])

@@ -1,13 +1,12 @@
-"""The line to beat: Hugging Face's own forward over the whole context, as its users run it.
+"""Hugging Face's forward over the whole context, as its users run it: the speed to beat.
 
-The prompt is that of `full-context`, token for token. Documents are tokenized when they are read,
-so a question pays for the model alone.
+The prompt equals that of `full-context`, token for token. Documents are tokenized when they are
+read, so the time of a question is that of the model alone.
 
 - `hf`: plain forward with `DynamicCache`.
-- `hf-compiled`: `StaticCache`; the prefill as it is and the decoding step compiled, as `generate`
-  does.
-- `hf-prefix`: the context's keys and values are computed when it is read and kept, as servers with
-  a prefix cache do; a question runs alone behind them. This is full context with a prebuilt memory.
+- `hf-compiled`: `StaticCache`, with a plain prefill and a compiled decoding step, as in `generate`.
+- `hf-prefix`: caches the context's keys and values when it is read, as servers with a prefix cache
+  do; a question runs only its own tokens. This is full context with a prebuilt memory.
 """
 
 from __future__ import annotations
@@ -21,25 +20,27 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 
 from sedem.backbone.decoder import Backbone
+from sedem.baselines.full_context import generate_timed
+from sedem.baselines.memory import text_bytes
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
-from sedem.inference.generation import Decoding, generate
+from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt, question_ids
 from sedem.types import Answer, Document, check_documents
 
 QUESTION_ROOM = 64
-"""Positions that a context leaves to a question that is not known yet."""
+"""Positions that are reserved for a question when a context is read."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A context as tokens, as far as it fits the model.
+    """Tokens of a context, truncated to the model's positions.
 
     Attributes:
         ids: start token and context `[1, P]`.
-        tokens: of the whole context.
-        stored_bytes: what is kept to answer from.
-        cache: keys and values of `ids`, where they are kept.
+        tokens: number of tokens of the whole context.
+        stored_bytes: bytes that are stored to answer from.
+        cache: keys and values of `ids`; None if they are not cached.
     """
 
     ids: Tensor
@@ -52,7 +53,7 @@ class HuggingFace:
     """A plain forward over context and question.
 
     Args:
-        backbone: whose model and tokenizer.
+        backbone: the model and its tokenizer.
         decoding: how answers are generated.
     """
 
@@ -63,7 +64,11 @@ class HuggingFace:
         self.decoding = decoding
 
     def read(self, documents: Sequence[Document]) -> Tokens:
-        """Tokenize the documents; what would not fit is left out, and the answer says so."""
+        """Tokenize the documents, and truncate the end that does not fit.
+
+        Raises:
+            ConfigError: the backbone's positions do not suffice for a question and an answer.
+        """
         check_documents(documents)
         backbone = self.backbone
         room = backbone.max_positions - 1 - QUESTION_ROOM - self.decoding.max_new_tokens
@@ -74,7 +79,7 @@ class HuggingFace:
             )
         ids = backbone.token_ids(context_prompt([document.text for document in documents]))
         kept = torch.tensor([[backbone.bos_token_id, *ids[:room]]], device=backbone.device)
-        return Tokens(kept, len(ids), sum(len(d.text.encode()) for d in documents))
+        return Tokens(kept, len(ids), text_bytes(documents))
 
     @torch.no_grad()
     def answer(self, memory: Tokens, question: str) -> Answer:
@@ -91,15 +96,8 @@ class HuggingFace:
         prompt_1P = torch.tensor([prompt], device=backbone.device)
         clock.lap("select_ms")
         logits_1V, step = self.prefill(memory, prompt_1P)
-        transcript = None
-        for rows in generate(
-            logits_1V, step, backbone.tokenizer, backbone.eos_token_id, self.decoding
-        ):
-            transcript = rows[0]
-            if "ttft_ms" not in clock.timings:
-                clock.mark("ttft_ms")
-        clock.mark("total_ms")
-        assert transcript is not None and transcript.finish_reason is not None
+        (transcript,) = generate_timed(backbone, logits_1V, step, self.decoding, clock)
+        assert transcript.finish_reason is not None
         return Answer(
             text=transcript.text,
             citations=(),
@@ -115,53 +113,53 @@ class HuggingFace:
         )
 
     def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after context and question `[1, V]`, and what runs one token more."""
+        """Logits after context and question `[1, V]`, and a function that runs one more token."""
         cache = DynamicCache(config=self.backbone.model.config)
         ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
         logits_1V = self.forward(ids_1P, cache)
         return logits_1V, lambda ids_B, live: self.forward(ids_B[:, None], cache)
 
     def forward(self, ids_1P: Tensor, cache: Any) -> Tensor:
-        """Logits after some more tokens `[1, V]`."""
-        found = self.backbone.model(
+        """Run more tokens and return the logits after them `[1, V]`."""
+        output = self.backbone.model(
             input_ids=ids_1P, past_key_values=cache, use_cache=True, logits_to_keep=1
         )
-        return found.logits[:, -1]
+        return output.logits[:, -1]
 
 
 class PrefixCached(HuggingFace):
-    """Keys and values of the context, computed once; a question runs alone behind them."""
+    """Caches the context's keys and values once; a question runs only its own tokens."""
 
     name = "hf-prefix"
 
     @torch.no_grad()
     def read(self, documents: Sequence[Document]) -> Tokens:
-        """Run the context and keep its keys and values."""
+        """Run the context and cache its keys and values."""
         tokens = super().read(documents)
         cache = DynamicCache(config=self.backbone.model.config)
         self.forward(tokens.ids, cache)
         return replace(tokens, cache=cache, stored_bytes=_bytes(cache))
 
     def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after the question `[1, V]`; what an earlier question left is cut off."""
+        """Logits after the question `[1, V]`; drops the tokens of an earlier question first."""
         cache = memory.cache
         assert cache is not None
-        if left := cache.get_seq_length() - memory.ids.shape[1]:
-            cache.crop(-left)
+        if extra := cache.get_seq_length() - memory.ids.shape[1]:
+            cache.crop(-extra)
         return self.forward(prompt_1P, cache), lambda ids_B, live: self.forward(
             ids_B[:, None], cache
         )
 
 
 class Compiled(HuggingFace):
-    """A static cache with a compiled decoding step.
+    """Uses a static cache with a compiled decoding step.
 
     Args:
-        backbone: whose model and tokenizer.
+        backbone: the model and its tokenizer.
         decoding: how answers are generated.
 
     Raises:
-        ConfigError: nothing can be compiled on this machine.
+        ConfigError: torch.compile does not work on this machine.
     """
 
     name = "hf-compiled"
@@ -175,30 +173,30 @@ class Compiled(HuggingFace):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the static cache that stays from answer to answer."""
+        """Bytes of the static cache, which stays allocated between answers."""
         return sum(_bytes(cache) for cache in self._caches.values())
 
     def prefill(self, memory: Tokens, prompt_1P: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-        """Logits after context and question `[1, V]`; the step is compiled once a length."""
+        """Logits after context and question `[1, V]`; the step is compiled once for each length."""
         ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
         size = memory.ids.shape[1] + QUESTION_ROOM + self.decoding.max_new_tokens
         if size not in self._caches:
-            # One length at a time: what is compiled knows its cache by address.
+            # Compiled code refers to its cache by address, so only one cache exists at a time.
             self._caches = {size: StaticCache(self.backbone.model.config, max_cache_len=size)}
             torch.compiler.reset()
         cache = self._caches[size]
         cache.reset()
 
         def step(ids_B: Tensor, live: Sequence[int]) -> Tensor:
-            # A graph's output is overwritten by its next replay.
+            # The next replay of the graph overwrites its output.
             return self._step(ids_B[:, None].contiguous(), cache).clone()
 
         return self.forward(ids_1P, cache), step
 
 
 def _bytes(cache: Cache) -> int:
-    kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
-    return sum(t.numel() * t.element_size() for t in kept)
+    tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def _check_compiler(device: torch.device) -> None:
@@ -214,4 +212,4 @@ PEERS: dict[str, tuple[type[HuggingFace], str]] = {
     "hf-compiled": (Compiled, "the same with a static cache and a compiled decoding step"),
     "hf-prefix": (PrefixCached, "the same with the context's keys and values kept"),
 }
-"""What stands beside the methods of `sedem eval --list`."""
+"""Methods of the bench beside those of `sedem eval --list`: class and description."""

@@ -1,4 +1,4 @@
-"""The picture of a bench: time to the first token against context length, every method, log-log."""
+"""The plot of a bench: time to first token against context length, log-log, for every method."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Any
 
 COLORS = ("#1b6ca8", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#4a5568", "#b83280", "#0e7490")
 CLOCKS = {"online_ttft_ms": "-", "prebuilt_ttft_ms": "--"}
-"""Figures that are drawn, with their line."""
+"""The plotted figures and their line styles."""
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw a bench, one panel a clock.
+    """Plot a bench, one panel per kind of time.
 
-    Online times stand on the left, drawn solid, prebuilt ones on the right, dashed; medians with
-    quartiles. Floors are thin. A point is hollow where the method read less than the context.
+    Online times are solid, on the left; prebuilt times are dashed, on the right. Both are medians
+    with quartiles. Thin lines are floors. A marker is hollow if the method read only part of the
+    context.
 
     Args:
-        document: as `run_bench` returns it.
-        path: the file; its ending says what kind.
+        document: the document that `run_bench` returns.
+        path: the file to write; its ending sets the format.
     """
     import matplotlib
 
@@ -45,7 +46,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     labels += ["computed floor", "reads only what fits or was picked"]
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(_title(document), fontsize=10)
-    # An SVG carries the date, by which equal pictures would differ.
+    # Without the date, equal plots are equal files.
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
     pyplot.close(figure)
 

@@ -1,7 +1,7 @@
-"""Checkpoints on random weights in a public shape: right for times, their answers are noise.
+"""Checkpoints with random weights in a public shape: correct times, meaningless answers.
 
-They are written to a folder and opened like any other, so that nothing that is measured knows of
-them. Text is cut by sedem-nano's tokenizer, since that of a gated model cannot be shipped.
+They are written to a folder and opened as any checkpoint, so the measured code is the same. The
+tokenizer is that of sedem-nano, since that of a gated model cannot be shipped.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def write_random_checkpoint(
 
     Args:
         shape: a name in `PRESETS`.
-        folder: an empty one; holds backbones and checkpoint afterwards.
-        dtype: of the backbones.
-        device: where the weights are drawn.
+        folder: an empty folder; backbones and checkpoint are written there.
+        dtype: data type of the backbones.
+        device: device that draws the weights.
 
     Returns:
         The checkpoint's folder.
@@ -47,7 +47,7 @@ def write_random_checkpoint(
 
 
 def _write_backbone(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-    # Drawn where they will run: drawing billions of numbers on a CPU takes minutes.
+    # A CPU takes minutes to draw billions of numbers.
     with device:
         model = empty_model(shape_file(name), dtype=dtype)
     model.save_pretrained(folder)

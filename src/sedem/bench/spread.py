@@ -1,4 +1,4 @@
-"""A figure measured several times: median, quartiles and extremes."""
+"""Median, quartiles and extremes of a repeated measurement."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from statistics import median, quantiles
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and spread of a figure.
+    """Median, extremes, quartiles and count of the values.
 
     Args:
-        values: one a run, at least one.
+        values: one value per run; at least one.
     """
     first, _, third = quantiles(values, method="inclusive") if len(values) > 1 else [*values] * 3
     return {

@@ -1,4 +1,4 @@
-"""Where the time of building a bank goes: segments, encoder, compressor; on a pass of its own."""
+"""Time of building a bank by stage (segments, encoder, compressor), in a separate pass."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sedem.types import Document
 def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float]:
     """Milliseconds of building a bank, by stage.
 
-    The compressor is clocked where it is called and segmenting by itself; the encoder is what is
-    left of the whole, so moving batches to and from the device counts as encoding.
+    Segmenting is timed separately, and the compressor by hooks. The encoder's time is the rest of
+    the total, so it includes moving batches to and from the device.
     """
     config = model.config
     clock = Clock(model.device)
@@ -28,10 +28,10 @@ def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float
             config.segment_shift,
         )
     clock.lap("segment_ms")
-    compressing = _Stopwatch(clock)
+    compressor_time = _Stopwatch(clock)
     hooks = [
-        model.compressor.register_forward_pre_hook(compressing.start),
-        model.compressor.register_forward_hook(compressing.stop),
+        model.compressor.register_forward_pre_hook(compressor_time.start),
+        model.compressor.register_forward_hook(compressor_time.stop),
     ]
     clock.lap("before")
     model.read(documents)
@@ -41,13 +41,13 @@ def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float
     segment, read = clock.timings["segment_ms"], clock.timings["read"]
     return {
         "segment_ms": segment,
-        "encode_ms": max(0.0, read - segment - compressing.total),
-        "compress_ms": compressing.total,
+        "encode_ms": max(0.0, read - segment - compressor_time.total),
+        "compress_ms": compressor_time.total,
     }
 
 
 class _Stopwatch:
-    """Adds up the time between its start and its stop, as hooks of a module."""
+    """Sums the time of a module's calls; `start` and `stop` are its forward hooks."""
 
     def __init__(self, clock: Clock) -> None:
         self.total = 0.0

@@ -1,4 +1,4 @@
-"""A bench as rows of cells, for a terminal and for a page."""
+"""The table of a bench as rows of cells, for the terminal and for pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADINGS = (
 
 
 def lines(document: dict[str, Any]) -> list[list[str]]:
-    """Headings and a line for each method and context length; what was not measured is a dash."""
+    """Headings, then one line per method and context length; a dash marks a missing figure."""
     return [list(HEADINGS), *_rows(document)]
 
 
@@ -61,7 +61,7 @@ def _with_quartiles(measured: dict[str, float]) -> str:
 
 
 def _short(value: float | None) -> str:
-    """Three digits that count."""
+    """Three significant digits."""
     if value is None:
         return "-"
     digits = 2 if value < 10 else 1 if value < 100 else 0

@@ -85,22 +85,24 @@ def bench(
     from sedem.bench.command import notes, run_bench
     from sedem.bench.plan import Plan
 
-    plan = Plan(
-        methods=tuple(methods or ()),
-        contexts=tuple(context or Plan.contexts),
-        k=chosen_k,
-        batches=tuple(batch or ()),
-        memory=tuple(memory or Plan.memory),
-        checkpoint=model or DEFAULT_MODEL,
-        backbone=backbone,
-        runs=runs,
-        answer_tokens=answer_tokens,
-        device=device,
-        dtype=dtype,
-        engine=engine,
-        text=text,
-        blocks=tuple(blocks or ()),
-    )
+    given = {
+        "methods": methods,
+        "contexts": context,
+        "k": chosen_k,
+        "batches": batch,
+        "memory": memory,
+        "checkpoint": model or DEFAULT_MODEL,
+        "backbone": backbone,
+        "runs": runs,
+        "answer_tokens": answer_tokens,
+        "device": device,
+        "dtype": dtype,
+        "engine": engine,
+        "text": text,
+        "blocks": blocks,
+    }
+    entries = {name: value for name, value in given.items() if value not in (None, [])}
+    plan = Plan.from_entries(entries, "sedem bench")
     for caveat in notes(plan):
         output.note(caveat)
     disable_progress_bar()

@@ -125,14 +125,14 @@ def _print_histogram(bars: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _is_text(source: str) -> bool:
-    from sedem.data.texts import holds_texts
+    from sedem.data.corpus import holds_texts
 
     return holds_texts(source)
 
 
 def _texts(source: str, tokenizer: str | None, limit: int | None, progress: Any) -> Inspection:
+    from sedem.data.corpus import read_texts
     from sedem.data.inspection import inspect_texts
-    from sedem.data.texts import read_texts
     from sedem.data.tokenizer import open_tokenizer
 
     counter = open_tokenizer(tokenizer)

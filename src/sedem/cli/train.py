@@ -78,7 +78,7 @@ def baseline(
 
 def _train_stage(stage: str, config: Path, overrides: list[str] | None, print_config: bool) -> None:
     from sedem.training.recipe import load_recipe
-    from sedem.training.run import STAGES
+    from sedem.training.stages import STAGES
 
     kind, train = STAGES[stage]
     _train(load_recipe(kind, config, overrides or ()), train, print_config)

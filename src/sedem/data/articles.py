@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sedem.data.record_validation import text
+from sedem.data.record_validation import RecordModel, Text
 from sedem.data.records import Records, read_records
 
 Article = tuple[str, str]
@@ -22,10 +22,13 @@ def articles(records: Records) -> list[Article]:
     Raises:
         DataError: a record lacks one of them.
     """
-    return [
-        (text(entry, "title", place, blank=True), text(entry, "text", place, blank=True))
-        for place, entry in records
-    ]
+    given = (_ArticleRecord.from_record(record, place) for place, record in records)
+    return [(article.title, article.text) for article in given]
+
+
+class _ArticleRecord(RecordModel):
+    title: Text
+    text: Text
 
 
 def paragraphs(article: str, shortest: int, longest: int) -> list[str]:

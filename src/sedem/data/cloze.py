@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from sedem.data.articles import Article, articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.record_validation import at_least
 from sedem.data.records import Records
 from sedem.errors import DataError
 from sedem.types import Document
+from sedem.validation import Whole, WholeAbove0
 
 SHORTEST, LONGEST = 8, 32
 """Words of a sentence that is asked about."""
@@ -76,7 +76,7 @@ def clozes(paragraph: str) -> Iterator[Cloze]:
                 break
 
 
-def read(records: Records, *, count: int = 10_000, seed: int = 0) -> ExampleSet:
+def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> ExampleSet:
     """Cloze questions of articles.
 
     Args:
@@ -85,9 +85,8 @@ def read(records: Records, *, count: int = 10_000, seed: int = 0) -> ExampleSet:
         seed: decides which.
 
     Raises:
-        ConfigError: there cannot be so few questions.
+        DataError: the articles have too few paragraphs.
     """
-    at_least(1, count=count)
     return generate(articles(records), count=count, seed=seed)
 
 

@@ -15,31 +15,65 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.record_validation import entries, number, shown, text, within
-from sedem.data.records import Record, Records
+from sedem.data.record_validation import FilledText, Id, RecordModel, within
+from sedem.data.records import Records
 from sedem.errors import DataError
 from sedem.types import Document
+from sedem.validation import Whole
 
-_FIELDS = {"id", "documents", "question", "answers", "evidence"}
+
+def _not_by_name(documents: Any) -> Any:
+    if isinstance(documents, dict):
+        raise ValueError(
+            "a list of objects {name, text} is needed, this is one object; its keys cannot be the "
+            "names"
+        )
+    return documents
+
+
+class _DocumentFields(RecordModel):
+    name: FilledText
+    text: FilledText
+
+
+class _EvidenceFields(RecordModel):
+    document: FilledText
+    start: Whole
+    end: Whole
+
+
+class _Question(RecordModel):
+    """One line of a file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Id | None = None
+    documents: Annotated[list[_DocumentFields], Field(min_length=1), BeforeValidator(_not_by_name)]
+    question: FilledText
+    answers: Annotated[list[FilledText], Field(min_length=1)]
+    evidence: list[_EvidenceFields] | None = None
 
 
 def read(records: Records) -> ExampleSet:
-    """Own questions, strictly.
+    """Questions of one's own; every field is checked.
 
     Args:
-        records: the lines.
+        records: the lines of the file.
 
     Raises:
-        DataError: with the line and the field; or two lines of one id.
+        DataError: a line is malformed, or two lines have one id; names line and field.
     """
     result = ExampleSet("own", [])
     places: dict[str, str] = {}
     for place, entry in records:
+        question = _Question.from_record(entry, place)
         with within(place):
-            example = _example(entry, place)
+            example = _example(question, _file_and_line(place))
         if example.id in places:
             raise DataError(
                 f"{place}: the id '{example.id}' is that of {places[example.id]} too; "
@@ -71,56 +105,20 @@ def to_entry(example: Example) -> dict[str, Any]:
     }
 
 
-def _example(entry: Record, place: str) -> Example:
-    unknown = sorted(entry.keys() - _FIELDS)
-    if unknown:
-        raise DataError(f"{place}: unknown field '{unknown[0]}'; known are {', '.join(_FIELDS)}")
-    documents = tuple(
-        Document(
-            text(document, "name", f"{place}, field 'documents[{i}]'"),
-            text(document, "text", f"{place}, field 'documents[{i}]'"),
-        )
-        for i, document in enumerate(_some(entry, "documents", place))
-    )
-    names = {document.name: index for index, document in enumerate(documents)}
+def _example(given: _Question, default_id: str) -> Example:
+    documents = tuple(Document(document.name, document.text) for document in given.documents)
+    indices = {document.name: index for index, document in enumerate(documents)}
     evidence = []
-    given = [] if entry.get("evidence") is None else entries(entry, "evidence", place)
-    for i, span in enumerate(given):
-        where = f"{place}, field 'evidence[{i}]'"
-        name = text(span, "document", where)
-        if name not in names:
-            raise DataError(f"{where}: no document is named '{name}'")
-        evidence.append(
-            Evidence(names[name], number(span, "start", where), number(span, "end", where))
-        )
-    answers = _some(entry, "answers", place)
-    if not all(isinstance(answer, str) for answer in answers):
-        raise DataError(f"{place}, field 'answers': a list of strings is needed")
-    question = text(entry, "question", place)
-    identity = _id(entry, place)
-    return Example(identity, documents, question, tuple(answers), tuple(evidence))
+    for i, span in enumerate(given.evidence or []):
+        if span.document not in indices:
+            raise DataError(
+                f"evidence[{i}].document is '{span.document}'; give the name of a document"
+            )
+        evidence.append(Evidence(indices[span.document], span.start, span.end))
+    identity = default_id if given.id is None else given.id
+    return Example(identity, documents, given.question, tuple(given.answers), tuple(evidence))
 
 
-def _id(entry: Record, place: str) -> str:
-    """The id that is given, or file and line: shards of a folder have lines of one number."""
-    given = entry.get("id")
-    if given is None:
-        return Path(place).name.replace("'", "")
-    if isinstance(given, bool) or not isinstance(given, str | int):
-        raise DataError(f"{place}, field 'id': a string is needed, got {shown(given)}")
-    return str(given)
-
-
-def _some(entry: Record, field: str, place: str) -> list[Any]:
-    if field == "documents" and isinstance(entry.get(field), dict):
-        raise DataError(
-            f"{place}, field 'documents': a list of objects {{name, text}} is needed, "
-            "this is one object; names may not be its keys"
-        )
-    value = entry.get(field)
-    if not isinstance(value, list) or not value:
-        raise DataError(
-            f"{place}, field '{field}': a list with at least one entry is needed, "
-            f"got {shown(value)}"
-        )
-    return value
+def _file_and_line(place: str) -> str:
+    """The id of a question without one; the file is part of it because shards repeat lines."""
+    return Path(place).name.replace("'", "")

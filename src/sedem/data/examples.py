@@ -24,6 +24,15 @@ class Evidence:
     start: int
     end: int
 
+    def overlaps(self, start: int, end: int) -> bool:
+        """Whether a span of the same document shares at least one character with this one.
+
+        Args:
+            start: first character of the span.
+            end: character after the span.
+        """
+        return self.start < end and start < self.end
+
 
 @dataclass(frozen=True)
 class Example:

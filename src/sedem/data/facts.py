@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from sedem.data.articles import articles, paragraphs
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.record_validation import at_least
 from sedem.data.records import Records
-from sedem.errors import ConfigError, DataError
+from sedem.errors import DataError
 from sedem.types import Document
+from sedem.validation import Whole, WholeAbove0
 
 Split = Literal["train", "evaluation"]
 
@@ -72,7 +72,11 @@ _MAKERS: dict[str, Callable[[random.Random, Split], str]] = {
 
 
 def read(
-    records: Records, *, split: Split = "evaluation", count: int = 1000, seed: int = 0
+    records: Records,
+    *,
+    split: Split = "evaluation",
+    count: WholeAbove0 = 1000,
+    seed: Whole = 0,
 ) -> ExampleSet:
     """The set with the paragraphs of articles as fillers.
 
@@ -83,11 +87,8 @@ def read(
         seed: decides everything.
 
     Raises:
-        ConfigError: there is no such split, or there cannot be so few examples.
+        DataError: the articles have too few paragraphs.
     """
-    at_least(1, count=count)
-    if split not in ("train", "evaluation"):
-        raise ConfigError(f"split is '{split}'; it can be 'train' or 'evaluation'")
     fillers = [
         paragraph for _, text in articles(records) for paragraph in paragraphs(text, 250, 650)
     ]

@@ -132,7 +132,7 @@ def commit(home: Home) -> str:
     return str(told.sha)
 
 
-def held_commit(home: Home, split: str) -> str | None:
+def cached_commit(home: Home, split: str) -> str | None:
     """The commit of the copy that is read without the hub; None where the copy does not tell.
 
     Raises:

@@ -20,7 +20,7 @@ def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> l
     """A block is positive when it overlaps an evidence span (appendix Dataset Processing)."""
     return [
         any(
-            span.document == block.document and span.start < block.end and block.start < span.end
+            span.document == block.document and span.overlaps(block.start, block.end)
             for span in evidence
         )
         for block in blocks

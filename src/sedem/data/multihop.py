@@ -7,9 +7,11 @@ whole, so all blocks of a long one are labelled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BeforeValidator, Discriminator, Field, Tag
 
 from sedem.data.examples import (
     NO_CONTEXT,
@@ -19,46 +21,105 @@ from sedem.data.examples import (
     distinct_names,
     whole,
 )
-from sedem.data.record_validation import entries, text, within
+from sedem.data.record_validation import (
+    FilledText,
+    FromColumns,
+    Id,
+    RecordModel,
+    Text,
+    with_id,
+    within,
+)
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
-from sedem.types import Document, check_unicode
+from sedem.types import Document
+from sedem.validation import Whole
 
 NO_SENTENCE = "supporting fact past the last sentence"
 NO_PARAGRAPH = "supporting fact on a paragraph outside the context"
 EMPTY = "empty paragraph left out"
 
 
-@dataclass(frozen=True)
-class Paragraph:
-    """A paragraph of a context; a body that was not split into sentences is one string."""
+def _from_json_and_pairs(*names: str) -> BeforeValidator:
+    """Accepts a list of objects also as a JSON string, and its objects also as pairs."""
 
-    title: str
-    body: str | list[str]
+    def objects(given: Any) -> Any:
+        if isinstance(given, str):
+            given = json.loads(given)
+        if not isinstance(given, list):
+            return given
+        return [
+            dict(zip(names, entry, strict=True))
+            if isinstance(entry, list | tuple) and len(entry) == len(names)
+            else entry
+            for entry in given
+        ]
+
+    return BeforeValidator(objects)
+
+
+class TitledParagraph(RecordModel):
+    """A paragraph of a context; its sentences are a list or one unsplit string."""
+
+    title: Text
+    sentences: Annotated[
+        Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("list")],
+        Discriminator(lambda given: "text" if isinstance(given, str) else "list"),
+    ] = Field(validation_alias=AliasChoices("sentences", "content"))
 
     def text(self, separator: str) -> str:
         """Title and sentences."""
-        body = self.body if isinstance(self.body, str) else separator.join(self.body)
-        return f"{self.title}\n{body}"
+        parts = [self.sentences] if isinstance(self.sentences, str) else self.sentences
+        return f"{self.title}\n{separator.join(parts)}"
+
+
+class _Fact(RecordModel):
+    title: Text
+    sent_id: Whole
+
+
+class _HotpotRecord(RecordModel):
+    """A record of HotpotQA or 2WikiMultiHopQA, in the layout of any copy."""
+
+    id: Id = Field(validation_alias=AliasChoices("_id", "id"))
+    question: Text
+    answer: Text
+    context: Annotated[
+        list[TitledParagraph], FromColumns, _from_json_and_pairs("title", "sentences")
+    ]
+    supporting_facts: Annotated[list[_Fact], FromColumns, _from_json_and_pairs("title", "sent_id")]
+
+
+class _MusiqueParagraph(TitledParagraph):
+    sentences: Text = Field(validation_alias="paragraph_text")
+    is_supporting: Any
+
+
+class _MusiqueRecord(RecordModel):
+    id: FilledText
+    question: Text
+    answer: Text
+    answer_aliases: list[Text] | None = None
+    paragraphs: list[_MusiqueParagraph]
 
 
 @dataclass(frozen=True)
-class Question:
-    """One record, whatever layout it came in.
+class ParagraphQuestion:
+    """A question about titled paragraphs.
 
     Attributes:
-        identity: its name.
-        text: what is asked.
+        id: id of the record.
+        question: what is asked.
         answers: the answer and its aliases.
         paragraphs: the context.
-        gold: which of them are labelled.
-        notes: what is odd about the labels.
+        gold: positions of the labelled paragraphs.
+        notes: what is odd about the record.
     """
 
-    identity: str
-    text: str
+    id: str
+    question: str
     answers: list[str]
-    paragraphs: list[Paragraph]
+    paragraphs: Sequence[TitledParagraph]
     gold: list[int]
     notes: list[str]
 
@@ -79,158 +140,98 @@ def read_musique(records: Records) -> ExampleSet:
 
 
 def rows(records: Records) -> Records:
-    """Questions one at a time; a table {column: {row label: value}} is cut into its rows."""
+    """Questions one at a time; a table {column: {row label: value}} is split into its rows."""
     for place, record in records:
         if not isinstance(record.get("question"), dict):
             yield place, record
             continue
-        with within(place):
-            labels = list(record["question"])
-            table = {column: dict(values) for column, values in record.items()}
-        for label in labels:
-            row = {column: values[label] for column, values in table.items() if label in values}
+        for column, values in record.items():
+            if not isinstance(values, dict):
+                raise DataError(f"{place}: {column} must be a column {{row label: value}}")
+        for label in record["question"]:
+            row = {column: values[label] for column, values in record.items() if label in values}
             yield f"{place}, row {label}", row
 
 
 def usable(
-    records: Records, parse: Callable[[str, Record], Question], result: ExampleSet
-) -> Iterator[tuple[str, Question]]:
-    """Questions with a context and a gold paragraph in it; the others are counted.
+    records: Records, parse: Callable[[str, Record], ParagraphQuestion], result: ExampleSet
+) -> Iterator[tuple[str, ParagraphQuestion]]:
+    """Questions with a gold paragraph in their context; others are dropped and counted.
 
     Args:
-        records: the set.
-        parse: reads one of them.
-        result: where it is counted what is left out or odd.
+        records: the records of the set.
+        parse: turns a record into a question.
+        result: counts what is dropped or noted.
     """
     for place, record in records:
-        with within(place):
-            question = parse(place, record)
+        question = parse(place, record)
         if not question.paragraphs:
-            result.drop(NO_CONTEXT, question.identity)
+            result.drop(NO_CONTEXT, question.id)
         elif not question.gold:
-            result.drop("no gold paragraph in the context", question.identity)
-        elif result.wants(question.identity, question.text, question.answers):
+            result.drop("no gold paragraph in the context", question.id)
+        elif result.wants(question.id, question.question, question.answers):
             result.noted.update(question.notes)
             yield place, question
 
 
-def parse(place: str, record: Record) -> Question:
-    """A record of HotpotQA or 2WikiMultiHopQA.
+def parse(place: str, record: Record) -> ParagraphQuestion:
+    """Parse a record of HotpotQA or 2WikiMultiHopQA.
 
     Raises:
-        DataError: with the record and the field.
+        DataError: a field is missing or malformed; names the record and the field.
     """
-    identity = str(record.get("_id") or record["id"])
-    check_unicode(identity, f"{place}, field 'id'")
-    place = f"{place} (id '{identity}')"
-    with within(place, "context"):
-        given = _paragraphs(record["context"])
-        paragraphs = [p for p in given if p.text("").strip()]
-    with within(place, "supporting_facts"):
-        facts = _facts(record["supporting_facts"])
-    titles = {title for title, _ in facts}
-    notes = [EMPTY] if len(paragraphs) < len(given) else []
+    given = _HotpotRecord.from_record(record, with_id(place, record))
+    paragraphs = [p for p in given.context if p.text("").strip()]
+    titles = {fact.title for fact in given.supporting_facts}
+    notes = [EMPTY] if len(paragraphs) < len(given.context) else []
     if titles - {p.title for p in paragraphs}:
         notes.append(NO_PARAGRAPH)
-    if not all(_has_sentence(paragraphs, title, sentence) for title, sentence in facts):
+    if not all(_has_sentence(paragraphs, fact) for fact in given.supporting_facts):
         notes.append(NO_SENTENCE)
-    return Question(
-        identity,
-        text(record, "question", place, blank=True),
-        [text(record, "answer", place, blank=True)],
-        paragraphs,
-        [i for i, p in enumerate(paragraphs) if p.title in titles],
-        notes,
-    )
+    gold = [i for i, p in enumerate(paragraphs) if p.title in titles]
+    return ParagraphQuestion(given.id, given.question, [given.answer], paragraphs, gold, notes)
+
+
+def _parse_musique(place: str, record: Record) -> ParagraphQuestion:
+    given = _MusiqueRecord.from_record(record, with_id(place, record))
+    paragraphs = [p for p in given.paragraphs if p.text("").strip()]
+    gold = [i for i, p in enumerate(paragraphs) if p.is_supporting]
+    notes = [EMPTY] if len(paragraphs) < len(given.paragraphs) else []
+    answers = [given.answer, *(given.answer_aliases or [])]
+    return ParagraphQuestion(given.id, given.question, answers, paragraphs, gold, notes)
 
 
 def _read(
-    name: str, records: Records, parse: Callable[[str, Record], Question], separator: str
+    name: str,
+    records: Records,
+    parse: Callable[[str, Record], ParagraphQuestion],
+    separator: str,
 ) -> ExampleSet:
     result = ExampleSet(name, [])
     for place, question in usable(records, parse, result):
         names = distinct_names([paragraph.title for paragraph in question.paragraphs])
         with within(place):
             documents = tuple(
-                Document(name, _joined(paragraph, separator))
+                Document(name, _document_text(paragraph, separator))
                 for name, paragraph in zip(names, question.paragraphs, strict=True)
             )
             evidence = tuple(whole(index, documents) for index in question.gold)
             answers = distinct_answers(question.answers)
             result.examples.append(
-                Example(question.identity, documents, question.text, answers, evidence)
+                Example(question.id, documents, question.question, answers, evidence)
             )
     return result
 
 
-def _joined(paragraph: Paragraph, separator: str) -> str:
+def _document_text(paragraph: TitledParagraph, separator: str) -> str:
     title, _, body = paragraph.text(separator).partition("\n")
     return f"{title}\n{body.strip()}"
 
 
-def _parse_musique(place: str, record: Record) -> Question:
-    identity = text(record, "id", place)
-    place = f"{place} (id '{identity}')"
-    paragraphs: list[Paragraph] = []
-    gold: list[int] = []
-    for number, entry in enumerate(entries(record, "paragraphs", place)):
-        where = f"{place}, field 'paragraphs[{number}]'"
-        title, body = (text(entry, f, where, blank=True) for f in ("title", "paragraph_text"))
-        with within(where, "is_supporting"):
-            supports = entry["is_supporting"]
-        if f"{title}{body}".strip():
-            gold += [len(paragraphs)] if supports else []
-            paragraphs.append(Paragraph(title, body))
-    aliases = entries(record, "answer_aliases", place) if record.get("answer_aliases") else []
-    if not all(isinstance(alias, str) for alias in aliases):
-        raise DataError(f"{place}, field 'answer_aliases': a list of strings is needed")
-    answers = [text(record, "answer", place, blank=True), *aliases]
-    notes = [EMPTY] if len(paragraphs) < len(record["paragraphs"]) else []
-    question = text(record, "question", place, blank=True)
-    return Question(identity, question, answers, paragraphs, gold, notes)
+def _has_sentence(paragraphs: Sequence[TitledParagraph], fact: _Fact) -> bool:
+    """Whether a paragraph of the fact's title has its sentence; titles repeat.
 
-
-def _paragraphs(context: Any) -> list[Paragraph]:
-    """The four shapes of a context: JSON string, pairs, objects, or columns."""
-    if isinstance(context, str):
-        context = json.loads(context)
-    pairs: list[tuple[Any, Any]] | None = None
-    if isinstance(context, dict):
-        bodies = context.get("sentences", context.get("content"))
-        if bodies is not None and "title" in context:
-            pairs = list(zip(context["title"], bodies, strict=True))
-    elif isinstance(context, list):
-        if all(isinstance(entry, dict) for entry in context):
-            pairs = [
-                (e["title"], e["sentences"] if "sentences" in e else e["content"]) for e in context
-            ]
-        else:
-            pairs = [(title, body) for title, body in context]
-    if pairs is None:
-        raise ValueError("neither pairs, objects nor columns of title and sentences")
-    for title, body in pairs:
-        sentences = [body] if isinstance(body, str) else body
-        if not isinstance(title, str) or not all(isinstance(s, str) for s in sentences):
-            raise ValueError("titles and sentences must be strings")
-        for words in (title, *sentences):
-            check_unicode(words, f"paragraph '{title}'")
-    return [Paragraph(t, b if isinstance(b, str) else list(b)) for t, b in pairs]
-
-
-def _facts(facts: Any) -> list[tuple[str, int]]:
-    """The four shapes of supporting facts: JSON string, pairs, objects, or columns."""
-    if isinstance(facts, str):
-        facts = json.loads(facts)
-    if isinstance(facts, dict):
-        facts = list(zip(facts["title"], facts["sent_id"], strict=True))
-    pairs = [(f["title"], f["sent_id"]) if isinstance(f, dict) else f for f in facts]
-    found = [(title, sentence) for title, sentence in pairs]
-    if not all(isinstance(title, str) and isinstance(at, int) for title, at in found):
-        raise ValueError("pairs of a title and the number of a sentence are needed")
-    return found
-
-
-def _has_sentence(paragraphs: list[Paragraph], title: str, sentence: int) -> bool:
-    """Titles repeat: one paragraph of that title is enough. An unsplit body cannot tell."""
-    bodies = [p.body for p in paragraphs if p.title == title]
-    return not bodies or any(isinstance(b, str) or 0 <= sentence < len(b) for b in bodies)
+    True if no paragraph has the title, or one of them was not split into sentences.
+    """
+    same = [p.sentences for p in paragraphs if p.title == fact.title]
+    return not same or any(isinstance(s, str) or 0 <= fact.sent_id < len(s) for s in same)

@@ -1,32 +1,89 @@
-"""QASPER: questions on whole papers; evidence paragraphs are found again in the paper's text.
+"""QASPER: questions on whole papers; evidence paragraphs are located in the paper's text.
 
-Not every question can be used. The rule has a name, `drop`; what it leaves out is counted:
+The option `drop` says which questions are left out. They are counted:
 
 - "no-text-evidence" (default): questions that every annotator calls unanswerable, and questions
-  none of whose evidence is text of the paper (evidence in figures and tables begins with
+  without evidence in the text of the paper (evidence in figures and tables begins with
   "FLOAT SELECTED").
 - "unanswerable": the former alone; a question without evidence in the text has no labels.
-- "none": nothing; "Unanswerable" is then the answer of annotators who say so.
+- "none": no question; annotators who call a question unanswerable then answer "Unanswerable".
 
 SeDeM counts 2,322 and 945 questions, fewer than the set has, and does not say which it leaves out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Annotated, Literal
 
 from sedem.data.examples import NO_CONTEXT, Evidence, Example, ExampleSet, distinct_answers
-from sedem.data.record_validation import entries, shown, text, within
-from sedem.data.records import Record, Records
-from sedem.errors import ConfigError
+from sedem.data.record_validation import (
+    FilledText,
+    FromColumns,
+    RecordModel,
+    Text,
+    with_id,
+    within,
+)
+from sedem.data.records import Records
+from sedem.errors import DataError
 from sedem.types import Document
 
 Drop = Literal["no-text-evidence", "unanswerable", "none"]
 
 FLOAT = "FLOAT SELECTED"
 UNANSWERABLE = "Unanswerable"
-"""The answer to what a paper does not answer, in the words of the set's own scorer."""
+"""The answer to an unanswerable question, in the words of the set's own scorer."""
+
+
+class _Section(RecordModel):
+    section_name: Text | None
+    paragraphs: list[Text]
+
+
+class _Annotation(RecordModel):
+    """What one annotator answered."""
+
+    unanswerable: bool
+    extractive_spans: list[Text] | None
+    free_form_answer: Text | None
+    yes_no: bool | None
+    evidence: list[Text] | None = None
+
+    def answer(self) -> str | None:
+        """The answer: empty if the question is unanswerable, None if the annotation is empty."""
+        if self.unanswerable:
+            return ""
+        if self.extractive_spans:
+            return ", ".join(self.extractive_spans)
+        if self.free_form_answer:
+            return self.free_form_answer
+        if self.yes_no is None:
+            return None
+        return "Yes" if self.yes_no else "No"
+
+
+class _AnnotationEntry(RecordModel):
+    answer: _Annotation
+
+
+class _Question(RecordModel):
+    question: Text
+    answers: Annotated[list[_AnnotationEntry], FromColumns]
+
+
+class _Paper(RecordModel):
+    id: FilledText
+    title: Text | None = None
+    abstract: Text | None = None
+    full_text: Annotated[list[_Section], FromColumns]
+    qas: Annotated[list[_Question], FromColumns]
+
+    def text(self) -> str:
+        """Abstract, headings and paragraphs, parted by blank lines."""
+        parts = [self.abstract or ""]
+        for section in self.full_text:
+            parts += [section.section_name or "", *section.paragraphs]
+        return "\n\n".join(part.strip() for part in parts if part.strip())
 
 
 def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
@@ -35,29 +92,21 @@ def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
     Args:
         records: the papers.
         drop: which questions are left out.
-
-    Raises:
-        ConfigError: there is no such rule.
     """
-    if drop not in get_args(Drop):
-        raise ConfigError(f"drop is '{drop}'; it can be {', '.join(get_args(Drop))}")
     result = ExampleSet("qasper", [])
-    for place, paper in records:
-        identity = text(paper, "id", place)
-        place = f"{place} (id '{identity}')"
-        with within(place, "full_text"):
-            body = _text(paper)
-        with within(place, "qas"):
-            questions = list(_questions(paper["qas"]))
-        if not body:
-            for number in range(len(questions)):
-                result.drop(NO_CONTEXT, f"{identity}-{number}")
+    for place, record in records:
+        place = with_id(place, record)
+        paper = _Paper.from_record(record, place)
+        text = paper.text()
+        if not text:
+            for number in range(len(paper.qas)):
+                result.drop(NO_CONTEXT, f"{paper.id}-{number}")
             continue
         with within(place):
-            document = Document(paper.get("title") or identity, body)
-        for number, (question, answers) in enumerate(questions):
+            document = Document(paper.title or paper.id, text)
+        for number, question in enumerate(paper.qas):
             with within(f"{place}, question {number}"):
-                _take(result, f"{identity}-{number}", document, question, answers, drop)
+                _add_question(result, f"{paper.id}-{number}", document, question, drop)
     return result
 
 
@@ -68,33 +117,30 @@ def papers(records: Records) -> Records:
             yield place, record
             continue
         for identity, paper in record.items():
-            with within(place, identity):
-                whole = {"id": identity, **dict(paper)}
-            yield place, whole
+            if not isinstance(paper, dict):
+                raise DataError(f"{place}, field '{identity}': a paper must be a JSON object")
+            yield place, {"id": identity, **paper}
 
 
-def _take(
-    result: ExampleSet,
-    identity: str,
-    document: Document,
-    question: str,
-    answers: list[Record],
-    drop: Drop,
+def _add_question(
+    result: ExampleSet, identity: str, document: Document, question: _Question, drop: Drop
 ) -> None:
-    given = [(answer, words) for answer in answers if (words := _answer(answer)) is not None]
+    """Add an example, or count why it is dropped."""
+    annotations = [entry.answer for entry in question.answers]
+    given = [(a, answer) for a in annotations if (answer := a.answer()) is not None]
     if not given:
         result.drop("no answer", identity)
         return
-    texts = [words for _, words in given]
+    answers = [answer for _, answer in given]
     quotes = {
         quote.strip()
-        for answer, _ in given
-        for quote in answer.get("evidence") or []
+        for annotation, _ in given
+        for quote in annotation.evidence or []
         if quote.strip() and not quote.startswith(FLOAT)
     }
     spans = _spans(sorted(quotes), document.text)
     reason = ""
-    if not any(texts):
+    if not any(answers):
         reason = "unanswerable"
     elif not spans:
         reason = "no evidence in the text"
@@ -102,53 +148,18 @@ def _take(
         result.drop(reason, identity)
         return
     if drop == "none":
-        texts = [words or UNANSWERABLE for words in texts]
-    if not result.wants(identity, question, texts):
+        answers = [answer or UNANSWERABLE for answer in answers]
+    if not result.wants(identity, question.question, answers):
         return
     if reason:
         result.noted[f"{reason}, kept"] += 1
-    if len(given) < len(answers):
+    if len(given) < len(annotations):
         result.noted["annotation without an answer left out"] += 1
     if spans and len(spans) < len(quotes):
         result.noted["evidence not found again"] += 1
-    result.examples.append(Example(identity, (document,), question, distinct_answers(texts), spans))
-
-
-def _text(paper: Record) -> str:
-    sections = paper["full_text"]
-    if isinstance(sections, dict):
-        pairs = list(zip(sections["section_name"], sections["paragraphs"], strict=True))
-    else:
-        pairs = [(section["section_name"], section["paragraphs"]) for section in sections]
-    parts = [paper.get("abstract") or ""]
-    for name, paragraphs in pairs:
-        parts += [name or "", *paragraphs]
-    return "\n\n".join(part.strip() for part in parts if part.strip())
-
-
-def _questions(questions: Any) -> Iterator[tuple[str, list[Record]]]:
-    """Questions with their annotators' answers; columns on the hub, objects in the release."""
-    if isinstance(questions, dict):
-        for question, answers in zip(questions["question"], questions["answers"], strict=True):
-            yield question, list(answers["answer"])
-    elif isinstance(questions, list):
-        for entry in questions:
-            yield entry["question"], [a["answer"] for a in entries(entry, "answers", "a question")]
-    else:
-        raise ValueError(f"a list or columns are needed, got {shown(questions)}")
-
-
-def _answer(answer: Record) -> str | None:
-    """An annotator's answer; empty where the paper has none, None where the annotation is empty."""
-    if answer["unanswerable"]:
-        return ""
-    if answer["extractive_spans"]:
-        return ", ".join(answer["extractive_spans"])
-    if answer["free_form_answer"]:
-        return str(answer["free_form_answer"])
-    if answer["yes_no"] is None:
-        return None
-    return "Yes" if answer["yes_no"] else "No"
+    result.examples.append(
+        Example(identity, (document,), question.question, distinct_answers(answers), spans)
+    )
 
 
 def _spans(quotes: list[str], text: str) -> tuple[Evidence, ...]:

@@ -1,34 +1,33 @@
-"""Opening a set of examples: a file, a folder of shards, or a public set by its name."""
+"""Opening a set of examples from a file, a folder of shards, or a public set by its name."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
-from sedem.data import cloze, facts, multihop, qasper, ruler, squad
-from sedem.data import custom_questions as own
+from pydantic import create_model
+
+from sedem.data import cloze, custom_questions, facts, multihop, qasper, ruler, squad
 from sedem.data.examples import ExampleSet
-from sedem.data.files import kind, open_text
-from sedem.data.hub import HOMES, checked_split, commit, held_commit, read_home
-from sedem.data.record_validation import shown
-from sedem.data.records import Records, read_records, shards
+from sedem.data.hub import HOMES, cached_commit, checked_split, commit, read_home
+from sedem.data.records import Records, first_field_names, read_records, shards
+from sedem.durable_files import sha256
 from sedem.errors import ConfigError, DataError
+from sedem.validation import Settings
 
 
 @dataclass(frozen=True)
 class Schema:
-    """How a set is read, whatever road its records come by.
+    """How a set is read, from a file or from the hub.
 
     Attributes:
-        read: makes examples of records; its options are the set's.
-        units: cuts what a file or the hub holds into the records that are counted.
+        read: turns records into examples; its keyword arguments are the options of the set.
+        units: splits what a file or the hub yields into the records that `records` counts.
     """
 
     read: Callable[..., ExampleSet]
@@ -36,7 +35,7 @@ class Schema:
 
 
 SETS: dict[str, Schema] = {
-    "own": Schema(own.read),
+    "own": Schema(custom_questions.read),
     "squad": Schema(squad.read, squad.articles),
     "covidqa": Schema(squad.read_papers, squad.articles),
     "hotpotqa": Schema(multihop.read_hotpot, multihop.rows),
@@ -48,8 +47,8 @@ SETS: dict[str, Schema] = {
     "cloze": Schema(cloze.read),
 }
 
-LOOKED_AT = 200_000
-"""Characters that are mostly enough to tell the schemas apart."""
+NAMES = 10_000
+"""Names of fields that usually suffice to tell the schemas apart."""
 
 
 def open_examples(
@@ -62,28 +61,29 @@ def open_examples(
     streaming: bool = False,
     **options: Any,
 ) -> ExampleSet:
-    """Read a set of examples; all roads to a set give the same ones.
+    """Read a set of examples; every source of a set gives the same examples.
 
     Args:
-        source: a file, a folder of the shards of one split, or a public name of `HOMES`.
-        schema: one of `SETS`; None means that of the name, or that it is found out.
+        source: a file, a folder with the shards of one split, or a public name of `HOMES`.
+        schema: one of `SETS`; None means the schema of the name, or the one that `sniff` detects.
         records: "start:stop" of the records (articles of SQuAD, papers of COVID-QA and QASPER,
-            else questions); None means all.
+            questions of the others); None means all.
         split: of a public set, "train" or "validation"; None means "validation".
         revision: of a public set, the commit to read; None means the newest.
         streaming: read no further than `records` says and keep no copy of a public set.
-        options: of the set's reader.
+        options: options of the set, such as `seed`.
 
     Raises:
-        DataError: the source cannot be read or its schema is not known.
-        ConfigError: the schema, the records, the split or an option is not known, or a file is to
-            have a revision.
+        DataError: the source cannot be read, or its schema is not recognised.
+        ConfigError: the schema, the records, the split or an option is unknown or not allowed, or
+            a revision is given for a file.
     """
     path, chosen = Path(source), parse_records(records)
     name = schema or sniff(source)
     if name not in SETS:
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
     read = SETS[name].read
+    known = _options(read)
     if not path.exists():
         given = read_home(_public(source), split, revision=revision, streaming=streaming)
     else:
@@ -91,77 +91,74 @@ def open_examples(
             raise ConfigError(f"revision is '{revision}', but '{source}' is a file: leave it out")
         given = read_records(path)
         if split is not None:
-            if "split" not in signature(read).parameters:
+            if "split" not in known.model_fields:
                 raise ConfigError(f"split is '{split}', but '{source}' is a file: leave it out")
             options["split"] = split
-    try:
-        signature(read).bind(given, **options)
-    except TypeError as error:
-        raise ConfigError(f"'{source}' as {name}: {error}") from None
-    _check_types(read, options)
-    examples = read(_some(SETS[name].units(given), chosen, streaming), **options)
+    checked = dict(known.from_entries(options, f"'{source}' as {name}"))
+    examples = read(_some(SETS[name].units(given), chosen, streaming), **checked)
     if name == "own":
         examples.name = path.stem
     return examples
 
 
 def identify(source: str | Path, split: str | None = None) -> dict[str, str | None]:
-    """What decides the content of a source.
+    """What determines the content of a source.
 
     Args:
         source: as in `open_examples`.
         split: of a public set; None means "validation".
 
     Returns:
-        Name and digest of a file or of a folder's files; or repository, split and commit, which
-        `open_examples` takes as `revision`: the newest, or that of the copy here where the hub is
-        out of reach, or None and why.
+        For a file or folder its name and digest. For a public set its repository, split and commit,
+        which `open_examples` takes as `revision`. The commit is the newest. Without the hub it is
+        that of the local copy, or None with the reason.
 
     Raises:
-        DataError: the source is neither, or the hub cannot be reached and there is no copy here.
+        DataError: there is no such file or public set, or the hub cannot be reached and there is no
+            local copy.
     """
     path = Path(source)
     if path.exists():
-        digests = []
-        for shard in shards(path):
-            with shard.open("rb") as file:
-                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-        whole = digests[0] if not path.is_dir() else hashlib.sha256("".join(digests).encode())
-        sha256 = whole if isinstance(whole, str) else whole.hexdigest()
-        return {"data": path.name, "data_sha256": sha256}
+        digests = [sha256(shard) for shard in shards(path)]
+        joined = hashlib.sha256("".join(digests).encode()).hexdigest()
+        return {"data": path.name, "data_sha256": joined if path.is_dir() else digests[0]}
     name = _public(source)
     home, meant = HOMES[name], checked_split(name, split)
     found: dict[str, str | None] = {"data": home.repository, "split": meant}
     try:
         found["revision"] = commit(home)
     except DataError:
-        found["revision"] = held_commit(home, meant)
+        found["revision"] = cached_commit(home, meant)
     if found["revision"] is None:
         found["revision_unknown"] = "the hub is out of reach and the copy here names no commit"
     return found
 
 
 def sniff(source: str | Path) -> str:
-    """The schema of a source: that of a public name, or told from the fields of its beginning.
+    """The schema of a public name, or of a file by the field names of its first record.
 
     Raises:
-        DataError: none is recognised.
+        DataError: no schema is recognised.
     """
     path = Path(source)
     if not path.exists():
         return _public(source)
-    for start in _beginnings(shards(path)[0]):
-        schema = _schema({name for name in _TELLING if json.dumps(name) in start})
+    names = first_field_names(shards(path)[0])
+    found: set[str] = set()
+    # Mostly the first names suffice, and the rest of a file of one large object is not read.
+    for some in (islice(names, NAMES), names):
+        found.update(some)
+        schema = _schema(found)
         if schema is not None:
             return schema
     raise DataError(
-        f"'{path}' is in no schema that can be told from its fields (name it: {', '.join(SETS)}); "
+        f"'{path}' is in no schema that its fields identify (name it: {', '.join(SETS)}); "
         "own questions are JSON lines of {documents, question, answers, evidence}"
     )
 
 
 def _schema(fields: set[str]) -> str | None:
-    """The schema that has these fields; None where none is recognised."""
+    """The schema that has these fields; None if no schema is recognised."""
     if "full_text" in fields and "qas" in fields:
         return "qasper"
     if "document_id" in fields and fields & {"qas", "answer_start"}:
@@ -183,10 +180,10 @@ def counts_tokens(schema: str) -> bool:
 
 
 def parse_records(text: str | None) -> slice:
-    """ "70:" or ":400" as a slice.
+    """Parse "start:stop", such as "70:" or ":400".
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the text has another form.
     """
     if text is None:
         return slice(None)
@@ -199,54 +196,16 @@ def parse_records(text: str | None) -> slice:
     raise ConfigError(f"records is '{text}'; it must be 'start:stop', such as '70:' or ':400'")
 
 
-_TELLING = (
-    "answer_start",
-    "answers",
-    "document_id",
-    "documents",
-    "entity_ids",
-    "evidences",
-    "full_text",
-    "paragraph_text",
-    "qas",
-    "supporting_facts",
-)
-
-
-def _beginnings(path: Path) -> Iterator[str]:
-    """What a file begins with: some characters, then all of its first record if that is longer."""
-    if kind(path) != ".parquet":
-        with open_text(path) as file:
-            start = file.read(LOOKED_AT)
-        yield start
-        if len(start) < LOOKED_AT:
-            return
-    # Behind a long document, or the first column of a table, stand the names of other fields.
-    yield json.dumps(next(read_records(path), ("", {}))[1], default=str)
-
-
-_OPTIONS: dict[Any, tuple[str, tuple[type, ...]]] = {
-    bool: ("true or false", (bool,)),
-    int: ("a whole number", (int,)),
-    float: ("a number", (int, float)),
-    str: ("text", (str,)),
-    NoneType: ("null", (NoneType,)),
-}
-"""What a type in a reader's signature is called, and what passes for it."""
-
-
-def _check_types(read: Callable[..., ExampleSet], options: dict[str, Any]) -> None:
-    """Refuse options of another type than a reader's signature says; named words are its own."""
-    wanted = get_type_hints(read)
-    for name, value in options.items():
-        kinds = [_OPTIONS[k] for k in get_args(wanted[name]) or (wanted[name],) if k in _OPTIONS]
-        if kinds and not any(type(value) in types for _, types in kinds):
-            needed = " or ".join(words for words, _ in kinds)
-            raise ConfigError(f"{name} is {shown(value)}; it must be {needed}")
+def _options(read: Callable[..., ExampleSet]) -> type[Settings]:
+    """The options of a reader, as its signature declares them."""
+    _, *parameters = signature(read).parameters.values()
+    hints = get_type_hints(read, include_extras=True)
+    fields: dict[str, Any] = {p.name: (hints[p.name], p.default) for p in parameters}
+    return create_model("Options", __base__=Settings, **fields)
 
 
 def _public(source: str | Path) -> str:
-    """A public name, or an error that says what there is."""
+    """A public name; raises an error that lists the names otherwise."""
     if str(source) in HOMES:
         return str(source)
     if str(source) == "covidqa":
@@ -261,7 +220,7 @@ def _public(source: str | Path) -> str:
 
 
 def _some(records: Records, chosen: slice, streaming: bool) -> Records:
-    """The records of a slice; what comes after it is not read."""
+    """The records of a slice; records after it are not read."""
     if min(chosen.start or 0, chosen.stop or 0) >= 0:
         return islice(records, chosen.start, chosen.stop)
     if streaming:

@@ -1,109 +1,94 @@
-"""Fields of a record: taken out with their type checked; errors name the record and the field."""
+"""Pydantic models of records; errors name the record, the field, and what is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, Self
 
-from sedem.errors import ConfigError, DataError
-from sedem.types import check_unicode
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Strict,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
-SHOWN = 60
-"""Characters of a wrong value that an error shows."""
+from sedem.data.records import Record
+from sedem.errors import DataError
+from sedem.validation import explain
 
 
-def text(record: Any, field: str, place: str, *, blank: bool = False) -> str:
-    """A string.
-
-    Args:
-        record: the object that has the field.
-        field: its name.
-        place: of the record, for errors.
-        blank: whether white space alone will do.
-
-    Raises:
-        DataError: it is missing, something else or no Unicode text.
-    """
-    value = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(value, str) or not (blank or value.strip()):
-        needed = "a string" if blank else "a non-empty string"
-        raise DataError(
-            f"{place}, field '{field}': {needed} is needed, got {_given(record, field)}"
-        )
-    check_unicode(value, f"{place}, field '{field}'")
+def _unicode(value: str) -> str:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError(
+            "unicode",
+            "Unicode text is needed ({half} at character {place} is half a surrogate pair)",
+            {"half": ascii(value[error.start]), "place": error.start},
+        ) from None
     return value
 
 
-def number(record: Any, field: str, place: str) -> int:
-    """A whole number.
-
-    Raises:
-        DataError: it is missing or something else.
-    """
-    value = record.get(field) if isinstance(record, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise DataError(
-            f"{place}, field '{field}': a whole number is needed, got {_given(record, field)}"
-        )
+def _not_blank(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("blank", "text with more than white space is needed")
     return value
 
 
-def entries(record: Any, field: str, place: str) -> list[Any]:
-    """A list, empty or not.
-
-    Raises:
-        DataError: it is missing or something else.
-    """
-    value = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(value, list):
-        raise DataError(f"{place}, field '{field}': a list is needed, got {_given(record, field)}")
-    return value
+def _id_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def at_least(least: int, **options: int) -> None:
-    """Check numbers that a set is made with.
-
-    Raises:
-        ConfigError: one is less.
-    """
-    for name, value in options.items():
-        if value < least:
-            raise ConfigError(f"{name} is {value}; it must be at least {least}")
+def _objects(table: Any) -> Any:
+    """Objects of a table of columns, as the hub holds lists of objects; other values unchanged."""
+    if not isinstance(table, dict) or not all(isinstance(c, list) for c in table.values()):
+        return table
+    if len({len(column) for column in table.values()}) > 1:
+        raise ValueError(f"the columns {', '.join(table)} differ in length")
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
-def _given(record: Any, field: str) -> str:
-    missing = isinstance(record, dict) and field not in record
-    return "nothing" if missing else shown(record[field] if isinstance(record, dict) else record)
+Text = Annotated[str, Strict(), AfterValidator(_unicode)]
+FilledText = Annotated[Text, AfterValidator(_not_blank)]
+"""Text with more than white space."""
+Id = Annotated[Text, BeforeValidator(_id_text)]
+"""Text, or a whole number as text."""
+FromColumns = BeforeValidator(_objects)
+"""Accepts a list of objects also as a table of columns."""
 
 
-def shown(value: Any) -> str:
-    """A value as an error shows it: cut when it is long."""
-    whole = repr(value)
-    return whole if len(whole) <= SHOWN else f"{whole[:SHOWN]}..."
+class RecordModel(BaseModel):
+    """Base class of records: fields that a model does not name are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def from_record(cls, record: Record, place: str) -> Self:
+        """Validate a record.
+
+        Raises:
+            DataError: a field is missing or has another type.
+        """
+        try:
+            return cls.model_validate(record)
+        except ValidationError as error:
+            raise DataError(explain(error, place, cls)) from None
+
+
+def with_id(place: str, record: Record) -> str:
+    """The place of a record with its id, if it has one."""
+    given = record.get("_id") or record.get("id")
+    return place if given is None else f"{place} (id {str(given)!r})"
 
 
 @contextmanager
-def within(place: str, field: str | None = None) -> Iterator[None]:
-    """Let every error that a record causes name its place, whatever in a reader it came from.
-
-    Args:
-        place: of the record.
-        field: the one that is being read.
-
-    Raises:
-        DataError: something in the block was missing, of another type or not fit for an example.
-    """
-    where = place if field is None else f"{place}, field '{field}'"
+def within(place: str) -> Iterator[None]:
+    """Put the place of a record in front of every `DataError` that it causes."""
     try:
         yield
     except DataError as error:
-        if str(error).startswith(place):
-            raise
-        raise DataError(f"{where}: {error}") from None
-    except KeyError as error:
-        if error.args == (field,):
-            raise DataError(f"{where}: it is missing") from None
-        raise DataError(f"{where}: the field {error} is missing") from None
-    except (AttributeError, IndexError, TypeError, ValueError) as error:
-        raise DataError(f"{where}: it is not in the set's schema ({error})") from None
+        raise DataError(f"{place}: {error}") from None

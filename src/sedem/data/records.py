@@ -1,7 +1,7 @@
-"""Records of a file or of a folder of shards, one at a time, whatever form holds them.
+"""Records of a file, or of a folder of shards, streamed one at a time with their places.
 
-A record comes with its place, which errors name. Forms: JSON lines, a JSON array, one JSON object,
-parquet rows. Sets circulate in all of them; what a record means is the readers' business.
+A record is a line of JSON lines, an entry of a JSON array, one JSON object, or a row of parquet.
+Errors name its place. What a record means is up to the readers of the sets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from sedem.data.files import kind, open_text, read_json, read_lines
+from sedem.data.compression import kind, open_bytes, open_text
 from sedem.errors import DataError
 
 Record = dict[str, Any]
@@ -20,19 +20,15 @@ Records = Iterator[tuple[str, Record]]
 """Records with their places."""
 
 ENDINGS = (".json", ".jsonl", ".parquet")
-CHARACTERS = 1 << 20
-"""Read at a time from a JSON array."""
 ROWS = 64
-"""Read at a time from a parquet file."""
-
-_BETWEEN = re.compile(r"[\s,]*")
+"""Rows that are read at a time from a parquet file."""
 
 
 def read_records(path: Path) -> Records:
     """Records of a file, or of the shards of a folder in the order of their names.
 
     Raises:
-        DataError: there is nothing to read, or something that is no record; the place is named.
+        DataError: the file or folder cannot be read, or an entry is not a record; names the place.
     """
     for shard in shards(path):
         if kind(shard) == ".parquet":
@@ -47,7 +43,7 @@ def shards(path: Path) -> list[Path]:
     """The file itself, or the data files of a folder.
 
     Raises:
-        DataError: the folder holds none.
+        DataError: the folder has no data file.
     """
     if not path.is_dir():
         return [path]
@@ -57,21 +53,67 @@ def shards(path: Path) -> list[Path]:
     return files
 
 
+def first_field_names(path: Path) -> Iterator[str]:
+    """Names of all fields of the first record of a file, nested ones too; they may repeat.
+
+    Of JSON, no more is read than the caller asks for.
+
+    Raises:
+        DataError: as `read_records`.
+    """
+    try:
+        yield from _streamed_names(path)
+    except _StreamingError:
+        yield from _names(next(read_records(path), ("", {}))[1])
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file.
+
+    Raises:
+        DataError: the file is not JSON; names line and column.
+    """
+    with open_text(path) as file:
+        try:
+            return json.load(file)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"'{path}' is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            ) from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
+    """Objects of a JSON-lines file with their line numbers; blank lines are skipped.
+
+    Raises:
+        DataError: a line is not a JSON object.
+    """
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"'{path}', line {number}: not JSON ({error.msg})") from None
+            yield number, _object(entry, f"'{path}', line {number}")
+
+
 def _lines(path: Path) -> Records:
     for number, entry in read_lines(path):
         yield f"'{path}', line {number}", entry
 
 
 def _json(path: Path) -> Records:
-    """A file that may be an array, lines, or one object over many lines."""
+    """Records of a file that is an array, JSON lines, or one object over many lines."""
     with open_text(path) as file:
         start = file.read(1)
         while start and start.isspace():
             start = file.read(1)
-        if start == "[":
-            yield from _array(path, file)
-            return
-        first = start + file.readline()
+        first = start if start == "[" else start + file.readline()
+    if start == "[":
+        yield from _array(path)
+        return
     try:
         json.loads(first or "{}")
     except json.JSONDecodeError:
@@ -80,32 +122,103 @@ def _json(path: Path) -> Records:
         yield from _lines(path)
 
 
-def _array(path: Path, file: IO[str]) -> Records:
-    """Entries of an array whose bracket has been read; never more text than a few of them."""
-    decoder, buffer, at, count = json.JSONDecoder(), "", 0, 0
-    while True:
-        found = _BETWEEN.match(buffer, at)
-        assert found is not None
-        at = found.end()
-        if buffer.startswith("]", at) and not (buffer[at + 1 :] + file.read()).strip():
-            return
-        try:
-            entry, at = decoder.raw_decode(buffer, at)
-        except json.JSONDecodeError:
-            more = file.read(max(CHARACTERS, len(buffer) - at))
-            if not more:
-                read_json(path)  # which says what is wrong, and where
-                raise DataError(f"'{path}' is no JSON array") from None
-            buffer, at = buffer[at:] + more, 0
-        else:
-            count += 1
+def _array(path: Path) -> Records:
+    """Entries of an array; an array that cannot be streamed is parsed as a whole."""
+    count = 0
+    try:
+        for count, entry in enumerate(_streamed_entries(path), start=1):
             yield f"'{path}', entry {count}", _object(entry, f"'{path}', entry {count}")
+    except _StreamingError:
+        # json names line and column of an error, and reads what ijson cannot, such as NaN.
+        for number, entry in enumerate(read_json(path)[count:], start=count + 1):
+            yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
 
 
 def _object(entry: Any, place: str) -> Record:
     if not isinstance(entry, dict):
         raise DataError(f"{place}: a JSON object is needed, this is {type(entry).__name__}")
     return entry
+
+
+class _StreamingError(Exception):
+    """ijson is not installed, or would not give the same values as json."""
+
+
+def _ijson() -> Any:
+    try:
+        import ijson
+    except ImportError:
+        raise _StreamingError from None
+    return ijson
+
+
+def _streamed_entries(path: Path) -> Iterator[Any]:
+    ijson = _ijson()
+    with open_bytes(path) as file:
+        watched = _SurrogateWatch(file)
+        try:
+            for entry in ijson.items(watched, "item", use_float=True):
+                if watched.found:
+                    raise _StreamingError
+                yield entry
+        except (ijson.JSONError, UnicodeDecodeError):
+            raise _StreamingError from None
+
+
+class _SurrogateWatch:
+    """A file of JSON that notices the escape of a lone high surrogate among the bytes it passes on.
+
+    ijson replaces such a surrogate by "?" without an error. A lone low one is an error of its own.
+    """
+
+    _LONE = re.compile(
+        rb"\\u[dD][89abAB][0-9a-fA-F]{2}"
+        rb"(?:[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])"  # no low surrogate follows
+    )
+    _LONGEST = 10
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.found = False
+        self._file = file
+        self._end = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes of the file."""
+        chunk = self._file.read(size)
+        seen = self._end + chunk
+        self.found = self.found or self._LONE.search(seen) is not None
+        self._end = seen[1 - self._LONGEST :]
+        return chunk
+
+
+def _streamed_names(path: Path) -> Iterator[str]:
+    if kind(path) == ".parquet":
+        raise _StreamingError
+    ijson = _ijson()
+    outside: int | None = None
+    depth = 0
+    with open_bytes(path) as file:
+        try:
+            # JSON lines are several values.
+            for event, value in ijson.basic_parse(file, multiple_values=True):
+                if outside is None:
+                    outside = int(event == "start_array")
+                if event == "map_key":
+                    yield value
+                depth += event.startswith("start_") - event.startswith("end_")
+                if event.startswith("end_") and depth <= outside:
+                    return
+        except (ijson.JSONError, UnicodeDecodeError):
+            raise _StreamingError from None
+
+
+def _names(value: Any) -> Iterator[str]:
+    """Names of all fields of a JSON value, nested ones too."""
+    if isinstance(value, dict):
+        yield from value
+    for entry in value.values() if isinstance(value, dict) else value:
+        if isinstance(entry, dict | list):
+            yield from _names(entry)
 
 
 def _rows(path: Path) -> Records:

@@ -12,12 +12,13 @@ import random
 from dataclasses import dataclass
 
 from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
-from sedem.data.multihop import Question, parse, usable
-from sedem.data.record_validation import at_least, within
+from sedem.data.multihop import ParagraphQuestion, parse, usable
+from sedem.data.record_validation import within
 from sedem.data.records import Records
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
 from sedem.errors import DataError
 from sedem.types import Document
+from sedem.validation import Flag, Whole, WholeAbove0, WholeFrom0
 
 STEP = 10
 """Documents that a context has at least, and gives up at a time."""
@@ -39,12 +40,12 @@ TEMPLATE = (
 def read(
     records: Records,
     *,
-    length: int = 4096,
-    count: int = 500,
-    seed: int = 42,
+    length: WholeAbove0 = 4096,
+    count: WholeAbove0 = 500,
+    seed: Whole = 42,
     tokenizer: str | None = None,
-    answer_tokens: int = 32,
-    repeat: bool = False,
+    answer_tokens: WholeFrom0 = 32,
+    repeat: Flag = False,
 ) -> ExampleSet:
     """The set of one length.
 
@@ -58,11 +59,8 @@ def read(
         repeat: go round again when the set has too few paragraphs.
 
     Raises:
-        ConfigError: a number is impossible.
         DataError: the set has too few paragraphs for the length; the largest one is named.
     """
-    at_least(1, length=length, count=count)
-    at_least(0, answer_tokens=answer_tokens)
     result = ExampleSet("ruler-qa2", [])
     pool = _Pool([q for _, q in usable(records, parse, result)])
     if not pool.questions:
@@ -78,7 +76,7 @@ def read(
     for index, question in enumerate(pool.questions[:count]):
         chosen = maker.fitting(index, wanted)
         if chosen is None:
-            result.drop(f"its own paragraphs exceed {length} tokens", question.identity)
+            result.drop(f"its own paragraphs exceed {length} tokens", question.id)
         else:
             result.examples.append(_example(question, chosen, pool))
     return result
@@ -88,14 +86,14 @@ def read(
 class _Pool:
     """All questions, and all paragraphs of the set, each once and sorted."""
 
-    questions: list[Question]
+    questions: list[ParagraphQuestion]
 
     def __post_init__(self) -> None:
         given = {p.text("") for question in self.questions for p in question.paragraphs}
         self.texts = sorted(given)
         self._numbers = {text: number for number, text in enumerate(self.texts)}
 
-    def numbers(self, question: Question) -> list[int]:
+    def numbers(self, question: ParagraphQuestion) -> list[int]:
         """Paragraphs of a question by their numbers in the pool."""
         return [self._numbers[p.text("")] for p in question.paragraphs]
 
@@ -132,7 +130,7 @@ class _Maker:
     def tokens(self, index: int, chosen: list[int]) -> int:
         """Tokens of the context in its template."""
         context = "\n\n".join(shown(i, self.pool.texts[number]) for i, number in enumerate(chosen))
-        query = self.pool.questions[index].text
+        query = self.pool.questions[index].question
         return self.tokenizer.count(TEMPLATE.format(context=context, query=query))
 
     def documents(self) -> int:
@@ -165,8 +163,8 @@ def shown(index: int, text: str) -> str:
     return f"Document {index + 1}:\n{text}"
 
 
-def _example(question: Question, chosen: list[int], pool: _Pool) -> Example:
-    with within(f"question '{question.identity}'"):
+def _example(question: ParagraphQuestion, chosen: list[int], pool: _Pool) -> Example:
+    with within(f"question '{question.id}'"):
         documents = tuple(
             Document(f"Document {i + 1}", shown(i, pool.texts[number]))
             for i, number in enumerate(chosen)
@@ -177,4 +175,4 @@ def _example(question: Question, chosen: list[int], pool: _Pool) -> Example:
         whole(i, documents) for i, number in enumerate(chosen) if number in gold
     )
     answers = distinct_answers(question.answers)
-    return Example(question.identity, documents, question.text, answers, evidence)
+    return Example(question.id, documents, question.question, answers, evidence)

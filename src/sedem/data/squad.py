@@ -1,7 +1,7 @@
-"""SQuAD v1.1 as a long-context set, and COVID-QA as one of long papers.
+"""SQuAD v1.1 as a long-context set, and COVID-QA as a set of long papers.
 
-SQuAD asks about one paragraph. Here that paragraph stands among distractors, half of them from the
-same article, in a seeded order; the paragraph's evidence is the span of its first answer.
+SQuAD asks about one paragraph. Here that paragraph is shuffled among distractors, half of them from
+the same article. The evidence is the span of the first answer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from sedem.data.examples import (
     NO_CONTEXT,
@@ -19,37 +19,71 @@ from sedem.data.examples import (
     distinct_answers,
     distinct_names,
 )
-from sedem.data.record_validation import at_least, entries, number, text, within
+from sedem.data.record_validation import FromColumns, Id, RecordModel, Text, within
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
-from sedem.types import Document, check_unicode
+from sedem.types import Document
+from sedem.validation import Whole, WholeFrom0
 
 
-def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet:
+class _Answer(RecordModel):
+    text: Text
+    answer_start: Whole
+
+
+class _Question(RecordModel):
+    id: Id
+    question: Text
+    answers: Annotated[list[_Answer], FromColumns]
+    is_impossible: bool | None = None
+
+
+class _Paragraph(RecordModel):
+    context: Text
+    qas: list[_Question]
+
+
+class _Article(RecordModel):
+    title: Any = None
+    paragraphs: list[_Paragraph]
+
+
+class _PaperParagraph(_Paragraph):
+    document_id: Any
+
+
+class _Paper(RecordModel):
+    paragraphs: list[_PaperParagraph]
+
+
+_P = TypeVar("_P", bound=_Paragraph)
+
+
+def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> ExampleSet:
     """SQuAD, each gold paragraph among distractors.
 
     Args:
         records: its articles.
-        distractors: paragraphs beside the gold one; (distractors + 1) // 2 of its own article.
+        distractors: paragraphs beside the gold one; (distractors + 1) // 2 from its own article.
         seed: decides distractors and order, question by question.
-
-    Raises:
-        ConfigError: there cannot be so many distractors.
     """
-    at_least(0, distractors=distractors)
     result = ExampleSet("squad", [])
-    every = [(place, article, _with_text(article, place, result)) for place, article in records]
-    articles = [(place, article, held) for place, article, held in every if held]
+    articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []
+    for place, record in records:
+        article = _Article.from_record(record, place)
+        filled = _filled(article.paragraphs, result)
+        if filled:
+            articles.append((place, article.title, filled))
     titles = distinct_names(
-        [str(a.get("title") or f"article {n}") for n, (_, a, _) in enumerate(articles)]
+        [str(title or f"article {n}") for n, (_, title, _) in enumerate(articles)]
     )
     pool = []
-    for title, (place, _, held) in zip(titles, articles, strict=True):
+    for name, (place, _, filled) in zip(titles, articles, strict=True):
         with within(place):
-            pool.append([Document(f"{title} §{n}", p["context"]) for n, p in held.items()])
-    for a, (place, _, held) in enumerate(articles):
-        for p, paragraph in enumerate(held.values()):
-            for identity, question, answers, start in _questions(paragraph, place, result):
+            pool.append([Document(f"{name} §{n}", p.context) for n, p in filled.items()])
+    for a, (_, _, filled) in enumerate(articles):
+        for p, paragraph in enumerate(filled.values()):
+            for identity, question, answers, start in _questions(paragraph, result):
                 documents, gold = _among_distractors(pool, a, p, distractors, f"{seed}:{identity}")
                 evidence = Evidence(gold, start, start + len(answers[0]))
                 result.examples.append(Example(identity, documents, question, answers, (evidence,)))
@@ -57,13 +91,14 @@ def read(records: Records, *, distractors: int = 9, seed: int = 0) -> ExampleSet
 
 
 def read_papers(records: Records) -> ExampleSet:
-    """COVID-QA: one whole paper a context, its answers' spans the evidence."""
+    """COVID-QA: the context is one whole paper, the evidence the spans of the answers."""
     result = ExampleSet("covidqa", [])
-    for place, article in records:
-        for paragraph in _with_text(article, place, result).values():
+    for place, record in records:
+        paper = _Paper.from_record(record, place)
+        for paragraph in _filled(paper.paragraphs, result).values():
             with within(place):
-                document = Document(f"paper {paragraph['document_id']}", paragraph["context"])
-            for identity, question, answers, start in _questions(paragraph, place, result):
+                document = Document(f"paper {paragraph.document_id}", paragraph.context)
+            for identity, question, answers, start in _questions(paragraph, result):
                 evidence = Evidence(0, start, start + len(answers[0]))
                 result.examples.append(
                     Example(identity, (document,), question, answers, (evidence,))
@@ -74,8 +109,8 @@ def read_papers(records: Records) -> ExampleSet:
 def articles(records: Records) -> Records:
     """Articles one at a time: from the native object, or from the hub's flat rows.
 
-    Rows that follow each other with one title (or document number) are an article, those with one
-    context a paragraph.
+    Consecutive rows with one title (or document number) are an article, those with one context a
+    paragraph.
     """
     gathered: Record = {}
     first = ""
@@ -86,7 +121,10 @@ def articles(records: Records) -> Records:
                 gathered = {}
             if not gathered:
                 first, gathered = place, {"title": _title(record), "paragraphs": []}
-            _take_row(gathered["paragraphs"], record, place)
+            paragraphs = gathered["paragraphs"]
+            if not paragraphs or paragraphs[-1]["context"] != record["context"]:
+                paragraphs.append({**record, "qas": []})
+            paragraphs[-1]["qas"].append(record)
         elif "paragraphs" in record:
             yield place, record
         elif isinstance(record.get("data"), list):
@@ -104,69 +142,37 @@ def _title(row: Record) -> Any:
     return row.get("title", row.get("document_id"))
 
 
-def _take_row(paragraphs: list[Record], row: Record, place: str) -> None:
-    """A flat row as the native schema has it: the last paragraph's, or the first of a new one."""
-    with within(place, "answers"):
-        answers = row["answers"]
-        if isinstance(answers, dict):
-            columns = zip(answers["text"], answers["answer_start"], strict=True)
-            answers = [{"text": words, "answer_start": start} for words, start in columns]
-    if not paragraphs or paragraphs[-1]["context"] != row["context"]:
-        paragraphs.append({**row, "qas": []})
-    paragraphs[-1]["qas"].append({**row, "answers": answers})
-
-
-def _with_text(article: Record, place: str, result: ExampleSet) -> dict[int, Record]:
-    """Paragraphs of an article by their numbers; the questions of empty ones are counted."""
-    held = {}
-    for count, paragraph in enumerate(entries(article, "paragraphs", place), start=1):
-        if text(paragraph, "context", place, blank=True).strip():
-            held[count] = paragraph
-            continue
-        for qa in entries(paragraph, "qas", place):
-            result.drop(NO_CONTEXT, _identity(qa, place))
-    return held
+def _filled(paragraphs: list[_P], result: ExampleSet) -> dict[int, _P]:
+    """Paragraphs with text by their numbers from 1; questions on empty ones are dropped."""
+    filled = {}
+    for number, paragraph in enumerate(paragraphs, start=1):
+        if paragraph.context.strip():
+            filled[number] = paragraph
+        else:
+            for question in paragraph.qas:
+                result.drop(NO_CONTEXT, question.id)
+    return filled
 
 
 def _questions(
-    paragraph: Record, place: str, result: ExampleSet
+    paragraph: _Paragraph, result: ExampleSet
 ) -> Iterator[tuple[str, str, tuple[str, ...], int]]:
-    """Usable questions of a paragraph: id, question, answers, where the first of them stands."""
-    for qa in entries(paragraph, "qas", place):
-        identity = _identity(qa, place)
-        where = f"{place}, question '{identity}'"
-        question = text(qa, "question", where, blank=True)
-        found = _answers(qa, identity, paragraph["context"], where, result)
-        if found is not None and result.wants(identity, question, found[0]):
-            yield identity, question, *found
-
-
-def _identity(qa: Record, place: str) -> str:
-    with within(place):
-        identity = str(qa["id"])
-    check_unicode(identity, f"{place}, field 'id'")
-    return identity
-
-
-def _answers(
-    qa: Record, identity: str, context: str, place: str, result: ExampleSet
-) -> tuple[tuple[str, ...], int] | None:
-    """Distinct answers and where the first one stands; None, counted, if it stands nowhere."""
-    answers = entries(qa, "answers", place)
-    if qa.get("is_impossible") or not answers:
-        result.drop("unanswerable", identity)
-        return None
-    texts = [text(answer, "text", f"{place}, field 'answers'", blank=True) for answer in answers]
-    given = number(answers[0], "answer_start", f"{place}, field 'answers'")
-    start = _locate(texts[0].strip(), given, context, result.noted)
-    if start is None:
-        result.drop("answer not in its context", identity)
-        return None
-    return distinct_answers(texts), start
+    """Usable questions of a paragraph: id, question, distinct answers, start of the first one."""
+    for given in paragraph.qas:
+        if given.is_impossible or not given.answers:
+            result.drop("unanswerable", given.id)
+            continue
+        first = given.answers[0]
+        start = _locate(first.text.strip(), first.answer_start, paragraph.context, result.noted)
+        answers = [answer.text for answer in given.answers]
+        if start is None:
+            result.drop("answer not in its context", given.id)
+        elif result.wants(given.id, given.question, answers):
+            yield given.id, given.question, distinct_answers(answers), start
 
 
 def _locate(words: str, given: int, context: str, noted: Counter[str]) -> int | None:
-    """Where an answer stands; published offsets are off by a little in COVID-QA."""
+    """Where an answer starts; the published offsets of COVID-QA are slightly off."""
     if not words:
         return None
     if context.startswith(words, given):

@@ -1,4 +1,4 @@
-"""The documents and questions of `sedem demo`; SOURCES.md says where the texts are from."""
+"""The documents and questions of `sedem demo`; SOURCES.md names the origin of the texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One function of fixed buffers as one CUDA graph; without a GPU it is simply called."""
+"""A function of fixed buffers, run as one captured CUDA graph; without a GPU it is just called."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ import torch
 from torch import Tensor
 
 Pool = Any
-"""What torch calls memory that graphs share; nothing of ours looks into it."""
+"""torch's handle of the memory that graphs share; opaque to sedem."""
 
 
 def new_pool() -> Pool:
-    """A pool of its own on the current GPU."""
+    """Return a new memory pool on the current GPU."""
     return torch.cuda.graph_pool_handle()
 
 
 def pool_bytes(pool: Pool) -> int:
-    """Bytes that the graphs of a pool keep for what they compute on the way."""
+    """Bytes of a pool: what its graphs keep for intermediate results."""
     segments = torch.cuda.memory_snapshot()
     return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
 
 
 class Replay:
-    """Runs a function again and again, on a GPU as one captured graph.
+    """Runs a function repeatedly, on a GPU as one captured graph.
 
-    A graph knows addresses, not tensors: what the function reads must have been copied into fixed
-    buffers and what it gives is read from fixed buffers. Both are checked before every run, without
-    a graph too, so that a mistake shows on any machine.
+    A graph reads and writes fixed addresses. Inputs must be copied into fixed buffers, and results
+    are read from fixed buffers. Every run checks first that no buffer was moved, also without a
+    graph, so that a mistake shows on any machine.
 
-    The function is given to each run and not kept, so that its owner, who keeps this, is freed with
-    its buffers and graph as soon as nobody uses it.
+    The function is passed to each call and not stored. Its owner, which stores the replay, is thus
+    freed with its buffers and its graph as soon as nothing refers to it.
 
     Args:
-        buffers: all that the function shares with its caller.
-        carried: those of them that a run both reads and changes; rehearsing leaves them unchanged.
-        graph: whether to capture it.
+        buffers: all tensors that the function shares with its caller.
+        state: those buffers that a run both reads and changes; a rehearsal restores them.
+        graph: whether to capture the function.
         pool: memory that graphs share.
     """
 
     def __init__(
         self,
         buffers: Sequence[Tensor],
-        carried: Sequence[Tensor] = (),
+        state: Sequence[Tensor] = (),
         *,
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
         self.buffers = list(buffers)
-        self.carried = list(carried)
+        self.state = list(state)
         self.graph = graph
         self.pool = pool
         self._addresses = self._layout()
         self._captured: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], None]) -> None:
-        """Run a function once.
+        """Run the function once.
 
         Args:
-            function: reads and writes the buffers; the same every time, for only the first is
-                captured. It must not wait for the device then.
+            function: reads and writes the buffers, without waiting for the device. It must be the
+                same every time, because only the first call captures it.
         """
         assert self._layout() == self._addresses, "a buffer was moved after it was fixed"
         if not self.graph:
@@ -71,14 +71,14 @@ class Replay:
         self._captured.replay()
 
     def rehearse(self, function: Callable[[], None]) -> None:
-        """Run it once for what first runs set up, and take back what it changed for the next."""
-        before = [buffer.clone() for buffer in self.carried]
+        """Run the function once and restore the state that it has changed."""
+        before = [buffer.clone() for buffer in self.state]
         function()
-        for buffer, value in zip(self.carried, before, strict=True):
+        for buffer, value in zip(self.state, before, strict=True):
             buffer.copy_(value)
 
     def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        # Libraries set up their workspaces in the first run, which must not be captured.
+        # Libraries allocate workspaces in their first run, which must not be captured.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

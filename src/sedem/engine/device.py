@@ -1,7 +1,7 @@
-"""The lock of a GPU, times that wait for it, and the memory that tensors occupy.
+"""The lock of a GPU, clocks that wait for it, and the memory that tensors occupy.
 
-One thread of the process at a time gives work to a GPU, whichever model it runs: a CUDA graph that
-one thread captures is spoilt when another synchronizes the same GPU. A CPU needs no lock.
+Only one thread of the process submits work to a GPU at a time, whichever model it runs: a thread
+that synchronizes a GPU breaks the CUDA graph that another is capturing there. A CPU needs no lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _LOCKS: dict[int, RLock] = {}
-_NEW = RLock()
+_LOCKS_GUARD = RLock()
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def device_lock(device: torch.device) -> Iterator[None]:
 
 
 def synchronized_time(device: torch.device) -> float:
-    """Seconds on a clock that is read when the device has finished all work given to it."""
+    """Wait until the device has finished its work, then return the time in seconds."""
     if device.type != "cpu":
         with device_lock(device):
             torch.cuda.current_stream(device).synchronize()
@@ -38,12 +38,19 @@ def synchronized_time(device: torch.device) -> float:
 
 def _lock_of(device: torch.device) -> RLock:
     number = torch.cuda.current_device() if device.index is None else device.index
-    with _NEW:
+    with _LOCKS_GUARD:
         return _LOCKS.setdefault(number, RLock())
 
 
 class Clock:
-    """Milliseconds by stage; waits for the device before it is read."""
+    """Times stages of work on a device, in milliseconds; each reading waits for the device.
+
+    Args:
+        device: the device.
+
+    Attributes:
+        timings: milliseconds by name.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -51,7 +58,7 @@ class Clock:
         self._start = self._last = synchronized_time(self.device)
 
     def lap(self, name: str) -> None:
-        """Record the time since the last lap."""
+        """Record the time since the last lap, or since the start."""
         before, self._last = self._last, synchronized_time(self.device)
         self.timings[name] = (self._last - before) * 1e3
 
@@ -61,6 +68,6 @@ class Clock:
 
 
 def storage_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes behind some tensors, each storage counted once."""
+    """Bytes of the storages of some tensors; a shared storage counts once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

@@ -1,6 +1,6 @@
-"""The reference path: Hugging Face's own layers, adapters beside the weights, growing caches.
+"""The reference engine: Hugging Face's own layers, adapters beside the weights, growing caches.
 
-It follows weights that change, so it is what training and a model that was just made answer with.
+Every call uses the current weights, so it serves training and models that still change.
 
 Letters: B batch, T tokens, P prefix tokens, U restored states, E encoder width, D decoder width,
 V vocabulary, X extraction layers.
@@ -24,10 +24,10 @@ from sedem.method.modules import SedemModules
 
 
 class Eager:
-    """Runs a model as it stands.
+    """Runs a model's own modules; see `interface.Engine`.
 
     Args:
-        model: whose parts.
+        model: the model.
     """
 
     name = "eager"
@@ -38,18 +38,17 @@ class Eager:
         self.model = model
 
     def encode(self, ids_BT: Tensor) -> Tensor:
-        """Frozen states at the extraction layers `[X, B, T, E]`, the start token's dropped."""
+        """Return frozen states at the extraction layers `[X, B, T, E]`."""
         return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
     encode_questions = encode
 
     @contextmanager
     def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:
-        """Decompress and prefill: logits after the prefixes `[B, V]`, and what runs a token more.
+        """Decompress and prefill; `limit` has no effect, because the caches grow.
 
-        Args:
-            starts: one for each row.
-            limit: tokens of an answer; caches grow, so any will do.
+        Yields:
+            Logits after the prefixes `[B, V]`, and the step.
         """
         device = self.model.device
         restored = [
@@ -59,18 +58,27 @@ class Eager:
         yield start_decoding(self.model, restored, [start.prefix for start in starts])
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights; caches come and go."""
+        """Return the bytes of weights; no cache outlives its batch."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return {"weights": storage_bytes(tensors), "caches": 0, "graphs": 0}
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there are no idle buffers."""
 
 
 def start_decoding(
     model: SedemModules, restored: Sequence[Tensor], prefixes: Sequence[Tensor]
 ) -> tuple[Tensor, Step]:
-    """Prefill a padded batch: logits after the prefixes `[B, V]`, and what runs one token more."""
+    """Prefill a batch of rows of different lengths.
+
+    Args:
+        model: the model.
+        restored: restored states of each row `[U, D]`.
+        prefixes: token ids of each row `[P]`.
+
+    Returns:
+        Logits after the prefixes `[B, V]`, and the step.
+    """
     device = model.device
     ids_BP = pad_sequence(list(prefixes), batch_first=True, padding_side="left").to(device)
     lengths_B1 = torch.tensor([[len(ids)] for ids in prefixes], device=device)

@@ -1,4 +1,4 @@
-"""The frozen encoder for inference alone: fused layers up to the extraction layer and no further.
+"""The frozen encoder for inference: fused layers up to the last extraction layer.
 
 Letters: B batch, T tokens, E width, X extraction layers.
 """
@@ -18,14 +18,14 @@ from sedem.engine.layers import FusedLayer, biases_of, run_layers, signed_rope
 
 @dataclass(frozen=True)
 class FusedEncoder:
-    """The first layers of a backbone without adapters.
+    """The first layers of a backbone, without adapters.
 
     Attributes:
-        layers: as many as are run.
-        extract_layers: numbers of layers run whose states are wanted.
-        bos_token_id: the token that stands in front.
-        embedding: of tokens `[V, E]`.
-        rotary: positions to cosine and sine.
+        layers: the layers up to the last extraction layer.
+        extract_layers: after how many layers states are extracted; one number for each of X.
+        bos_token_id: the token put before every text.
+        embedding: token embeddings `[V, E]`.
+        rotary: module from positions to cosine and sine.
     """
 
     layers: list[FusedLayer]
@@ -35,7 +35,7 @@ class FusedEncoder:
     rotary: nn.Module
 
     def states(self, ids_BT: Tensor) -> Tensor:
-        """What `encoder.encode` gives: states `[X, B, T, E]`, the start token's dropped."""
+        """Return states `[X, B, T, E]` without the start token's, as `method.encoder.encode`."""
         start_B1 = ids_BT.new_full((ids_BT.shape[0], 1), self.bos_token_id)
         hidden_BPE = F.embedding(torch.cat([start_B1, ids_BT], dim=1), self.embedding)
         positions_1P = torch.arange(hidden_BPE.shape[1], device=ids_BT.device)[None]
@@ -44,22 +44,26 @@ class FusedEncoder:
         biases = biases_of(self.layers, axis, positions_1P, valid_1P, hidden_BPE.dtype)
         rope = signed_rope(*self.rotary(hidden_BPE, position_ids=positions_1P))
         states: dict[int, Tensor] = {}
-        done = 0
+        depth = 0
         for layer in sorted(set(self.extract_layers)):
-            hidden_BPE = run_layers(self.layers[done:layer], hidden_BPE, rope, biases)
-            states[layer], done = hidden_BPE, layer
+            hidden_BPE = run_layers(self.layers[depth:layer], hidden_BPE, rope, biases)
+            states[layer], depth = hidden_BPE, layer
         return torch.stack([states[layer][:, 1:] for layer in self.extract_layers])
 
 
 class QuestionBuffers:
-    """Questions of one bucket, encoded in buffers of fixed size.
+    """Fixed buffers in which questions of at most a given number and length are encoded.
 
     Args:
-        encoder: what runs.
-        rows: B.
-        tokens: T.
-        graph: whether to capture a CUDA graph.
+        encoder: the encoder.
+        rows: B, the most questions.
+        tokens: T, the most tokens of a question.
+        graph: whether to capture the encoding as a CUDA graph.
         pool: memory that graphs share.
+
+    Attributes:
+        ids: token ids `[B, T]`, zero where a question has ended.
+        states: their states `[X, B, T, E]`.
     """
 
     def __init__(
@@ -71,23 +75,23 @@ class QuestionBuffers:
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
-        embedding, kinds = encoder.embedding, len(encoder.extract_layers)
+        embedding, layers = encoder.embedding, len(encoder.extract_layers)
         self.encoder = encoder
         self.ids = torch.zeros(rows, tokens, dtype=torch.long, device=embedding.device)
-        self.states = embedding.new_zeros(kinds, rows, tokens, embedding.shape[1])
-        self._run = Replay(self.buffers, graph=graph, pool=pool)
+        self.states = embedding.new_zeros(layers, rows, tokens, embedding.shape[1])
+        self._replay_encode = Replay(self.buffers, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All of its tensors."""
+        """All tensors."""
         return [self.ids, self.states]
 
     def encode(self, ids_BT: Tensor) -> Tensor:
-        """States `[X, B, T, E]` of no more and no longer questions than the bucket holds."""
+        """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers."""
         rows, tokens = ids_BT.shape
         self.ids.zero_()
         self.ids[:rows, :tokens] = ids_BT
-        self._run(self._encode)
+        self._replay_encode(self._encode)
         return self.states[:, :rows, :tokens].clone()
 
     def _encode(self) -> None:

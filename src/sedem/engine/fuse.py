@@ -1,8 +1,7 @@
-"""A Hugging Face decoder's weights as fused layers: fused, adapters merged, nothing kept twice.
+"""Fused layers from a Hugging Face decoder: matrices joined, adapters merged, no weight copied.
 
-Fused matrices take the place of the modules' own: each module's weight becomes a view into one, so
-the modules go on working. Layers that a frozen encoder needs keep their frozen attention beside the
-merged one, and share all else with it.
+Each module's weight becomes a view into the fused matrix, so the modules keep working. Layers that
+a frozen encoder also needs keep their frozen attention beside the merged one, and share the rest.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ ADAPTER = "default"
 
 
 def frozen_layers(backbone: Backbone, depth: int) -> list[FusedLayer]:
-    """The first `depth` layers without adapters."""
+    """Fuse the first `depth` layers without adapters."""
     return [_fuse(backbone, index, merge=False) for index in range(depth)]
 
 
 def adapted_layers(backbone: Backbone, frozen: Sequence[FusedLayer]) -> list[FusedLayer]:
-    """All layers with their adapters merged, the product in float32 and rounded once.
+    """Fuse all layers with their adapters merged, in float32 and rounded once.
 
     Args:
         backbone: the decoder.
-        frozen: its first layers, if it is the encoder too: they stay as they are. Above them
-            nothing needs the frozen weights any more, and merged ones take their place.
+        frozen: its first layers if it is the encoder too, otherwise empty. They stay as they are,
+            beside merged copies. Above them merged weights replace the frozen ones.
     """
-    shared = [_merge_beside(backbone, index, layer) for index, layer in enumerate(frozen)]
+    shared = [_merged_copy(backbone, index, layer) for index, layer in enumerate(frozen)]
     above = range(len(frozen), backbone.depth)
     backbone.merged_from = len(frozen) if backbone.has_lora else None
     return shared + [_fuse(backbone, index, merge=True) for index in above]
@@ -47,11 +46,11 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     if merge:
         for projection in projections:
             _merge_in_place(projection)
-    query, key, value, out = (_linear(projection) for projection in projections)
+    query, key, value, out = (_base_linear(projection) for projection in projections)
     width = attention.head_dim
     heads, key_heads = len(query.weight) // width, len(key.weight) // width
-    qkv, qkv_bias = _joined(query, key, value)
-    gate_up, gate_up_bias = _joined(mlp.gate_proj, mlp.up_proj)
+    qkv, qkv_bias = _join(query, key, value)
+    gate_up, gate_up_bias = _join(mlp.gate_proj, mlp.up_proj)
     return FusedLayer(
         qkv=qkv,
         qkv_bias=qkv_bias,
@@ -72,44 +71,45 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
     )
 
 
-def _merge_beside(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLayer:
+def _merged_copy(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLayer:
+    """The layer with attention weights of its own, adapters merged; all else is shared."""
     if not backbone.has_lora:
         return frozen
     attention = backbone.model.get_decoder().layers[index].self_attn
-    rows = [_merged(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    return replace(frozen, qkv=torch.cat(rows), out=_merged(attention.o_proj))
+    rows = [_merged_weight(p) for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    return replace(frozen, qkv=torch.cat(rows), out=_merged_weight(attention.o_proj))
 
 
 def _merge_in_place(projection: nn.Module) -> None:
     if isinstance(projection, LoraLayer):
-        _linear(projection).weight.data = _merged(projection)
-        # PEFT then runs the module without its factors.
+        _base_linear(projection).weight.data = _merged_weight(projection)
+        # PEFT then runs the module without its adapter.
         projection.merged_adapters = [ADAPTER]
 
 
-def _merged(projection: LoraLayer) -> Tensor:
-    weight: Tensor = _linear(projection).weight.data
+def _merged_weight(projection: LoraLayer) -> Tensor:
+    weight: Tensor = _base_linear(projection).weight.data
     delta: Tensor = projection.get_delta_weight(ADAPTER)
     return (weight.float() + delta.float()).to(weight.dtype)
 
 
-def _linear(projection: Any) -> nn.Linear:
+def _base_linear(projection: Any) -> nn.Linear:
     return projection.base_layer if isinstance(projection, LoraLayer) else projection
 
 
-def _joined(*parts: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Weights and biases of some projections below one another, theirs as views into it."""
-    weight = _adopt([part.weight for part in parts])
-    biases = [part.bias for part in parts if part.bias is not None]
-    return weight, _adopt(biases) if biases else None
+def _join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Join the weights and the biases of some projections; theirs become views of the result."""
+    weight = _join_rows([linear.weight for linear in linears])
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    return weight, _join_rows(biases) if biases else None
 
 
-def _adopt(parameters: Sequence[Tensor]) -> Tensor:
-    whole = torch.cat([parameter.data for parameter in parameters])
-    views = whole.split([len(parameter.data) for parameter in parameters])
+def _join_rows(parameters: Sequence[Tensor]) -> Tensor:
+    joined = torch.cat([parameter.data for parameter in parameters])
+    views = joined.split([len(parameter.data) for parameter in parameters])
     for parameter, view in zip(parameters, views, strict=True):
         parameter.data = view
-    return whole
+    return joined
 
 
 def _head_norm(attention: Any, heads: int, key_heads: int) -> Tensor | None:

@@ -1,7 +1,18 @@
-"""What an engine is: encode, start a batch of answers, run it token by token.
+"""What an engine is: it runs the encoder, and it decodes answers for a batch of questions.
 
-Letters: B batch, T tokens, W slots of a row, U restored states of a row, E encoder width, D decoder
-width, V vocabulary, X extraction layers.
+An engine belongs to one model. Reading documents needs `encode`. Answering a batch of questions
+needs three calls, and selection and the choice of tokens in between:
+
+    hidden = engine.encode_questions(ids)                  # to score blocks with
+    starts = [Start(slots, real, prefix), ...]             # one for each question
+    with engine.start(starts, limit) as (logits, step):    # decompress, inject, prefill
+        while live:                                        # rows that are not finished
+            logits = step(tokens_of(logits), live)         # one token more of each
+
+`eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` makes either.
+
+Letters: B batch, T tokens, W slots of a row, U restored states of a row, P prefix tokens, E encoder
+width, D decoder width, V vocabulary, X extraction layers.
 """
 
 from __future__ import annotations
@@ -14,18 +25,18 @@ from typing import Protocol
 from torch import Tensor
 
 Step = Callable[[Tensor, Sequence[int]], Tensor]
-"""Runs the given tokens `[B]` and returns the logits after them `[B, V]`. Only of the rows that are
-named, which are not finished, will anything be read."""
+"""Runs one token of each row `[B]` and returns the logits after it `[B, V]`, valid until the next
+call. The second argument lists the unfinished rows; logits of other rows are undefined."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where one row starts from.
+    """What the answer to one question starts from.
 
     Attributes:
-        slots: memory of its blocks `[W, D]`, in the order in which the decoder is to see them.
-        real: which restored states stand for real tokens `[U]`.
-        prefix: start token and question.
+        slots: memory of the selected blocks `[W, D]`, in the order in which the decoder sees them.
+        real: which of the restored states stand for real tokens `[U]`; the others are dropped.
+        prefix: ids of the start token and the question `[P]`.
     """
 
     slots: Tensor
@@ -34,12 +45,12 @@ class Start:
 
 
 class Engine(Protocol):
-    """What reading and answering run a model with.
+    """Runs one model for reading and answering, without gradients.
 
     Attributes:
         name: "eager", "static" or "graphs".
-        batch_size: questions that it answers well together.
-        ahead: whether a step may be started before the token before it is read.
+        batch_size: number of questions that it answers efficiently together.
+        ahead: whether to start a step before the previous token has been read on the host.
     """
 
     name: str
@@ -47,23 +58,35 @@ class Engine(Protocol):
     ahead: bool
 
     def encode(self, ids_BT: Tensor) -> Tensor:
-        """Frozen states at the extraction layers `[X, B, T, E]`, the start token's dropped."""
+        """Return frozen states at the extraction layers `[X, B, T, E]`, without the start token's.
+
+        Args:
+            ids_BT: segments of documents without the start token, padded on the right.
+        """
         ...
 
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
-        """The same for questions: few tokens, often."""
+        """Return the same for questions, which are short and come often."""
         ...
 
     def start(
         self, starts: Sequence[Start], limit: int
     ) -> AbstractContextManager[tuple[Tensor, Step]]:
-        """Decompress, inject and prefill a batch, for answers of at most `limit` tokens."""
+        """Decompress, inject and prefill a batch; its caches are in use until the block ends.
+
+        Args:
+            starts: one for each row.
+            limit: the most tokens of an answer.
+
+        Yields:
+            Logits after the prefixes `[B, V]`, valid until the first step, and the step.
+        """
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, of caches, and of what captured graphs keep beside them."""
+        """Return the bytes of "weights", "caches" and "graphs" (what captured graphs keep)."""
         ...
 
     def release(self) -> None:
-        """Let go of buffers that nobody uses; the next batches make their own."""
+        """Free the buffers that no batch uses; later batches allocate their own."""
         ...

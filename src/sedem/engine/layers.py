@@ -1,7 +1,7 @@
-"""Decoder layers of the Llama kind for inference alone: fused matrices, few operations, no modules.
+"""Decoder layers of the Llama kind for inference: fused matrices, few operations, no modules.
 
-The same arithmetic as Hugging Face's layers, operation by operation, so that in float32 on a CPU
-the states of the same batch without padding are the same to the bit.
+The arithmetic is that of Hugging Face's layers, operation by operation. In float32 on a CPU, a
+batch without padding has bitwise equal states.
 
 Letters: B batch, P positions of one call, K keys, D width, F query heads, G query heads of one
 key head, H width of a head.
@@ -19,11 +19,11 @@ from torch import Tensor
 from sedem.backbone.masks import KeyAxis
 
 Bias = Tensor | None
-"""What is added to attention logits `[B, 1, P, K]`; None is plain causal attention."""
+"""Added to attention logits `[B, 1, P, K]`; None means plain causal attention."""
 
-Keep = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Takes a layer's number in its range and its new keys and values `[B, heads, P, H]`; gives those
-that are attended to."""
+StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
+to; the first argument is the layer's index in its range."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +31,22 @@ class FusedLayer:
     """The weights of one layer.
 
     Attributes:
-        qkv: query, key and value projections below one another.
+        qkv: query, key and value projections, concatenated by rows.
         qkv_bias: their biases, or None.
         out: output projection of attention.
         out_bias: its bias, or None.
-        gate_up: gate and up projections below one another.
+        gate_up: gate and up projections, concatenated by rows.
         gate_up_bias: their biases, or None.
         down: down projection.
         down_bias: its bias, or None.
         attention_norm: scale of the norm before attention `[D]`.
         mlp_norm: scale of the norm before the MLP `[D]`.
-        head_norm: scales of the norms of query and key heads `[heads, H]`, or None.
-        heads: query heads.
-        key_heads: key and value heads.
-        eps: of all norms.
-        activation: of the gate.
-        window: how far back attention sees; None is all the way.
+        head_norm: scales of the norms of query and key heads `[heads + key_heads, H]`, or None.
+        heads: number of query heads.
+        key_heads: number of key and of value heads.
+        eps: epsilon of all norms.
+        activation: the gate's.
+        window: number of positions that attention sees, its own included; None means all.
     """
 
     qkv: Tensor
@@ -74,32 +74,32 @@ class FusedLayer:
     def project(
         self, hidden_BPD: Tensor, rope: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[B, F, P, H]`, keys and values `[B, heads, P, H]`, turned to their positions."""
+        """Return rotated queries `[B, F, P, H]`, rotated keys and values `[B, heads, P, H]`."""
         normed = F.rms_norm(hidden_BPD, self.attention_norm.shape, self.attention_norm, self.eps)
         heads = F.linear(normed, self.qkv, self.qkv_bias).unflatten(-1, (-1, self.head_width))
-        turned, value = heads.split([self.heads + self.key_heads, self.key_heads], dim=2)
+        rotated, value = heads.split([self.heads + self.key_heads, self.key_heads], dim=2)
         if self.head_norm is not None:
-            turned = F.rms_norm(turned, turned.shape[-1:], None, self.eps) * self.head_norm
-        turned = rotate(turned, rope)
-        query, key = turned.split([self.heads, self.key_heads], dim=2)
+            rotated = F.rms_norm(rotated, rotated.shape[-1:], None, self.eps) * self.head_norm
+        rotated = rotate(rotated, rope)
+        query, key = rotated.split([self.heads, self.key_heads], dim=2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def feed(self, hidden_BPD: Tensor) -> Tensor:
-        """What the MLP adds."""
+    def mlp(self, hidden_BPD: Tensor) -> Tensor:
+        """Return the output of norm and MLP, to be added to the states."""
         normed = F.rms_norm(hidden_BPD, self.mlp_norm.shape, self.mlp_norm, self.eps)
         gate, up = F.linear(normed, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
         return F.linear(self.activation(gate) * up, self.down, self.down_bias)
 
 
 def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions, queries and keys in one go; `rope` is of `signed_rope`."""
+    """Apply rotary positions to queries and keys at once; `rope` comes from `signed_rope`."""
     cosine, sine = rope
     half = heads_BPFH.shape[-1] // 2
     return (heads_BPFH * cosine).add_(heads_BPFH.roll(half, -1).mul_(sine))
 
 
 def signed_rope(cosine_BPH: Tensor, sine_BPH: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotary factors for `rotate`: the sign of the half that rolls over is in the sine."""
+    """Return the factors for `rotate`: the sine carries the sign of the half that rolls over."""
     first, second = sine_BPH.chunk(2, dim=-1)
     return cosine_BPH[:, :, None], torch.cat([-first, second], dim=-1)[:, :, None]
 
@@ -107,8 +107,8 @@ def signed_rope(cosine_BPH: Tensor, sine_BPH: Tensor) -> tuple[Tensor, Tensor]:
 def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor:
     """Grouped-query attention `[B, P, F * H]`.
 
-    A single position never copies keys or values: its query heads stand as rows under their key
-    head. Several positions with a bias do, for fused kernels take no bias with grouped heads.
+    A single position copies neither keys nor values: the query heads of a key head become its
+    rows. Several positions with a bias repeat them, since fused kernels take no bias with groups.
     """
     rows, heads, count, width = query_BFPH.shape
     groups = heads // key.shape[1]
@@ -131,7 +131,7 @@ def run_layers(
     hidden_BPD: Tensor,
     rope: tuple[Tensor, Tensor],
     biases: Mapping[int | None, Bias],
-    keep: Keep | None = None,
+    store: StoreKeyValue | None = None,
     last: int | None = None,
 ) -> Tensor:
     """Run a range of layers.
@@ -139,11 +139,11 @@ def run_layers(
     Args:
         layers: the range.
         hidden_BPD: states before it.
-        rope: of `signed_rope`.
-        biases: by window, of `biases_of`.
-        keep: takes keys and values into a cache; None attends to this call's own.
-        last: how many states, counted from the end, are wanted after the last layer; None is all.
-            Needs biases.
+        rope: from `signed_rope`.
+        biases: by window, from `biases_of`.
+        store: stores keys and values in a cache; None attends to those of this call only.
+        last: compute only so many positions of the last layer, counted from the end; None means
+            all. A number needs biases.
 
     Returns:
         States after the range `[B, P or last, D]`.
@@ -151,14 +151,14 @@ def run_layers(
     for index, layer in enumerate(layers):
         query, key, value = layer.project(hidden_BPD, rope)
         bias = biases[layer.window]
-        if keep is not None:
-            key, value = keep(index, key, value)
+        if store is not None:
+            key, value = store(index, key, value)
         if last is not None and index == len(layers) - 1:
             assert bias is not None, "causal attention counts from the first position"
             hidden_BPD, query, bias = hidden_BPD[:, -last:], query[:, :, -last:], bias[:, :, -last:]
         mixed = attend(query, key, value, bias)
         hidden_BPD = hidden_BPD + F.linear(mixed, layer.out, layer.out_bias)
-        hidden_BPD = hidden_BPD + layer.feed(hidden_BPD)
+        hidden_BPD = hidden_BPD + layer.mlp(hidden_BPD)
     return hidden_BPD
 
 
@@ -169,10 +169,18 @@ def biases_of(
     valid_BP: Tensor,
     dtype: torch.dtype,
 ) -> dict[int | None, Bias]:
-    """The bias of each window that a range of layers has, made once for all of them.
+    """Return a bias for each window size among the layers, to be used by all of them.
 
-    None where nothing but causal attention over this call's own columns is meant: `keys` is not
-    padded, stands in reading order and is no longer than the window.
+    Args:
+        layers: the range.
+        keys: the columns that are attended to.
+        positions_BP: positions of this call.
+        valid_BP: False where a position is padding.
+        dtype: type of the bias.
+
+    Returns:
+        Biases by window; None where causal attention over this call's columns is enough, because
+        `keys` has no padding, is in reading order and spans no more than the window.
     """
     biases: dict[int | None, Bias] = {}
     for window in {layer.window for layer in layers}:

@@ -1,4 +1,4 @@
-"""Which engine runs a model."""
+"""Opening the engine of a model by name."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ ENGINES = ("auto", "eager", "static", "graphs")
 
 
 def open_engine(name: str, model: SedemModules, attention: str = "sdpa") -> Engine:
-    """The engine of a name for a model, which stays where it is and as it is from then on.
+    """Open an engine for a model; all but "eager" need a model that no longer changes or moves.
 
     Args:
         name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
-            captures them as CUDA graphs; "auto" is "graphs" on a GPU and "static" elsewhere.
-        model: whose weights are fused and merged, unless the engine is "eager".
-        attention: as the backbones were opened; all but "eager" have attention of their own.
+            also captures them as CUDA graphs; "auto" is "graphs" on a GPU and "static" elsewhere.
+        model: its weights are fused and adapters merged, unless the engine is "eager".
+        attention: how the backbones were opened; "eager" attention needs engine "eager".
 
     Raises:
         ConfigError: there is no such engine, or it cannot run this model.
@@ -31,9 +31,9 @@ def open_engine(name: str, model: SedemModules, attention: str = "sdpa") -> Engi
     if name == "eager":
         return Eager(model)
     if attention == "eager":
-        raise ConfigError(f"engine '{name}' has no eager attention; take engine 'eager'")
+        raise ConfigError(f"engine '{name}' has no eager attention; use engine 'eager'")
     if name == "graphs" and not on_gpu:
         raise ConfigError(
-            f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; take 'static'"
+            f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
         )
     return Static(model, graphs=name == "graphs")

@@ -1,4 +1,4 @@
-"""The fast path: fused layers, merged adapters, static caches and, on a GPU, captured graphs.
+"""The fast engine: fused layers, merged adapters, static caches and, on a GPU, captured graphs.
 
 Letters: B batch, T tokens, E encoder width, V vocabulary, X extraction layers.
 """
@@ -24,20 +24,24 @@ from sedem.engine.layers import FusedLayer
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
 
-QUESTION_BUCKETS = 32
-"""Buckets of questions whose buffers are kept."""
-FREE_BYTES = 2**30
-"""Bytes of idle batches that are kept for the next answers of their size."""
+MAX_QUESTION_BUFFERS = 32
+"""Sizes of question batches whose buffers are kept."""
+IDLE_BYTES = 2**30
+"""Bytes of idle batches that are kept for later answers of their size."""
 FIRST_STEPS = 64
-"""Room for an answer to start with; a longer one moves on."""
+"""Tokens of an answer that its first batch has room for; longer answers move to a larger one."""
 
 
 class Static:
-    """Fused layers over static buffers; threads wait for one another.
+    """Runs fused layers in static buffers, one thread at a time; see `interface.Engine`.
 
     Args:
-        model: its weights are fused and merged in place, once; it must not be trained or moved.
+        model: its weights are fused and merged in place, once. It must not be trained or moved
+            afterwards.
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
+
+    Raises:
+        ConfigError: a backbone cannot be captured.
     """
 
     def __init__(self, model: SedemModules, *, graphs: bool) -> None:
@@ -49,193 +53,202 @@ class Static:
         self.ahead = graphs
         self.model = model
         self.encoder, self.decoder = fuse_modules(model)
-        self._questions: dict[tuple[int, int], QuestionBuffers] = {}
-        self._free: list[StaticBatch] = []
-        self._used: list[StaticBatch] = []
-        self._lock = RLock()
-        self._graph = graphs
+        self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
+        self._idle_batches: list[StaticBatch] = []
+        self._active_batches: list[StaticBatch] = []
+        self._buffers_lock = RLock()
+        self._graphs = graphs
         self._pool = new_pool() if graphs else None
 
     @torch.no_grad()
     def encode(self, ids_BT: Tensor) -> Tensor:
-        """Frozen states at the extraction layers `[X, B, T, E]`, the start token's dropped."""
+        """Return frozen states at the extraction layers `[X, B, T, E]`."""
         with self.device_lock():
-            self._check_place()
+            self._check_not_moved()
             return self.encoder.states(ids_BT)
 
     @torch.no_grad()
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
-        """The same in the buffers of a bucket."""
+        """Return the same, computed in the buffers of the next larger size."""
         size = round_up(ids_BT.shape[0], 1), round_up(ids_BT.shape[1], 8)
         with self.device_lock():
-            self._check_place()
-            questions = self._questions.pop(size, None) or QuestionBuffers(
-                self.encoder, *size, graph=self._graph, pool=self._pool
+            self._check_not_moved()
+            buffers = self._question_buffers.pop(size, None) or QuestionBuffers(
+                self.encoder, *size, graph=self._graphs, pool=self._pool
             )
-            self._questions[size] = questions
-            if len(self._questions) > QUESTION_BUCKETS:
-                del self._questions[next(iter(self._questions))]
-            return questions.encode(ids_BT)
+            # Put last, so that the first is the one that was not used for the longest time.
+            self._question_buffers[size] = buffers
+            if len(self._question_buffers) > MAX_QUESTION_BUFFERS:
+                del self._question_buffers[next(iter(self._question_buffers))]
+            return buffers.encode(ids_BT)
 
     @contextmanager
     def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:
-        """Decompress, inject and prefill: logits `[B, V]`, and what runs one token more.
-
-        The logits are good until the next step.
+        """Decompress, inject and prefill a batch.
 
         Args:
             starts: one for each row.
-            limit: tokens of an answer.
+            limit: the most tokens of an answer.
+
+        Yields:
+            Logits after the prefixes `[B, V]`, valid until the first step, and the step.
         """
         with self.device_lock():
-            self._check_place()
+            self._check_not_moved()
             running = RunningBatch(self, starts, limit)
         try:
             yield running.logits(), running.step
         finally:
             with self.device_lock():
-                self.give_back(running.batch)
+                self.return_batch(running.batch)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, of the buffers of batches and questions, and of the graphs' pool."""
+        """Return the bytes of weights, of the buffers of batches and questions, and of graphs."""
         weights = [*self.model.parameters(), *self.model.buffers(), *self._fused_tensors()]
-        caches = [b for batch in (*self._free, *self._used) for b in batch.buffers]
-        caches += [b for questions in self._questions.values() for b in questions.buffers]
+        batches = [*self._idle_batches, *self._active_batches]
+        caches = [b for batch in batches for b in batch.buffers]
+        caches += [b for questions in self._question_buffers.values() for b in questions.buffers]
         return {
             "weights": storage_bytes(weights),
             "caches": storage_bytes(caches),
-            "graphs": pool_bytes(self._pool) if self._graph else 0,
+            "graphs": pool_bytes(self._pool) if self._graphs else 0,
         }
 
     def release(self) -> None:
-        """Let go of batches and questions that nobody uses; the next batches make their own."""
+        """Free idle batches and question buffers; later calls allocate their own."""
         with self.device_lock():
-            self._free, self._questions = [], {}
-            # A pool cannot be shared again once its last graph is gone.
-            self._pool = new_pool() if self._graph else None
+            self._idle_batches, self._question_buffers = [], {}
+            # A pool cannot be used again after its last graph is freed.
+            self._pool = new_pool() if self._graphs else None
 
     @contextmanager
     def device_lock(self) -> Iterator[None]:
-        """Reserve these buffers, and their GPU, for this thread."""
-        with device_lock(self.model.device), self._lock:
+        """Reserve the buffers and their GPU for this thread."""
+        with device_lock(self.model.device), self._buffers_lock:
             yield
 
-    def take(self, bucket: Bucket) -> StaticBatch:
-        """An idle batch of this size; a new one if there is none."""
-        batch = next((batch for batch in self._free if batch.bucket == bucket), None)
+    def take_batch(self, bucket: Bucket) -> StaticBatch:
+        """Return an idle batch of this size, or a new one if there is none."""
+        batch = next((batch for batch in self._idle_batches if batch.bucket == bucket), None)
         if batch is None:
-            batch = StaticBatch(self.decoder, bucket, graph=self._graph, pool=self._pool)
+            batch = StaticBatch(self.decoder, bucket, graph=self._graphs, pool=self._pool)
         else:
-            self._free.remove(batch)
-        self._used.append(batch)
+            self._idle_batches.remove(batch)
+        self._active_batches.append(batch)
         return batch
 
-    def give_back(self, batch: StaticBatch) -> None:
-        """Keep an idle batch for the next answers of its size, while there is room."""
-        self._used.remove(batch)
-        self._free.append(batch)
-        while len(self._free) > 1 and _bytes(self._free) > FREE_BYTES:
-            del self._free[0]
+    def return_batch(self, batch: StaticBatch) -> None:
+        """Make a batch idle; the oldest idle ones are freed above `IDLE_BYTES`."""
+        self._active_batches.remove(batch)
+        self._idle_batches.append(batch)
+        while len(self._idle_batches) > 1 and _bytes(self._idle_batches) > IDLE_BYTES:
+            del self._idle_batches[0]
 
     def _fused_tensors(self) -> list[Tensor]:
         layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
         return [t for layer in layers for t in vars(layer).values() if isinstance(t, Tensor)]
 
-    def _check_place(self) -> None:
-        # Modules move their own weights, and what was fused stays behind.
+    def _check_not_moved(self) -> None:
+        # Moving or casting a module moves its own weights and leaves the fused ones behind.
         fused = self.decoder.layers[0].qkv
         if (self.model.device, self.model.decoder.dtype) != (fused.device, fused.dtype):
             raise ConfigError(
-                f"the model was made {self.model.decoder.dtype} on '{self.model.device}' after its "
-                f"engine was opened for {fused.dtype} on '{fused.device}'; give both to "
-                "from_pretrained"
+                f"the model was changed to {self.model.decoder.dtype} on '{self.model.device}' "
+                f"after its engine was opened for {fused.dtype} on '{fused.device}'; give dtype "
+                "and device to from_pretrained"
             )
 
 
 class RunningBatch:
-    """The answers of one `start`: finished rows leave, long answers move to a larger batch.
+    """The answers of one `start`: finished rows are dropped, long answers get a larger batch.
 
     Args:
-        engine: whose buffers are used.
+        engine: provides the batches.
         starts: one for each row.
-        limit: tokens of an answer.
+        limit: the most tokens of an answer.
+
+    Attributes:
+        batch: the batch that runs now.
+        live: the rows in it, in the order of its rows; rows beyond them repeat one.
     """
 
     def __init__(self, engine: Static, starts: Sequence[Start], limit: int) -> None:
         self.engine = engine
-        self.most_steps = max(limit - 1, 1)
+        self.max_steps = max(limit - 1, 1)
         bucket = Bucket(
             rows=round_up(len(starts), 1),
             prefix=round_up(max(len(start.prefix) for start in starts), 8),
             slots=round_up(max(len(start.slots) for start in starts), 16),
-            steps=round_up(min(self.most_steps, FIRST_STEPS), 16),
+            steps=round_up(min(self.max_steps, FIRST_STEPS), 16),
         )
         self.rows = len(starts)
-        self.places = list(range(len(starts)))
-        self.batch = engine.take(bucket)
+        self.live = list(range(len(starts)))
+        self.batch = engine.take_batch(bucket)
         try:
             with torch.no_grad():
                 self.batch.prefill(starts)
         except BaseException:
-            engine.give_back(self.batch)
+            engine.return_batch(self.batch)
             raise
-        self._order: Tensor | None = None
+        # The row that each row of the batch runs; None while the two are the same.
+        self._row_of: Tensor | None = None
 
     def logits(self) -> Tensor:
-        """Logits of all rows `[B, V]`; those of finished rows are undefined."""
-        count = len(self.places)
-        if self._order is None:
+        """Return the logits of all rows `[B, V]`; those of finished rows are undefined."""
+        count = len(self.live)
+        if self._row_of is None:
             return self.batch.logits[:count]
         logits_BV = self.batch.logits.new_zeros(self.rows, self.batch.logits.shape[1])
-        return logits_BV.index_copy_(0, self._order[:count], self.batch.logits[:count])
+        return logits_BV.index_copy_(0, self._row_of[:count], self.batch.logits[:count])
 
     @torch.no_grad()
     def step(self, ids_B: Tensor, live: Sequence[int]) -> Tensor:
-        """Run one more token of the rows that are not finished.
+        """Run one token of the unfinished rows.
 
         Args:
             ids_B: tokens of all rows.
-            live: the rows that are not finished.
+            live: the unfinished rows.
 
         Returns:
-            Logits `[B, V]`, good until the next step.
+            Logits `[B, V]`, valid until the next step.
 
         Raises:
-            ConfigError: the answers are longer than was said.
+            ConfigError: the answers are longer than their limit.
         """
         with self.engine.device_lock():
-            self._move(live)
-            if self._order is None:
+            self._resize(live)
+            if self._row_of is None:
                 missing = self.batch.bucket.rows - len(ids_B)
                 ids_B = torch.cat([ids_B, ids_B[:1].expand(missing)])
             else:
-                ids_B = ids_B[self._order]
+                ids_B = ids_B[self._row_of]
             self.batch.step(ids_B)
             return self.logits()
 
-    def _move(self, live: Sequence[int]) -> None:
-        """Move to a batch of half the rows when enough have finished, or to one of more steps."""
+    def _resize(self, live: Sequence[int]) -> None:
+        """Move to a batch of half the rows once enough have finished, or to one of more steps."""
         old = self.batch.bucket
         rows, steps = round_up(len(live), 1), old.steps
-        if not self.batch.steps_left and steps < self.most_steps:
-            steps = round_up(min(self.most_steps, 2 * steps), 16)
+        if not self.batch.steps_left and steps < self.max_steps:
+            steps = round_up(min(self.max_steps, 2 * steps), 16)
         if 2 * rows > old.rows and steps == old.steps:
             return
-        batch = self.engine.take(replace(old, rows=rows, steps=steps))
-        at = {row: place for place, row in enumerate(self.places)}
-        order = [*live, *([live[0]] * (rows - len(live)))]
+        batch = self.engine.take_batch(replace(old, rows=rows, steps=steps))
+        old_place = {row: place for place, row in enumerate(self.live)}
+        row_of = [*live, *([live[0]] * (rows - len(live)))]
         device = batch.logits.device
-        batch.take_over(self.batch, torch.tensor([at[row] for row in order], device=device))
-        self.engine.give_back(self.batch)
-        self.batch, self.places = batch, list(live)
-        self._order = torch.tensor(order, device=device)
+        old_places = torch.tensor([old_place[row] for row in row_of], device=device)
+        batch.copy_rows(self.batch, old_places)
+        self.engine.return_batch(self.batch)
+        self.batch, self.live = batch, list(live)
+        self._row_of = torch.tensor(row_of, device=device)
 
 
 def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
-    """Encoder and decoder of a model as fused layers that share what they can."""
+    """Fuse the encoder and the decoder of a model; layers share the weights that they can."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     frozen = frozen_layers(encoder, config.extract_layer)
-    reading = FusedEncoder(
+    fused_encoder = FusedEncoder(
         frozen,
         config.extract_layers,
         encoder.bos_token_id,
@@ -244,7 +257,7 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     )
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
-    answering = FusedDecoder(
+    fused_decoder = FusedDecoder(
         adapted_layers(decoder, frozen if encoder is decoder else ()),
         config.inject_layer,
         config.start_placement,
@@ -255,11 +268,11 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
         decoder.model.get_decoder().norm,
         decoder.model.get_output_embeddings(),
     )
-    return reading, answering
+    return fused_encoder, fused_decoder
 
 
 def round_up(count: int, unit: int) -> int:
-    """The next size of a bucket, a few a doubling: 1 to 8, 10, 12, 14, 16, 20, 24, ... units."""
+    """Round up to the next bucket size: 1 to 8, 10, 12, 14, 16, 20, 24, ... times `unit`."""
     units = -(-count // unit)
     stride = 1
     while units > 8 * stride:
@@ -272,9 +285,9 @@ def _bytes(batches: Sequence[StaticBatch]) -> int:
 
 
 def _check_capturable(backbone: Backbone) -> None:
-    kind = backbone.model.config.rope_parameters["rope_type"]
-    if kind in ("dynamic", "longrope"):
+    rope_type = backbone.model.config.rope_parameters["rope_type"]
+    if rope_type in ("dynamic", "longrope"):
         raise ConfigError(
-            f"backbone '{backbone.name}' has '{kind}' rotary positions, which depend on the length "
-            "of the sequence and cannot be captured; take engine 'static'"
+            f"backbone '{backbone.name}' has '{rope_type}' rotary positions, which depend on "
+            "the length of the sequence and cannot be captured; use engine 'static'"
         )

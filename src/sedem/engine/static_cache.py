@@ -1,4 +1,4 @@
-"""Keys and values of a range of layers in tensors of fixed size, column by column.
+"""A key-value cache of fixed size for a range of layers, written column by column.
 
 Letters: B batch, P positions of one call, K columns, H width of a head.
 """
@@ -12,19 +12,19 @@ from sedem.backbone.masks import KeyAxis
 
 
 class StaticCache:
-    """The cache of the layers below the injection layer, or of those above it.
+    """Keys and values of the layers below the injection layer, or of those above it.
 
-    Which column is next is kept on the device, so that a captured step finds it there; whether
-    there is one left is for the caller to know, on the host.
+    The index of the next column is kept on the device, where a captured step reads it. The caller
+    counts on the host whether a column is left.
 
     Args:
-        layers: how many layers.
+        layers: number of layers.
         rows: B.
         columns: K.
-        heads: key heads.
+        heads: number of key heads.
         width: H.
-        dtype: of keys and values.
-        device: where.
+        dtype: type of keys and values.
+        device: where the tensors are.
     """
 
     def __init__(
@@ -37,58 +37,62 @@ class StaticCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        # Zeros, for a masked column of not-a-number would still spoil the sum over values.
+        # Zeros, because NaN in a masked column would still spoil the weighted sum of values.
         shape = (layers, rows, heads, columns, width)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.positions = torch.zeros(rows, columns, dtype=torch.long, device=device)
         self.valid = torch.zeros(rows, columns, dtype=torch.bool, device=device)
-        self.column = torch.zeros(1, dtype=torch.long, device=device)
+        self.next_column = torch.zeros(1, dtype=torch.long, device=device)
 
     @property
-    def carried(self) -> list[Tensor]:
-        """What a step reads and changes."""
-        return [self.positions, self.valid, self.column]
+    def state(self) -> list[Tensor]:
+        """The tensors that a step both reads and changes."""
+        return [self.positions, self.valid, self.next_column]
 
     @property
     def buffers(self) -> list[Tensor]:
-        """All of its tensors."""
-        return [self.keys, self.values, *self.carried]
+        """All tensors."""
+        return [self.keys, self.values, *self.state]
 
     def begin(self, positions_BP: Tensor, valid_BP: Tensor) -> KeyAxis:
-        """Start anew with these columns, the only ones that count."""
+        """Clear the cache and make these its first columns."""
         count = positions_BP.shape[1]
         self.valid.zero_()
         self.positions[:, :count] = positions_BP
         self.valid[:, :count] = valid_BP
-        self.column.fill_(count)
+        self.next_column.fill_(count)
         return KeyAxis(positions_BP, valid_BP, padded=True, span=count)
 
-    def keep_first(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the first columns of a layer; they alone are attended to."""
+    def store_prefill(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the first columns of a layer; attention sees only them."""
         count = key.shape[2]
         self.keys[layer, :, :, :count] = key
         self.values[layer, :, :, :count] = value
         return key, value
 
     def extend(self, positions_B1: Tensor) -> KeyAxis:
-        """Take one more column in."""
-        self.positions.index_copy_(1, self.column, positions_B1)
-        self.valid.index_fill_(1, self.column, True)
+        """Make the next column valid; `advance` moves on to the one after it."""
+        self.positions.index_copy_(1, self.next_column, positions_B1)
+        self.valid.index_fill_(1, self.next_column, True)
         return KeyAxis(self.positions, self.valid, padded=True, span=self.positions.shape[1])
 
-    def keep_next(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the column that `extend` took in; the whole cache is attended to."""
-        self.keys[layer].index_copy_(2, self.column, key)
-        self.values[layer].index_copy_(2, self.column, value)
+    def store_step(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the next column of a layer; attention sees the whole cache."""
+        self.keys[layer].index_copy_(2, self.next_column, key)
+        self.values[layer].index_copy_(2, self.next_column, value)
         return self.keys[layer], self.values[layer]
 
-    def take_over(self, other: StaticCache, rows: Tensor) -> None:
-        """Go on where some rows of a cache of no more columns stand."""
+    def advance(self) -> None:
+        """Move on to the next column, once every layer has stored this one."""
+        self.next_column.add_(1)
+
+    def copy_rows(self, other: StaticCache, rows: Tensor) -> None:
+        """Continue from some rows of another cache, which has no more columns than this one."""
         columns = other.positions.shape[1]
         self.keys[:, :, :, :columns] = other.keys[:, rows]
         self.values[:, :, :, :columns] = other.values[:, rows]
         self.valid.zero_()
         self.positions[:, :columns] = other.positions[rows]
         self.valid[:, :columns] = other.valid[rows]
-        self.column.copy_(other.column)
+        self.next_column.copy_(other.next_column)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,6 +14,7 @@ from sedem.baselines.settings import method_of
 from sedem.config import SedemConfig
 from sedem.data.examples import ExampleSet
 from sedem.data.question_sets import counts_tokens, identify, open_examples, sniff
+from sedem.durable_files import sha256
 from sedem.errors import ConfigError
 from sedem.evaluation.method import Setting
 from sedem.evaluation.registry import open_method
@@ -96,7 +96,7 @@ def run_evaluation(
     settings = {
         "method": method,
         **identity,
-        "weights_sha256": digest_of(*weight_files(locate(checkpoint), method)),
+        "weights_sha256": sha256(*weight_files(locate(checkpoint), method)),
         "schema": found,
         "records": records,
         "split": split,
@@ -153,11 +153,3 @@ def weight_files(checkpoint: Path, method: str) -> list[Path]:
     """What decides a method's answers: all weights of the checkpoint, or its backbone's alone."""
     own = method == "sedem" or method in TRAINED
     return sorted((checkpoint if own else checkpoint / BACKBONE).rglob("*.safetensors"))
-
-
-def digest_of(*paths: Path) -> str:
-    """SHA-256 of some files: a name may come to stand for another content between two runs."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

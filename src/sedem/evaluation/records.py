@@ -192,7 +192,7 @@ def _evidence_ranks(answer: Answer, example: Example) -> list[int] | None:
 def _is_evidence(block: Span, example: Example) -> bool:
     name, start, end = block
     return any(
-        example.documents[span.document].name == name and span.start < end and start < span.end
+        example.documents[span.document].name == name and span.overlaps(start, end)
         for span in example.evidence
     )
 

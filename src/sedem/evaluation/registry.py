@@ -24,13 +24,15 @@ METHODS: dict[str, tuple[str, str]] = {
 Trained baselines are opened by the class that `sedem.baselines.registry` names.
 """
 
-PICKING = ("sedem", "bm25")
-"""Methods without training of their own that have a selection budget."""
+UNTRAINED_WITH_BUDGET = ("sedem", "bm25")
+"""The other methods that have a selection budget (k)."""
 
 
-def picks(method: str) -> bool:
-    """Whether a method has a selection budget."""
-    return reader_class(method).picks if method in TRAINED else method in PICKING
+def has_selection_budget(method: str) -> bool:
+    """Whether a method has a selection budget (k)."""
+    if method in TRAINED:
+        return reader_class(method).has_selection_budget
+    return method in UNTRAINED_WITH_BUDGET
 
 
 def default_checkpoint(method: str) -> str:

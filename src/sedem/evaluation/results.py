@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sedem.durable_files import write_text
 from sedem.errors import ConfigError
 from sedem.provenance import provenance
 
@@ -47,10 +48,8 @@ def claim(out: Path, settings: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, entries: dict[str, Any]) -> None:
-    """All of a file or nothing: a kill leaves no half of it."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    """Write a JSON file that appears only when it is complete."""
+    write_text(path, json.dumps(entries, indent=1) + "\n")
 
 
 class Signatures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -67,9 +66,10 @@ class Trained:
                 f"control is '{setting.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
-        refuse(reader.name, setting, "shift", "memory", *(() if reader.picks else ("k",)))
+        no_budget = () if reader.has_selection_budget else ("k",)
+        refuse(reader.name, setting, "shift", "memory", *no_budget)
         if setting.k is not None:
-            reader.config = replace(reader.config, k=setting.k)
+            reader.config = reader.config.with_changes(k=setting.k)
         self.trained = reader
         self.gold = setting.control == "gold"
         self.batch = setting.batch if reader.batched else 1

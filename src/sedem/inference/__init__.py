@@ -1,1 +1,1 @@
-"""The two walks: documents into a bank, a question into an answer."""
+"""Reading documents into a bank, answering questions from it, and checkpoints."""

@@ -1,4 +1,4 @@
-"""The second walk: question -> scores -> K blocks -> restored states -> answer with its sources.
+"""Answering: question -> scores -> K blocks -> restored states -> answer with its citations.
 
 Letters: B batch, N blocks, J slots of a block, K selected blocks, U restored states, Q question
 tokens, P prefix tokens, E encoder width, D decoder width.
@@ -39,13 +39,25 @@ def respond(
     decoding: Decoding,
     name: str,
 ) -> Generator[list[Transcript], None, list[Answer]]:
-    """Answer a batch of requests; banks, K and prompt lengths may differ between them.
+    """Answer a batch of requests, which may differ in bank, K and length.
+
+    Args:
+        model: the model that answers.
+        engine: its engine.
+        requests: the questions.
+        decoding: how answers are generated.
+        name: the model's name in the answers.
 
     Yields:
-        The growing transcripts, after each token.
+        The transcripts of all requests, after each token.
 
     Returns:
         The answers.
+
+    Raises:
+        BankMismatchError: another model made a bank.
+        DataError: a question is empty or too long.
+        ConfigError: K or a forced block cannot be used, or an answer has too many positions.
     """
     clock = Clock(model.device)
     for request in requests:
@@ -68,23 +80,21 @@ def respond(
         for request, selection, ids_P in zip(requests, selections, prefixes, strict=True)
     ]
     clock.lap("gather_ms")
-    rows: list[Transcript] = []
+    transcripts: list[Transcript] = []
     with engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
         clock.lap("prefill_ms")
-        tokenizer, eos_token_id, ahead = (
-            model.decoder.tokenizer,
-            model.decoder.eos_token_id,
-            engine.ahead,
-        )
-        for rows in generate(logits_BV, advance, tokenizer, eos_token_id, decoding, ahead=ahead):
+        tokenizer, eos_token_id = model.decoder.tokenizer, model.decoder.eos_token_id
+        for transcripts in generate(
+            logits_BV, advance, tokenizer, eos_token_id, decoding, ahead=engine.ahead
+        ):
             if "ttft_ms" not in clock.timings:
                 clock.mark("ttft_ms")
-            yield rows
+            yield transcripts
     clock.mark("total_ms")
-    seen = [int(start.real.sum()) + len(start.prefix) for start in starts]
+    conditioning = [int(start.real.sum()) + len(start.prefix) for start in starts]
     return [
         to_answer(name, *parts, clock.timings)
-        for parts in zip(requests, selections, rows, seen, strict=True)
+        for parts in zip(requests, selections, transcripts, conditioning, strict=True)
     ]
 
 
@@ -92,35 +102,35 @@ def to_answer(
     name: str,
     request: Request,
     selection: Selection,
-    row: Transcript,
-    seen: int,
+    transcript: Transcript,
+    conditioning: int,
     timings: dict[str, float],
 ) -> Answer:
-    """An answer with the spans that conditioned it.
+    """Make an answer with the spans that conditioned it.
 
     Args:
-        name: of the model that answered.
-        request: what was asked.
+        name: name of the model that answered.
+        request: the question and its bank.
         selection: the blocks that were used.
-        row: what was generated.
-        seen: positions that the upper layers saw before the first answer token.
-        timings: of the batch.
+        transcript: the finished text.
+        conditioning: positions that the upper layers saw before the first answer token.
+        timings: milliseconds of the batch, by stage.
     """
-    assert row.finish_reason is not None
+    assert transcript.finish_reason is not None
     citations = tuple(
         request.bank.citation(index, rank, float(selection.scores[index]))
         for rank, index in enumerate(selection.ranked, start=1)
     )
     return Answer(
-        text=row.text,
+        text=transcript.text,
         citations=citations,
         k=len(citations),
         blocks=len(request.bank),
         timings=dict(timings),
-        finish_reason=row.finish_reason,
+        finish_reason=transcript.finish_reason,
         model=name,
-        cut=row.cut(),
-        conditioning=seen,
+        cut=transcript.cut(),
+        conditioning=conditioning,
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         ranking=ranking(request.bank, selection.scores) if request.ranking else None,
@@ -128,13 +138,17 @@ def to_answer(
 
 
 def ranking(bank: MemoryBank, scores_N: Tensor) -> tuple[Span, ...]:
-    """The span behind every block of a bank, best first."""
+    """Return the span behind every block of a bank, the best score first."""
     blocks = [bank.blocks[index] for index in select(scores_N, len(bank)).tolist()]
     return tuple((bank.documents[b.document].name, b.start, b.end) for b in blocks)
 
 
 class AnswerStream(Iterator[str]):
-    """Pieces of an answer as they become certain; `answer` holds all of it at the end."""
+    """Yields an answer in pieces of text, each as soon as it can no longer change.
+
+    Attributes:
+        answer: the whole answer once the pieces are exhausted; None before.
+    """
 
     def __init__(self, answering: Generator[list[Transcript], None, list[Answer]]) -> None:
         self._answering = answering
@@ -143,10 +157,10 @@ class AnswerStream(Iterator[str]):
     def __next__(self) -> str:
         while True:
             try:
-                rows = next(self._answering)
+                transcripts = next(self._answering)
             except StopIteration as finished:
                 if self.answer is None:
                     self.answer = finished.value[0]
                 raise StopIteration from None
-            if piece := rows[0].take():
+            if piece := transcripts[0].take():
                 return piece

@@ -1,4 +1,4 @@
-"""Building a bank on disk from documents, commit by commit, and describing one."""
+"""Building a bank on disk from documents, commit by commit, and describing a bank."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sedem.bank.key_index import save_keys, stored_bytes
+from sedem.bank.key_index import save_keys
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.store.key_files import stored_bytes
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
 from sedem.inference.read import Progress, read
@@ -22,7 +23,15 @@ COMMIT = 400_000
 
 @dataclass(frozen=True)
 class Report:
-    """What a build did, and what the bank holds now."""
+    """What a build did, and the size of the bank after it.
+
+    Attributes:
+        added: documents that the bank did not have.
+        replaced: documents that had changed.
+        unchanged: documents that the bank already had.
+        documents: documents of the bank now.
+        blocks: blocks of the bank now.
+    """
 
     added: int
     replaced: int
@@ -44,43 +53,43 @@ def build_bank(
 ) -> Report:
     """Create or extend a bank.
 
-    Documents it holds unchanged are passed over; changed ones are replaced. Each commit is durable,
-    so a build that was killed goes on when it is started again.
+    Documents that the bank has already are skipped; changed ones are replaced. Each commit is
+    durable, so the same call continues a build that was killed.
 
     Args:
-        model: its encoder and compressor read.
+        model: its encoder and compressor make the memory.
         engine: runs the encoder.
         path: folder of the bank.
-        documents: names differ.
-        progress: called with characters read and characters in all.
-        source: where the model was opened from; the bank remembers it.
-        dtype: what a new bank stores its slots as; None means bfloat16, or what an older bank does.
-        keys: also keep the selector's keys of the whole bank, as this type; None keeps none.
+        documents: texts with distinct names.
+        progress: called with the number of characters read and the number of all characters.
+        source: where the model was opened from, to be recorded in the bank.
+        dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
+        keys: type in which to store the selector's keys of the whole bank; None stores none.
 
     Raises:
         BankMismatchError: another model made the bank.
         BankError: the bank stores its slots as another type.
         ConfigError: there is no such type.
-        DataError: two documents have one name.
+        DataError: two documents have the same name.
     """
     check_documents(documents)
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
-    held: dict[str, str] = {}
+    stored_texts: dict[str, str] = {}
     if path.exists():
         bank = MemoryBank.open(path)
         bank.check_made_by(model.fingerprint())
         if dtype not in (None, bank.dtype):
             raise BankError(
-                f"bank '{path}' stores its slots as {bank.dtype}, {dtype} was asked for; "
+                f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
                 "leave the type out, or build another bank"
             )
-        held = {document.name: document.text for document in bank.documents}
-    new = [document for document in documents if held.get(document.name) != document.text]
-    replaced = sum(document.name in held for document in new)
+        stored_texts = {document.name: document.text for document in bank.documents}
+    new = [document for document in documents if stored_texts.get(document.name) != document.text]
+    replaced = sum(document.name in stored_texts for document in new)
     total = sum(len(document.text) for document in new)
     done = 0
-    for group in _groups(new):
+    for group in _commits(new):
         size = sum(len(document.text) for document in group)
 
         def report(segments: int, all_segments: int, done: int = done, size: int = size) -> None:
@@ -102,7 +111,7 @@ def build_bank(
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Facts about a bank on disk: what made it, what it holds, how large it is."""
+    """Return facts about a bank on disk: which model made it, what it holds, how large it is."""
     bank = MemoryBank.open(path)
     tokens = bank.tokens
     return {
@@ -118,7 +127,8 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def _groups(documents: Sequence[Document]) -> Iterator[list[Document]]:
+def _commits(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    """Group documents into commits of at least `COMMIT` characters, but for the last."""
     group: list[Document] = []
     size = 0
     for document in documents:

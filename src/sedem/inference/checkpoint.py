@@ -1,4 +1,4 @@
-"""A checkpoint on disk: config.json, sedem.safetensors, adapter/ and, if small, backbone/."""
+"""A checkpoint on disk: config.json, sedem.safetensors, adapter/ and sometimes backbone/."""
 
 from __future__ import annotations
 
@@ -29,46 +29,53 @@ EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
 
 
 def locate(name: str, revision: str | None = None) -> Path:
-    """The folder of a checkpoint: a folder here, one that sedem brings, or a hub's snapshot.
+    """Return the folder of a checkpoint: a local one, one shipped with sedem, or a hub snapshot.
+
+    Args:
+        name: a path, the name of a shipped checkpoint, or a hub id.
+        revision: hub revision.
 
     Raises:
-        CheckpointError: it is none of them.
+        CheckpointError: there is no such checkpoint.
     """
     folder = Path(name)
     if folder.is_dir():
         return folder
-    if (own := embedded(name)) is not None:
-        return own
+    if (shipped := embedded(name)) is not None:
+        return shipped
     if folder.exists():
         raise CheckpointError(f"'{name}' is a file; a checkpoint is a folder with {CONFIG_FILE}")
-    # A name on the hub has one slash at most, and no dot in front.
+    # A hub id has at most one slash and does not start with a dot.
     if name.startswith(("/", ".", "~")) or len(folder.parts) > 2:
         raise CheckpointError(
-            f"checkpoint '{name}' is no folder here; 'sedem train' leaves one in 'final' of its "
-            "run.output when it is through"
+            f"checkpoint '{name}' is not a local folder; a finished 'sedem train' leaves one in "
+            "'final' of its run.output"
         )
     try:
         return Path(snapshot_download(name, revision=revision))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"checkpoint '{name}' is neither a folder here nor to be had from the hub: {reason}"
+            f"checkpoint '{name}' is neither a local folder nor available from the hub: {reason}"
         ) from None
 
 
 def embedded(name: str) -> Path | None:
-    """The folder of a checkpoint that sedem brings, or one inside it; None if it is no such name.
+    """Return the folder of a checkpoint shipped with sedem, or a folder inside it.
 
     Args:
         name: such as "sedem-nano", "icae-nano" or "sedem-nano/backbone".
+
+    Returns:
+        The folder; None if nothing of that name is shipped.
     """
     package = Path(__file__).parents[1]
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
         return None
-    # Beside the package in an installed wheel, at the root of a source tree.
+    # Inside the package in an installed wheel, at the root of a source tree.
     for place in (package / "checkpoints", package.parents[1] / "checkpoints"):
-        with suppress(OSError):  # a name that is too long for a file
+        with suppress(OSError):  # the name may be too long for a file
             if (place / name).is_dir():
                 return place / name
     return None
@@ -82,13 +89,13 @@ def open_backbones(
     device: torch.device | str = "cpu",
     attention: str = "sdpa",
 ) -> tuple[Backbone, Backbone]:
-    """Open encoder and decoder; in the same-backbone setting they are one object.
+    """Open encoder and decoder, which are one object in the same-backbone setting.
 
     Args:
-        config: names them.
-        folder: the checkpoint; a backbone named like a folder inside it is that folder.
+        config: names the backbones.
+        folder: folder of the checkpoint, where a backbone's folder may be; None if there is none.
         dtype: type of weights and hidden states.
-        device: where to put them.
+        device: where to put the weights.
         attention: "sdpa" or "eager".
     """
 
@@ -105,10 +112,10 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
 
     Args:
         name: a folder inside the checkpoint, any other folder, one inside a checkpoint that
-            sedem brings, or a hub id.
+            ships with sedem, or a hub id; they are tried in this order.
         revision: hub revision.
-        folder: the checkpoint, None if there is none.
-        options: passed on to `open_backbone`.
+        folder: folder of the checkpoint; None if there is none.
+        options: arguments of `open_backbone`.
     """
     place: Path | str = name
     if folder is not None and (folder / name).is_dir():
@@ -119,10 +126,10 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
 
 
 def read_weights(folder: Path, parts: nn.Module) -> None:
-    """Fill the trained parts from a checkpoint.
+    """Load the weights of the trained parts.
 
     Raises:
-        CheckpointError: weights are missing, extra or of another shape.
+        CheckpointError: weights are missing, unknown or of another shape.
     """
     path = folder / WEIGHTS_FILE
     weights = dequantize_int8(load_weights(path), torch.float32, str(path))
@@ -139,17 +146,15 @@ def write(
     backbone: Path | None = None,
     int8: bool = False,
 ) -> None:
-    """Write a checkpoint; a new one appears whole or not at all.
-
-    In a folder that is there only the checkpoint's own files are replaced, config.json last.
+    """Write a checkpoint; see `unfinished` for how its folder appears.
 
     Args:
-        folder: where to.
-        config: the model's.
+        folder: the checkpoint's folder.
+        config: the configuration of the model.
         parts: the trained parts.
-        decoder: its adapters are written if it has any.
-        backbone: folder of the backbone if it is to travel with the checkpoint.
-        int8: matrices as int8 rows with a scale a row, and adapters as bfloat16.
+        decoder: the decoder, whose adapters are written if it has any.
+        backbone: folder of a backbone to copy into the checkpoint; None copies none.
+        int8: store matrices as int8 rows with one scale each, and adapters as bfloat16.
     """
     with unfinished(folder) as place:
         if backbone is not None:
@@ -166,16 +171,20 @@ def write(
 
 
 def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None:
-    """Write the trained parts; matrices as int8 rows with a scale a row if asked for."""
+    """Write the weights of the trained parts; with `int8`, matrices as int8 rows with scales."""
     weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
     save_file(quantize_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
 
 
 @contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """A place to write a checkpoint in, which then becomes `folder`, whole or not at all.
+    """Write a checkpoint in a temporary folder, which becomes `folder` when the block ends.
 
-    In a folder that is there only the entries that were written are replaced, config.json last.
+    A new folder appears complete or not at all. In an existing one only the entries that were
+    written are replaced, config.json last.
+
+    Yields:
+        The temporary folder.
     """
     place = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(place, ignore_errors=True)

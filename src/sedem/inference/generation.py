@@ -1,7 +1,8 @@
-"""One generate path for every method: greedy or sampled, stop strings, streaming, batches.
+"""Generation for every method: greedy or sampled, stop strings, streaming, batches.
 
-A method gives the logits of its prefix and a function that runs one more token; this file does the
-rest. Letters: B batch, V vocabulary.
+A method provides the logits after its prefix and a function that runs one more token.
+
+Letters: B batch, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sedem.errors import ConfigError
 from sedem.inference.prompts import ANSWER_LIMIT
 
 UNFINISHED = "\ufffd"
-"""What tokenizers give for the bytes of a character that is not complete."""
+"""What tokenizers return for the bytes of an incomplete character."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,15 @@ class Decoding:
     """How answers are generated.
 
     Attributes:
-        max_new_tokens: limit of the answer, end token included.
-        temperature: 0 is greedy; above, tokens are sampled.
-        top_k: sample among this many tokens; 0 is no limit.
-        top_p: sample among the likeliest tokens of this total probability.
+        max_new_tokens: the most tokens of an answer, the end token included.
+        temperature: 0 is greedy; above 0 tokens are sampled.
+        top_k: sample from this many of the likeliest tokens; 0 means from all.
+        top_p: sample from the likeliest tokens that have this total probability.
         stop: strings that end the answer and are not part of it.
         seed: seed of sampling.
+
+    Raises:
+        ConfigError: a value is out of its range.
     """
 
     max_new_tokens: int = ANSWER_LIMIT
@@ -63,7 +67,7 @@ class Decoding:
             raise ConfigError("a stop string is empty; leave it out")
 
     def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """A function from logits `[B, V]` to tokens `[B]`."""
+        """Return a function that chooses tokens `[B]` from logits `[B, V]`."""
         if self.temperature == 0:
             return lambda logits_BV: logits_BV.argmax(-1)
         warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
@@ -89,15 +93,20 @@ def _check_whole(name: str, value: object, least: int, limit: int) -> None:
 
 
 class Transcript:
-    """The text of one answer as it grows.
+    """The text of one answer while it grows.
 
-    Text is held back while it could still change: an unfinished character, or the beginning of a
-    stop string. What has been given out is never taken back.
+    `take` withholds text that could still change: an incomplete character, or the beginning of a
+    stop string. It never revises text that it has returned.
 
     Args:
-        tokenizer: turns tokens into text.
+        tokenizer: decodes tokens.
         eos_token_id: the end token.
         decoding: limit and stop strings.
+
+    Attributes:
+        ids: the tokens so far, without the end token.
+        text: the text so far.
+        finish_reason: "end", "stop" or "length" as in `Answer`; None while unfinished.
     """
 
     def __init__(
@@ -112,7 +121,7 @@ class Transcript:
         self._taken = 0
 
     def add(self, token: int) -> None:
-        """Take one more token."""
+        """Add one token."""
         if token == self.eos_token_id:
             self.finish_reason = "end"
         else:
@@ -125,14 +134,14 @@ class Transcript:
             self.text = self.text.rstrip()
 
     def take(self) -> str:
-        """The text that is certain by now and was not taken before."""
+        """Return the text that can no longer change and was not returned before."""
         certain = len(self.text) if self.finish_reason is not None else self._certain()
         piece = self.text[self._taken : certain]
         self._taken = max(self._taken, certain)
         return piece
 
     def cut(self) -> tuple[str, ...]:
-        """One sentence if the answer was cut off at its limit."""
+        """Return one sentence if the answer was cut off at its limit, else nothing."""
         if self.finish_reason != "length":
             return ()
         limit = self.decoding.max_new_tokens
@@ -142,26 +151,27 @@ class Transcript:
         text = self.tokenizer.decode(
             self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        # Half a character is no text, and where single bytes are tokens it can spoil the
-        # characters before it until it is whole.
+        # An incomplete character is no text. With byte tokens it can also change how the
+        # characters before it are decoded, until it is complete.
         text = text.lstrip().rstrip(UNFINISHED)
         if len(text) > len(self.text):
             self.text = text
 
     def _cut_at_stop(self) -> None:
-        found = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
-        if found:
-            self.text = self.text[: min(found)]
+        starts = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
+        if starts:
+            self.text = self.text[: min(starts)]
             self.finish_reason = "stop"
 
     def _certain(self) -> int:
-        held = 0
+        """Length of the text that can no longer change."""
+        withheld = 0
         for stop in self.decoding.stop:
             for size in range(1, min(len(stop), len(self.text)) + 1):
                 if self.text.endswith(stop[:size]):
-                    held = max(held, size)
-        # White space before what is held back may turn out to end the answer.
-        return len(self.text[: len(self.text) - held].rstrip())
+                    withheld = max(withheld, size)
+        # White space before it is stripped if the answer ends there.
+        return len(self.text[: len(self.text) - withheld].rstrip())
 
 
 def generate(
@@ -178,15 +188,15 @@ def generate(
     Args:
         logits_BV: logits after the prefix.
         step: runs one more token of every row.
-        tokenizer: turns tokens into text.
+        tokenizer: decodes tokens.
         eos_token_id: the end token.
-        decoding: how.
-        ahead: from the second token on, start each step before the token before it is read, so that
-            a GPU does not wait for text to be made; at the end one step is in vain.
+        decoding: limit, sampling and stop strings.
+        ahead: from the second token on, start each step before the previous token is read on the
+            host, so that a GPU does not wait for text; the last step is then wasted.
 
     Yields:
-        The transcripts of all rows, after each token; the same list every time. The last time all
-        are finished.
+        The transcripts of all rows, after each token; the same list every time. All are finished
+        when it is yielded last.
     """
     rows = [Transcript(tokenizer, eos_token_id, decoding) for _ in range(len(logits_BV))]
     choose = decoding.chooser(logits_BV.device)
@@ -194,7 +204,7 @@ def generate(
     for count in range(1, decoding.max_new_tokens + 1):
         ids_B = choose(logits_BV)
         read = _fetch(ids_B)
-        # The first token is given out as soon as it is there.
+        # The first token is yielded before the next step is started, for its latency.
         in_advance = ahead and 1 < count < decoding.max_new_tokens
         if in_advance:
             logits_BV = step(ids_B, live)
@@ -210,7 +220,7 @@ def generate(
 
 
 def _fetch(ids_B: Tensor) -> Callable[[], list[int]]:
-    """Tokens on their way to the host; what is given to the device after this is not waited for."""
+    """Start copying tokens to the host; returns a function that waits for this copy alone."""
     if ids_B.device.type != "cuda":
         return ids_B.tolist
     on_host, arrived = ids_B.to("cpu", non_blocking=True), torch.cuda.Event()

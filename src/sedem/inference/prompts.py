@@ -1,6 +1,6 @@
-"""The one place that knows prompt text, answer limits and the end token.
+"""Prompts, answer limits and end tokens, the same for every method.
 
-Every method gets the same words, so that differences between methods are not differences of prompt.
+Differences between methods are thus never differences of the prompt.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ from sedem.errors import DataError
 from sedem.types import check_unicode
 
 ANSWER_LIMIT = 64
-"""Most tokens of an answer (appendix Implementation Details)."""
+"""The most tokens of an answer (appendix Implementation Details)."""
 
 LONG_ANSWER_LIMIT = 128
 """The same for QASPER and RULER."""
 
-
 SEPARATOR = "\n\n"
-"""Stands between two documents, and between a context and what is asked about it."""
+"""Between two documents, and between a context and the question."""
 
 
 def question_prompt(question: str) -> str:
-    """What stands after the context, be it text or restored states."""
+    """Return the prompt that follows the context, whether text or restored states."""
     return f"{SEPARATOR}Question: {question.strip()}\nAnswer:"
 
 
 def context_prompt(texts: Sequence[str]) -> str:
-    """Documents as raw text, for methods that read text."""
+    """Join documents to one context, for methods that read text."""
     return SEPARATOR.join(text.strip() for text in texts)
 
 
 def question_ids(backbone: Backbone, question: str) -> list[int]:
-    """Decoder tokens of a question: start token, prompt, question.
+    """Return the decoder tokens of a question: the start token and the prompt.
 
     Raises:
-        DataError: the question is empty or no Unicode text.
+        DataError: the question is empty or not Unicode text.
     """
     check_unicode(question, "the question")
     if not question.strip():
@@ -45,5 +44,5 @@ def question_ids(backbone: Backbone, question: str) -> list[int]:
 
 
 def answer_ids(backbone: Backbone, answer: str) -> list[int]:
-    """Target tokens of an answer: a space, the answer, the backbone's own end token."""
+    """Return the target tokens of an answer: a space, the answer and the end token."""
     return [*backbone.token_ids(f" {answer.strip()}"), backbone.eos_token_id]

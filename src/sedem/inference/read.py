@@ -1,6 +1,6 @@
-"""The first walk: documents -> segments -> hidden states -> memory -> blocks of a bank.
+"""Reading: documents -> segments -> hidden states -> memory -> blocks of a bank.
 
-No question is needed, adapters are off and nothing is differentiated.
+Reading needs no question. Adapters are off and no gradients are computed.
 
 Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a block, D decoder width.
 """
@@ -22,10 +22,10 @@ from sedem.quantization import Quantized
 from sedem.types import Document, check_documents
 
 BATCHES = {"cpu": 8, "cuda": 32}
-"""Segments encoded together; the states of more do not stay in the caches of a CPU."""
+"""Segments encoded together, by device; the states of more exceed the caches of a CPU."""
 
 Progress = Callable[[int, int], None]
-"""Called with segments done and segments in all."""
+"""Called with the number of segments done and the number of all segments."""
 
 
 @torch.no_grad()
@@ -40,19 +40,19 @@ def read(
     """Read documents into a new bank.
 
     Args:
-        model: its encoder and compressor read them.
+        model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        documents: with names that differ.
-        source: where the model was opened from; the bank remembers it.
+        documents: texts with distinct names.
+        source: where the model was opened from, to be recorded in the bank.
         progress: called after every batch.
 
     Raises:
-        DataError: there are none, two have one name, or one has no tokens.
+        DataError: there are no documents, two have the same name, or one has no tokens.
     """
     check_documents(documents)
     config = model.config
-    length, how, shift = config.segment_length, config.segmentation, config.segment_shift
-    segments = [segment_text(d.text, model.encoder, length, how, shift) for d in documents]
+    cut = config.segment_length, config.segmentation, config.segment_shift
+    segments = [segment_text(document.text, model.encoder, *cut) for document in documents]
     memory_SMD = compress(
         model,
         engine,
@@ -86,9 +86,17 @@ def compress(
     lengths_S: Tensor,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Memory of segments `[S, M, D]`, in bf16 on the CPU: what a bank stores.
+    """Encode and compress segments of similar length together, so that padding costs little.
 
-    Segments of like length are encoded together, so that short ones cost what they hold.
+    Args:
+        model: its encoder and compressor make the memory.
+        engine: runs the encoder.
+        ids_ST: token ids, padded on the right.
+        lengths_S: number of tokens in each segment.
+        progress: called after every batch.
+
+    Returns:
+        Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it.
     """
     slots, compression = model.config.slots, model.config.compression
     memory_SMD = torch.zeros(len(ids_ST), slots, model.decoder.width, dtype=torch.bfloat16)
@@ -100,7 +108,7 @@ def compress(
         states = engine.encode(ids_BT)
         mask_BT = mask_BT.to(states.device)
         memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
-        # Padding is zero whatever a segment was encoded with, for a bank's bytes depend on it.
+        # Zero, so that a bank's bytes do not depend on which segments were encoded together.
         padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
         memory_BMD = memory_BMD.masked_fill(padding_BM1, 0.0)
         memory_SMD[batch_B, : memory_BMD.shape[1]] = memory_BMD.to("cpu", torch.bfloat16)
@@ -111,5 +119,5 @@ def compress(
 
 
 def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
-    """Segments by number as they are encoded together, the longest first."""
+    """Return the indices of the segments in each batch, the longest segments first."""
     return lengths_S.argsort(descending=True, stable=True).split(BATCHES[device.type])

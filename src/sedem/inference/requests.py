@@ -1,4 +1,4 @@
-"""What is asked: a question's states, its scores, the blocks it uses and where its answer starts.
+"""A request on its way to decoding: its states, its scores, its blocks and its start.
 
 Letters: B questions, Q question tokens, N blocks, K selected blocks, J slots of a block, U restored
 states, E encoder width, D decoder width.
@@ -30,11 +30,11 @@ class Request:
     """One question to one bank.
 
     Attributes:
-        bank: what to ask.
-        question: what about.
-        k: selection budget; None means the model's own.
-        blocks: use exactly these blocks instead of selecting (training and controls).
-        ranking: whether the answer is to name every block in the order of its score.
+        bank: the bank to ask.
+        question: the question.
+        k: selection budget; None means the model's default.
+        blocks: use exactly these blocks instead of selecting (for training and controls).
+        ranking: whether the answer lists every block by score.
     """
 
     bank: MemoryBank
@@ -46,12 +46,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Selection:
-    """The blocks one question uses.
+    """The blocks that one question uses.
 
     Attributes:
         ranked: their indices, best first.
-        arranged: the same in the order in which the decoder sees them.
-        scores: of all blocks `[N]`.
+        arranged: the same indices in the order in which the decoder sees the blocks.
+        scores: score of every block of the bank `[N]`, on the CPU.
     """
 
     ranked: list[int]
@@ -63,13 +63,13 @@ class Selection:
 def encode_questions(
     model: SedemModules, engine: Engine, questions: Sequence[str]
 ) -> tuple[Tensor, Tensor]:
-    """States of questions at the extraction layer (section 3.2), the start token's dropped.
+    """Encode questions at the extraction layers (section 3.2), without the start token.
 
     Returns:
-        States `[B, Q, E]` and mask `[B, Q]`, padded on the right.
+        States `[B, Q, E]`, padded on the right, and a mask `[B, Q]` that is False for padding.
 
     Raises:
-        DataError: a question is empty, no Unicode text or longer than the encoder can read.
+        DataError: a question is empty, not Unicode text or longer than the encoder can read.
     """
     limit = model.encoder.max_positions - 1
     rows = []
@@ -92,10 +92,15 @@ def encode_questions(
 
 
 def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection:
-    """Which blocks a request uses: the selector's best K, or the forced ones.
+    """Choose the blocks of a request: the K with the best scores, or those it forces.
+
+    Args:
+        model: its configuration has the default K and the order of blocks.
+        request: the request.
+        scores_N: score of every block of its bank.
 
     Raises:
-        ConfigError: K or a forced block cannot be used.
+        ConfigError: K is invalid, or a forced block does not exist or is named twice.
     """
     if request.blocks is None:
         k = model.config.k if request.k is None else request.k
@@ -113,56 +118,57 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
 
 
 def start_of(model: SedemModules, bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
-    """Where a row starts from: the memory of its blocks, what of it is real, and its prefix."""
+    """Return the start of an answer from the selected blocks and the prefix's token ids."""
     real_KU = state_mask(bank.slot_tokens(selection.arranged), model.decompressor.states_per_slot)
     return Start(bank.memory(selection.arranged).flatten(0, 1), real_KU.flatten(), prefix)
 
 
 def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:
-    """How many decoder states each of some blocks is restored to."""
+    """Return how many decoder states each of some blocks is restored to."""
     real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
     return real_KU.sum(1).tolist()
 
 
 def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: int) -> None:
-    """Refuse what would run past the decoder's positions.
+    """Check that states, prompt and answer fit into the decoder's positions.
 
     Args:
-        model: whose decoder.
-        sizes: states of each selected block, best first.
-        prefix: prompt tokens.
-        limit: answer tokens.
+        model: the model that answers.
+        sizes: number of states of each selected block, best first.
+        prefix: number of prompt tokens.
+        limit: the most tokens of the answer.
 
     Raises:
-        ConfigError: with all the numbers, and the largest K that fits.
+        ConfigError: they do not; the message has all numbers and the largest K that fits.
     """
-    room = model.decoder.max_positions
+    max_positions = model.decoder.max_positions
     states = sum(sizes)
-    if states + prefix + limit <= room:
+    if states + prefix + limit <= max_positions:
         return
-    most = sum(total + prefix + limit <= room for total in accumulate(sizes))
-    remedy = f"use k of at most {most}" if most else "ask something shorter"
+    largest_k = sum(total + prefix + limit <= max_positions for total in accumulate(sizes))
+    remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
     raise ConfigError(
         f"{states:,} selected states, {prefix:,} prompt tokens and an answer of up to {limit:,} "
-        f"tokens make {states + prefix + limit:,} positions, the decoder has {room:,}; {remedy}"
+        f"tokens make {states + prefix + limit:,} positions, the decoder has "
+        f"{max_positions:,}; {remedy}"
     )
 
 
 def score_requests(
     model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
 ) -> list[Tensor]:
-    """Scores `[N]` for each request; questions to one bank are scored together."""
-    together: dict[int, list[int]] = {}
+    """Return scores `[N]` for each request; requests to one bank are scored together."""
+    by_bank: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
-        together.setdefault(id(request.bank), []).append(row)
+        by_bank.setdefault(id(request.bank), []).append(row)
     scores: dict[int, Tensor] = {}
-    for rows in together.values():
+    for rows in by_bank.values():
         bank = requests[rows[0]].bank
         every = any(_needs_every_score(model, requests[row]) for row in rows)
-        found_BN = score_questions(
+        bank_scores_BN = score_questions(
             model.selector, bank, hidden_BQE[rows], mask_BQ[rows], every=every
         )
-        scores |= zip(rows, found_BN, strict=True)
+        scores |= zip(rows, bank_scores_BN, strict=True)
     return [scores[row] for row in range(len(requests))]
 
 

@@ -1,4 +1,4 @@
-"""Hidden states of a segment into memory slots: C_theta (section 3.1 and its variants).
+"""C_theta, hidden states of a segment to memory slots (section 3.1), and its two variants.
 
 Letters: S segments, T tokens, C tokens of a slot, M = T / C slots, E encoder width,
 D decoder width.
@@ -14,7 +14,13 @@ from sedem.method.pooling import pool, slot_tokens
 
 
 class LinearCompressor(nn.Module):
-    """Mean pool, then the shared projection W_in (section 3.1). No token-to-token attention."""
+    """Mean pooling, then the shared projection W_in (section 3.1, equations 3 and 4).
+
+    Args:
+        d_enc: E.
+        d_dec: D.
+        compression: C.
+    """
 
     def __init__(self, d_enc: int, d_dec: int, compression: int) -> None:
         super().__init__()
@@ -23,16 +29,27 @@ class LinearCompressor(nn.Module):
         _start_as_identity(self.w_in)
 
     def forward(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
-        """Memory slots `[S, M, D]`."""
+        """M_s, the memory slots m = h-bar W_in of each segment `[S, M, D]`.
+
+        Args:
+            hidden_STE: H_s.
+            mask_ST: False where a token is padding.
+        """
         return self.w_in(pool(hidden_STE, mask_ST, self.compression))
 
     def target(self, hidden_STE: Tensor) -> Tensor:
-        """H-tilde of section 4: projected but not pooled `[S, T, D]`."""
+        """H-tilde = H_s W_in, projected but not pooled `[S, T, D]` (section 4, stage 1)."""
         return self.w_in(hidden_STE)
 
 
 class MLPCompressor(nn.Module):
-    """Mean pool, then a two-layer MLP: the higher-capacity writer of the decompression ablation."""
+    """Mean pooling, then a two-layer MLP: the larger compressor of section 7.1.
+
+    Args:
+        d_enc: E.
+        d_dec: D.
+        compression: C.
+    """
 
     def __init__(self, d_enc: int, d_dec: int, compression: int) -> None:
         super().__init__()
@@ -42,20 +59,20 @@ class MLPCompressor(nn.Module):
         )
 
     def forward(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
-        """Memory slots `[S, M, D]`."""
+        """Memory slots of each segment `[S, M, D]`."""
         return self.w_in(pool(hidden_STE, mask_ST, self.compression))
 
     def target(self, hidden_STE: Tensor) -> Tensor:
-        """The same MLP on each state, unpooled `[S, T, D]`."""
+        """The MLP applied to each state without pooling `[S, T, D]`."""
         return self.w_in(hidden_STE)
 
 
 class QueryCompressor(nn.Module):
     """Learned queries that attend over the whole segment (appendix Learnable Compression).
 
-    Multi-head attention from M learned queries to the segment's states, slot competition, a
-    residual from the queries and no output projection. A segment of n < T tokens uses the first
-    ceil(n / C) queries alone; no other competes.
+    Multi-head attention from M learned queries to the segment's states, with slot competition, a
+    residual from the queries and no output projection. A segment of n < T tokens uses only the
+    first ceil(n / C) queries; the others do not compete.
 
     Args:
         d_enc: E.
@@ -79,15 +96,18 @@ class QueryCompressor(nn.Module):
         self.w_value = nn.Linear(d_enc, d_dec, bias=False)
 
     def attention(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
-        """A after slot competition `[S, heads, M, T]`: each token's mass sums to one over slots."""
+        """A after slot competition `[S, heads, M, T]` (equation 19 and the two that follow it).
+
+        The attention to each token sums to one over the slots.
+        """
         used_SM = slot_tokens(mask_ST, self.compression) > 0
         keys_SThd = self._heads(self.w_key(self.norm_state(hidden_STE)))
         queries_MD = self.norm_query(self.queries[: used_SM.shape[1]])
         queries_Mhd = self._heads(self.w_query(queries_MD))
         logits_ShMT = torch.einsum("mhd,sthd->shmt", queries_Mhd, keys_SThd)
         logits_ShMT = logits_ShMT / keys_SThd.shape[-1] ** 0.5
-        # A finite logit, so that a segment of padding alone has no empty row; beside a real token
-        # its softmax is zero.
+        # Finite, so that a segment of padding alone does not give NaN. Next to a real token its
+        # softmax is zero.
         padding_S11T = ~mask_ST[:, None, None, :]
         lowest = torch.finfo(logits_ShMT.dtype).min
         initial_ShMT = logits_ShMT.masked_fill(padding_S11T, lowest).softmax(-1)
@@ -95,7 +115,7 @@ class QueryCompressor(nn.Module):
         return initial_ShMT / (initial_ShMT.sum(2, keepdim=True) + self.epsilon)
 
     def forward(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
-        """Memory slots `[S, M, D]`."""
+        """m = Q_0 + Concat_h(Z), the memory slots of each segment `[S, M, D]`."""
         values_SThd = self._heads(self.w_value(self.norm_state(hidden_STE)))
         attention_ShMT = self.attention(hidden_STE, mask_ST)
         mixed_SMhd = torch.einsum("shmt,sthd->smhd", attention_ShMT, values_SThd)
@@ -103,7 +123,7 @@ class QueryCompressor(nn.Module):
         return (self.queries[: used_SM1.shape[1]] + mixed_SMhd.flatten(2)) * used_SM1
 
     def target(self, hidden_STE: Tensor) -> Tensor:
-        """The value projection of each state `[S, T, D]`: what W_in is to the block compressor."""
+        """The value projection of each state `[S, T, D]`, which takes the place of W_in."""
         return self.w_value(self.norm_state(hidden_STE))
 
     def _heads(self, projected: Tensor) -> Tensor:
@@ -114,7 +134,7 @@ Compressor = LinearCompressor | MLPCompressor | QueryCompressor
 
 
 def build_compressor(config: SedemConfig, d_enc: int, d_dec: int) -> Compressor:
-    """The compressor that a configuration names."""
+    """Build the compressor that a configuration names."""
     if config.compressor == "query":
         return QueryCompressor(
             d_enc, d_dec, config.compression, config.slots, config.compressor_heads
@@ -124,7 +144,7 @@ def build_compressor(config: SedemConfig, d_enc: int, d_dec: int) -> Compressor:
 
 
 def _start_as_identity(projection: nn.Linear) -> None:
-    # With equal widths encoder states already are decoder states; training starts from them.
+    # With equal widths, training starts from encoder states taken for decoder states.
     if projection.in_features == projection.out_features:
         nn.init.eye_(projection.weight)
     else:

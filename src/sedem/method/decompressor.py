@@ -1,4 +1,4 @@
-"""Memory slots back into decoder states: D_psi (section 3.3).
+"""D_psi, memory slots to decoder states (section 3.3), and decoding without it (section 7.1).
 
 Letters: J slots, C states of a slot, D decoder width.
 """
@@ -13,11 +13,11 @@ from sedem.config import SedemConfig
 
 
 class Decompressor(nn.Module):
-    """A shared two-layer MLP from each slot to C decoder states.
+    """A shared two-layer MLP from each slot to C decoder states (section 3.3, equation 8).
 
-    The last layer's output is multiplied by a fixed vector, the spread of the decoder's own states
-    at the injection layer. That is W_2 and b_2 of the paper in other units: the function class is
-    the same, but steps of the optimizer have the size of the states, whose norm is hundreds.
+    The output of the last layer is multiplied by a fixed vector, the spread of the decoder's own
+    states at the injection layer. This is W_2 and b_2 of the paper in other units. The function
+    class is the same, but optimizer steps match the size of the states, whose norm is hundreds.
 
     Args:
         d_dec: D.
@@ -36,14 +36,14 @@ class Decompressor(nn.Module):
         self.register_buffer("spread", torch.ones(d_dec))
 
     def forward(self, memory_JD: Tensor) -> Tensor:
-        """Restored states `[..., J * C, D]` of slots `[..., J, D]`."""
+        """H-hat, the restored states `[..., J * C, D]` of slots `[..., J, D]`."""
         activation = F.gelu(self.w_1(self.norm(memory_JD)))
         states_JCD = self.w_2(activation).unflatten(-1, (self.states_per_slot, -1)) * self.spread
         return states_JCD.flatten(-3, -2)
 
     @torch.no_grad()
     def calibrate(self, states_PD: Tensor) -> None:
-        """Start at the place and scale of real decoder states.
+        """Set spread and bias so that outputs start at the mean and scale of decoder states.
 
         Args:
             states_PD: a sample of decoder states at the injection layer.
@@ -55,11 +55,11 @@ class Decompressor(nn.Module):
 
 
 class Direct(nn.Module):
-    """No decompression: each slot is one soft token at the decoder's input.
+    """No decompression: each slot is one soft token at the decoder's input (section 7.1).
 
-    Section "Is Decompression Necessary?". The compressor maps into the decoder's embedding space;
-    here a slot is only put at the place and scale of the decoder's own embeddings, by two fixed
-    vectors, for states of a middle layer are hundreds of times larger.
+    The compressor maps into the decoder's embedding space. Two fixed vectors put each slot at the
+    mean and scale of the decoder's own embeddings, because states of a middle layer are hundreds of
+    times larger.
 
     Args:
         d_dec: D.
@@ -80,7 +80,7 @@ class Direct(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, states_PD: Tensor) -> None:
-        """Start at the place and scale of real embeddings.
+        """Set the two vectors to the mean and scale of embeddings.
 
         Args:
             states_PD: a sample of embeddings.
@@ -91,7 +91,7 @@ class Direct(nn.Module):
 
 
 def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor | Direct:
-    """The decompressor that a configuration describes."""
+    """Build the decompressor that a configuration describes."""
     if config.decompressor == "none":
         return Direct(d_dec)
     return Decompressor(d_dec, config.compression, config.decompressor_hidden or d_dec)

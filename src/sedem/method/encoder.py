@@ -1,4 +1,4 @@
-"""Hidden states of segments at the extraction layer, with early exit (section 3.1, first equation).
+"""Hidden states of segments at the extraction layer, with early exit (section 3.1, equation 1).
 
 Letters: S segments, T tokens, E encoder width, X extraction layers.
 """
@@ -14,15 +14,15 @@ from sedem.backbone.decoder import Backbone
 
 
 def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
-    """Hidden states after each of some layers, start token first; deeper layers are not run.
+    """Hidden states after each of the given layers; deeper layers are not run.
 
     Args:
-        backbone: run as it stands, adapters and all.
+        backbone: runs with its adapters, if it has any.
         ids_BP: token ids without the start token, padded on the right.
-        layers: numbers of layers run.
+        layers: how many layers to run, once or several times.
 
     Returns:
-        States `[B, 1 + P, E]` by number of layers run.
+        States `[B, 1 + P, E]` by number of layers run; the start token's state is the first.
     """
     start_B1 = ids_BP.new_full((ids_BP.shape[0], 1), backbone.bos_token_id)
     positions = torch.arange(ids_BP.shape[1] + 1, device=ids_BP.device).expand(len(ids_BP), -1)
@@ -37,16 +37,16 @@ def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict
 
 @torch.no_grad()
 def encode(backbone: Backbone, ids_ST: Tensor, layers: Sequence[int]) -> Tensor:
-    """Hidden states of frozen weights after each of `layers`.
+    """H_s at l_extract, the encoder's frozen hidden states (section 3.1, equation 1).
 
-    The start token is encoded in front and its state dropped: the first token of any sequence
-    becomes an attention sink whose state is many times larger than the others. Padding stands on
-    the right, where causal attention keeps it from mattering.
+    A start token is encoded in front and its state dropped: the first token of any sequence
+    becomes an attention sink, whose state is many times larger than the others. Padding on the
+    right has no effect, because attention is causal. Section 3.2 encodes questions the same way.
 
     Args:
         backbone: the encoder; its adapters are off while it runs.
         ids_ST: token ids, one segment a row, padded on the right.
-        layers: numbers of layers run; more than one for a mixture.
+        layers: l_extract; more than one for a mixture.
 
     Returns:
         States `[X, S, T, E]`, in the order of `layers`.
@@ -57,12 +57,12 @@ def encode(backbone: Backbone, ids_ST: Tensor, layers: Sequence[int]) -> Tensor:
 
 
 class LayerMixture(nn.Module):
-    """Several extraction layers as one: a softmax-weighted sum, learned or uniform.
+    """Weighted sum of several extraction layers, with a learned softmax or uniform weights.
 
-    Appendix Extraction and Injection Depth, "Mixing extraction layers".
+    Appendix Extraction and Injection Depth, paragraph "Mixing extraction layers".
 
     Args:
-        count: number of layers.
+        count: X.
         learned: whether the weights are trained; uniform weights have no parameter.
     """
 
@@ -78,7 +78,7 @@ class LayerMixture(nn.Module):
         return self.logits.softmax(0)
 
     def forward(self, states_XSTE: Tensor) -> Tensor:
-        """Weighted sum over layers: `[X, S, T, E]` to `[S, T, E]`."""
+        """Sum states `[X, S, T, E]` over layers to `[S, T, E]`."""
         if self.count == 1:
             return states_XSTE[0]
         weights_X = self.weights().to(states_XSTE)

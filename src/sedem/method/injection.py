@@ -1,8 +1,8 @@
 """Two-depth decoding: the question below the injection layer, memory and question above it.
 
-Section 3.3, last two paragraphs. Memory stands in front: [start; restored; question; answer], all
-in one stream of positions that every layer shares. Rotary positions are relative, so the lower
-layers, which never see the memory's positions, hardly notice the gap.
+Section 3.3, "For answer generation ..." and after. Memory stands in front of the question:
+[start; restored; question; answer]. All layers share one stream of positions. The lower layers
+never see the memory's positions; rotary positions are relative, so the gap hardly matters to them.
 
 Letters: B batch, P positions of one call, U restored states, D width.
 """
@@ -22,13 +22,13 @@ from sedem.config import StartPlacement
 
 @dataclass
 class Stream:
-    """Where a decoding stands: one cache whose layers differ in length.
+    """State of a decoding: one cache whose layers differ in length.
 
     Attributes:
-        cache: keys and values; layers up to the injection layer hold question and answer, those
-            above hold the restored states too.
-        lower: columns of the lower layers.
-        upper: columns of the upper layers.
+        cache: keys and values. Layers up to the injection layer hold question and answer; those
+            above it hold the restored states too.
+        lower: columns of the layers up to the injection layer.
+        upper: columns of the layers above it.
         next_position: position of the next token of each row `[B]`.
     """
 
@@ -40,12 +40,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """What a prefill leaves.
+    """Result of a prefill.
 
     Attributes:
         prefix: states of the prefix after the last layer `[B, P, D]`.
         restored: states at the restored positions after the last layer `[B, U, D]`.
-        stream: where decoding goes on; None without a cache.
+        stream: state to continue decoding from; None without a cache.
     """
 
     prefix: Tensor
@@ -56,13 +56,14 @@ class Prefilled:
 def positions(
     valid_BP: Tensor, restored_valid_BU: Tensor, placement: StartPlacement
 ) -> tuple[Tensor, Tensor]:
-    """Positions of prefix and restored states in the shared stream; padding takes none.
+    """Positions of prefix and restored states in the shared stream; padding takes up none.
 
     Args:
         valid_BP: False where a prefix token is padding; the first valid one is the start token.
         restored_valid_BU: False where a restored state is padding.
-        placement: "front": start token 0, memory from 1, question after it; "between": memory from
-            0, then start token and question, the paper's "prepend" to the letter.
+        placement: "front" puts the start token at 0, memory from 1 and the question after it;
+            "between" puts memory from 0, then start token and question, which is the paper's
+            "prepend" taken literally.
 
     Returns:
         Prefix positions `[B, P]` and restored positions `[B, U]`; 0 at padding.
@@ -89,20 +90,20 @@ def prefill(
     placement: StartPlacement = "front",
     cache: DynamicCache | None = None,
 ) -> Prefilled:
-    """Run a prefix through both depths.
+    """Run a prefix through all layers and inject the restored states at the injection layer.
 
-    Rows may differ in the number of restored states and in prefix length: pad restored states
-    anywhere, prefixes on the left.
+    Rows may differ in the number of restored states and in prefix length. Pad prefixes on the left,
+    restored states anywhere.
 
     Args:
         backbone: the decoder.
-        inject_layer: layers that see the prefix alone.
+        inject_layer: l_inject, how many layers see the prefix alone.
         ids_BP: start token, question and, in training, answer.
         valid_BP: False where a token is padding.
-        restored_BUD: decompressed states, in the order in which the decoder is to see them.
+        restored_BUD: H-hat, in the order in which the decoder is to see the states.
         restored_valid_BU: False where a restored state is padding.
-        placement: where the start token stands.
-        cache: an empty cache to go on from with `step`; None when nothing follows.
+        placement: where the start token stands; see `positions`.
+        cache: an empty cache for later calls of `step`; None when nothing follows.
     """
     prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, placement)
     padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
@@ -111,8 +112,8 @@ def prefill(
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
     )
-    # With padding a mask decides by position who sees whom, so any layout is right and memory goes
-    # first. Without, columns must stand in reading order, and no mask is needed.
+    # With padding, a mask decides by position who sees whom; columns may stand in any order, and
+    # memory goes first. Without padding there is no mask, and columns must stand in reading order.
     head = 1 if placement == "front" and not padded else 0
 
     def join(prefix: Tensor, memory: Tensor) -> Tensor:
@@ -138,13 +139,13 @@ def prefill(
 
 
 def step(backbone: Backbone, inject_layer: int, ids_B: Tensor, stream: Stream) -> Tensor:
-    """Run one more token of each row through both depths.
+    """Run one more token of each row through all layers.
 
     Args:
         backbone: the decoder.
         inject_layer: as in the prefill.
         ids_B: the tokens.
-        stream: where the rows stand; moved on by one.
+        stream: state of the rows; advanced by one position.
 
     Returns:
         States after the last layer `[B, D]`.

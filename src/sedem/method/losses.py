@@ -1,4 +1,4 @@
-"""Every loss of section 4 and of the appendix Selection Supervision, as pure functions.
+"""The losses of section 4 and of the appendix Selection Supervision, as pure functions.
 
 Letters: B batch, S segments, T tokens, M slots, N blocks, P positions, D decoder width,
 V vocabulary.
@@ -13,11 +13,13 @@ from torch import Tensor
 from sedem.method.pooling import pool
 
 IGNORED = -100
-"""Label of a position that does not count."""
+"""Label of a position that the loss leaves out."""
 
 
 def direction_loss(restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor) -> Tensor:
-    """L_dir, mean over segments: 1 - mean cosine between restored and target states.
+    """L_dir (section 4, equation 9): 1 - mean cosine of restored and target states.
+
+    Mean over segments; one of padding alone does not count.
 
     Args:
         restored_STD: H-hat.
@@ -32,7 +34,7 @@ def direction_loss(restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor) ->
 def pooled_direction_loss(
     restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor, compression: int
 ) -> Tensor:
-    """L_pool, mean over segments: L_dir between Pool_C of both."""
+    """L_pool (section 4, equation 10): L_dir between the pooled states of both."""
     return direction_loss(
         pool(restored_STD.float(), mask_ST, compression),
         pool(target_STD.float(), mask_ST, compression),
@@ -47,20 +49,20 @@ def reconstruction_loss(
     compression: int,
     pool_weight: float,
 ) -> Tensor:
-    """L_rec = L_dir + pool_weight * L_pool (section 4; the paper's gamma of this sum)."""
+    """L_rec (section 4, equation 11): L_dir + gamma L_pool; `pool_weight` is this gamma."""
     direction = direction_loss(restored_STD, target_STD, mask_ST)
     pooled = pooled_direction_loss(restored_STD, target_STD, mask_ST, compression)
     return direction + pool_weight * pooled
 
 
 def next_token_loss(logits_BPV: Tensor, labels_BP: Tensor) -> Tensor:
-    """L_ctx of stage 1 and L_LM of stage 2: mean over a row's labelled tokens, then over rows.
+    """L_ctx of stage 1, and L_LM of stage 2 (section 4, equation 13).
 
-    A row without labels does not count.
+    Mean over the labelled tokens of a row, then over rows; a row without labels does not count.
 
     Args:
         logits_BPV: prediction of the next token at each position.
-        labels_BP: that next token; -100 where a position does not count.
+        labels_BP: the next token; `IGNORED` where a position does not count.
     """
     labelled_BP = labels_BP != IGNORED
     loss_BP = F.cross_entropy(
@@ -73,13 +75,13 @@ def next_token_loss(logits_BPV: Tensor, labels_BP: Tensor) -> Tensor:
 def distillation_loss(
     student_BPV: Tensor, teacher_BPV: Tensor, mask_BP: Tensor, temperature: float
 ) -> Tensor:
-    """L_distill: KL from teacher to student at one temperature, mean over continuation tokens.
+    """L_distill (section 4, stage 1): KL from teacher to student, mean over continuation tokens.
 
     Args:
         student_BPV: logits of the decoder on restored states.
         teacher_BPV: logits of the same decoder on the raw context.
-        mask_BP: which positions count.
-        temperature: the paper's tau of this loss.
+        mask_BP: True at continuation tokens.
+        temperature: tau of this loss, for both distributions.
     """
     student = (student_BPV.float() / temperature).log_softmax(-1)
     teacher = (teacher_BPV.float() / temperature).log_softmax(-1)
@@ -90,13 +92,13 @@ def distillation_loss(
 def info_nce_loss(
     scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, temperature: float | Tensor
 ) -> Tensor:
-    """L_InfoNCE: evidence blocks against all blocks of the example.
+    """L_InfoNCE (appendix Selection Supervision, equation 17): evidence against all blocks.
 
     Args:
         scores_BN: s_n.
         evidence_BN: e_n.
         blocks_BN: False where a block is padding.
-        temperature: the paper's tau of this loss; `[B, 1]` for one an example.
+        temperature: tau of this loss; `[B, 1]` for one per example.
 
     Returns:
         Mean over the examples that have evidence; zero when none has.
@@ -109,13 +111,13 @@ def info_nce_loss(
 
 
 def margin_loss(scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, margin: float) -> Tensor:
-    """L_margin: mean hinge over all pairs of an evidence block and another block.
+    """L_margin (equation 18): mean hinge over all pairs of an evidence block and another block.
 
     Args:
         scores_BN: s_n.
         evidence_BN: e_n.
         blocks_BN: False where a block is padding.
-        margin: the gap to reach (the paper's gamma of this loss).
+        margin: gamma of this loss, the gap to reach.
 
     Returns:
         Mean over the examples that have both kinds of block; zero when none has.
@@ -138,7 +140,16 @@ def selection_loss(
     margin: float,
     margin_weight: float,
 ) -> Tensor:
-    """L_ret = L_InfoNCE + margin_weight * L_margin; the paper selects, but names the loss ret."""
+    """L_ret (equation 16): L_InfoNCE + lambda_margin L_margin.
+
+    Args:
+        scores_BN: s_n.
+        evidence_BN: e_n.
+        blocks_BN: False where a block is padding.
+        temperature: as in `info_nce_loss`.
+        margin: as in `margin_loss`.
+        margin_weight: lambda_margin.
+    """
     contrast = info_nce_loss(scores_BN, evidence_BN, blocks_BN, temperature)
     return contrast + margin_weight * margin_loss(scores_BN, evidence_BN, blocks_BN, margin)
 
@@ -152,8 +163,8 @@ def state_regression_loss(
 ) -> Tensor:
     """Regression of restored states onto the decoder's own states at the injection layer.
 
-    Ours, not the paper's: its losses are cosines and never correct scale. Squared error in units of
-    the states' spread, plus L_dir.
+    Not in the paper, whose reconstruction losses are cosines and never correct the scale. Squared
+    error in units of the states' spread, plus L_dir.
 
     Args:
         restored_STD: H-hat.

@@ -1,4 +1,4 @@
-"""The trained parts joined with the backbones they work on: what training and engines are given."""
+"""The trained parts of one model, joined with the backbones they work on."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from sedem.method.selector import build_selector
 
 
 class SedemModules(nn.Module):
-    """Backbones, layer mixture, compressor, selector and decompressor of one model.
+    """The parts of one model: backbones, compressor C, selector R and decompressor D (section 3).
 
-    The trained parts are kept in float32 whatever the backbones' type, so that a bank's fingerprint
-    does not depend on the machine.
+    Hidden states of the encoder go through `mixture` and `compressor` into a bank; `selector`
+    scores its blocks for a question; `decompressor` restores those it selects for the decoder.
+    The trained parts stay in float32 for backbones of any type, so that a bank's fingerprint does
+    not depend on the machine.
 
     Args:
-        config: the shape.
+        config: shape of the parts.
         encoder: the backbone that reads.
         decoder: the backbone that answers; the same object in the same-backbone setting.
 
     Raises:
-        ConfigError: a layer of the configuration is not in a backbone.
+        ConfigError: a layer or a width of the configuration does not suit a backbone.
     """
 
     def __init__(self, config: SedemConfig, encoder: Backbone, decoder: Backbone) -> None:
@@ -49,11 +51,11 @@ class SedemModules(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the decoder is."""
+        """Device of the decoder."""
         return self.decoder.device
 
     def parts(self) -> nn.ModuleDict:
-        """What is trained beside the adapters, and what sedem.safetensors holds."""
+        """The trained parts without the adapters, by their names in sedem.safetensors."""
         return nn.ModuleDict(
             {
                 "mixture": self.mixture,
@@ -64,9 +66,16 @@ class SedemModules(nn.Module):
         )
 
     def fingerprint(self) -> str:
-        """What memory depends on, as a hash: encoder, tokenizer, layers, T, C, N_B, compressor."""
-        writers = [self.mixture, self.compressor]
-        tensors = [t for part in writers for t in part.state_dict(keep_vars=True).values()]
+        """Hash of all that memory depends on: encoder, tokenizer, `made_by` and trained weights.
+
+        A bank can be asked only by a model with the bank's fingerprint. The hash is computed again
+        when a weight of the mixture or of the compressor has changed.
+        """
+        tensors = [
+            t
+            for part in (self.mixture, self.compressor)
+            for t in part.state_dict(keep_vars=True).values()
+        ]
         state = tuple(value for t in tensors for value in (t.data_ptr(), t._version))
         if self._digest is None or self._digest[0] != state:
             digest = hashlib.sha256(json.dumps(self.made_by(), sort_keys=True).encode())
@@ -77,7 +86,7 @@ class SedemModules(nn.Module):
         return self._digest[1]
 
     def made_by(self) -> dict[str, Any]:
-        """The settings that memory depends on, for people."""
+        """The settings that memory depends on, as a bank records them."""
         config = self.config
         return {
             "extract_layers": list(config.extract_layers),
@@ -91,10 +100,10 @@ class SedemModules(nn.Module):
 
 
 def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> None:
-    """Whether a configuration suits its backbones.
+    """Check that a configuration suits its backbones.
 
     Raises:
-        ConfigError: a layer or a width of it is not in them.
+        ConfigError: a layer or a width does not suit, with both numbers.
     """
     if config.extract_layer > encoder.depth:
         raise ConfigError(

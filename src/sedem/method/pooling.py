@@ -1,4 +1,4 @@
-"""T tokens of a segment as M slots of C: pooling, and what is real behind a slot.
+"""Mean pooling of T tokens into M slots of C, and how many real tokens each slot stands for.
 
 Letters: S segments, T tokens, C tokens of a slot, M = T / C slots, K blocks, J slots of a block,
 E width.
@@ -11,17 +11,17 @@ from torch import Tensor
 
 
 def pool(states_STE: Tensor, mask_ST: Tensor, compression: int) -> Tensor:
-    """Local mean pooling: mean of each run of C states (section 3.1, second equation).
+    """Mean of each run of C states: h-bar (section 3.1, equation 2), and Pool_C of section 4.
 
-    A slot that padding reaches into is the mean of its real tokens; one of padding alone is zero.
+    A slot with some padding is the mean of its real tokens; a slot of padding alone is zero.
 
     Args:
-        states_STE: one state a token.
+        states_STE: one state per token.
         mask_ST: False where a token is padding.
         compression: C.
 
     Returns:
-        `[S, M, E]`.
+        Pooled states `[S, M, E]`.
     """
     mask_SMC1 = mask_ST.unflatten(1, (-1, compression))[..., None]
     states_SMCE = states_STE.unflatten(1, (-1, compression))
@@ -30,19 +30,19 @@ def pool(states_STE: Tensor, mask_ST: Tensor, compression: int) -> Tensor:
 
 
 def slot_tokens(mask_ST: Tensor, compression: int) -> Tensor:
-    """Real tokens behind each slot `[S, M]`: C, fewer in a short segment, 0 for padding."""
+    """Real tokens of each slot `[S, M]`: C, fewer at the end of a short segment, 0 for padding."""
     return mask_ST.unflatten(1, (-1, compression)).sum(2)
 
 
 def state_mask(slot_tokens_KJ: Tensor, compression: int) -> Tensor:
-    """Which restored states stand for real tokens.
+    """Tell restored states of real tokens from those of padding.
 
     Args:
-        slot_tokens_KJ: real tokens behind each slot `[..., K, J]`.
-        compression: C.
+        slot_tokens_KJ: real tokens of each slot `[..., K, J]`.
+        compression: states per slot, C.
 
     Returns:
-        `[..., K, J * C]`, False where the state stands for padding.
+        `[..., K, J * C]`, False where a state stands for padding.
     """
     rank_C = torch.arange(compression, device=slot_tokens_KJ.device)
     return (rank_C < slot_tokens_KJ[..., None]).flatten(-2)

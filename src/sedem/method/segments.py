@@ -1,4 +1,4 @@
-"""Documents into segments of T tokens, with exact character spans (section 3, first paragraph).
+"""Cut documents into segments of T tokens, with exact character spans (section 3).
 
 Letters: S segments, T tokens of a segment.
 """
@@ -17,7 +17,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.config import Segmentation
 from sedem.types import check_tokens
 
-# Lines up to a blank one; every run of white space is looked at once, however long it is.
+# Lines up to a blank line. Each run of white space is scanned once, however long it is.
 _PARAGRAPH = re.compile(r"\S[^\n]*(?:\n(?!\s*(?:\n|\Z))[^\n]*)*")
 
 
@@ -27,7 +27,7 @@ class Segments:
 
     Attributes:
         ids: token ids `[S, T]`; 0 where a short segment is padded.
-        lengths: tokens of each segment `[S]`, T for all but short ones.
+        lengths: tokens of each segment `[S]`; fewer than T in a short one.
         starts: first character of each token `[S, T]`.
         ends: character after each token `[S, T]`.
     """
@@ -52,15 +52,15 @@ def segment_text(
     """Cut a text into segments of at most `length` tokens.
 
     Args:
-        text: the document.
-        backbone: whose tokenizer counts.
+        text: text of a document.
+        backbone: its tokenizer cuts the text into tokens.
         length: T.
-        how: "window" cuts every T tokens; "paragraph" starts a new segment at every paragraph
-            (blank lines separate them) and cuts long ones every T tokens.
+        how: "window" cuts every T tokens; "paragraph" also starts a new segment at every paragraph.
+            Blank lines separate paragraphs.
         shift: tokens of a shorter first segment, which moves every later boundary; 0 for none.
 
     Raises:
-        DataError: the tokenizer finds nothing in the text.
+        DataError: the text has no tokens.
     """
     pieces = [(0, text)] if how == "window" else list(paragraphs(text)) or [(0, "")]
     encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
@@ -69,15 +69,15 @@ def segment_text(
         pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
         cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
-        for at, to in pairwise(cuts):
-            moved = [(start + origin, end + origin) for start, end in spans[at:to]]
-            rows.append((ids[at:to], moved))
+        for first, stop in pairwise(cuts):
+            moved = [(start + origin, end + origin) for start, end in spans[first:stop]]
+            rows.append((ids[first:stop], moved))
     check_tokens(rows)
     return _to_tensors(rows, length)
 
 
 def paragraphs(text: str) -> Iterable[tuple[int, str]]:
-    """Paragraphs of a text with the character each starts at; blank lines separate them."""
+    """Yield each paragraph with the character it starts at; blank lines separate paragraphs."""
     for match in _PARAGRAPH.finditer(text):
         yield match.start(), match.group().rstrip()
 

@@ -1,4 +1,4 @@
-"""Which memory blocks a question needs: R_phi, late interaction and top-K (section 3.2).
+"""R_phi, the memory blocks that a question needs: late interaction and top-K (section 3.2).
 
 Letters: B batch, Q question tokens, N blocks, J slots of a block, R heads, H width of a head,
 E encoder width, D decoder width.
@@ -21,20 +21,25 @@ ALL = "all"
 def block_scores(
     query_BQRH: Tensor, query_mask_BQ: Tensor, keys_BNJRH: Tensor, slot_mask_BNJ: Tensor
 ) -> Tensor:
-    """Late-interaction score s_n of each block (section 3.2, equations of alpha, MaxSim and s_n).
+    """s_n, the late-interaction score of each block (section 3.2, equations 5 to 7).
+
+    alpha are the cosines, alpha^max is the largest over the slots of a block, and s_n sums it over
+    question tokens and averages it over heads.
 
     Args:
-        query_BQRH: unit vectors, one a question token and head.
+        query_BQRH: q, unit vectors, one per question token and head.
         query_mask_BQ: False where a question token is padding.
-        keys_BNJRH: unit vectors, one a slot and head.
+        keys_BNJRH: k, unit vectors, one per slot and head.
         slot_mask_BNJ: False where a slot is padding.
 
     Returns:
-        fp32 scores `[B, N]`: best slot a question token, summed over tokens, mean over heads. A
-        block of padding alone scores -inf.
+        Scores `[B, N]` in float32; -inf for a block of padding alone.
     """
-    cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
-    # Filled before the maximum: a padded slot at zero would beat a negative cosine.
+    # Autocast would multiply in bfloat16 and return it. A score is a sum over question tokens that
+    # L_InfoNCE divides by tau = 0.07, so its rounding alone would move the logits by 0.2 nats.
+    with torch.autocast(query_BQRH.device.type, enabled=False):
+        cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
+    # Masked with -inf before the maximum: a padded slot at 0 would beat a negative cosine.
     cosine_BRQNJ = cosine_BRQNJ.masked_fill(~slot_mask_BNJ[:, None, None], -torch.inf)
     best_BRQN = cosine_BRQNJ.amax(-1)
     best_BRQN = torch.where(query_mask_BQ[:, None, :, None], best_BRQN, 0.0)
@@ -42,10 +47,10 @@ def block_scores(
 
 
 class Selector(nn.Module):
-    """Projections of question states and memory slots into R scoring spaces.
+    """Projections of question states and memory slots into R scoring spaces (equation 5).
 
-    W_Q and W_K start as one and the same random orthogonal projection a head when the widths
-    agree, so that selection works before any training; docs/deviations.md has the measurement.
+    When the widths agree, W_Q and W_K of a head start as the same random orthogonal projection, so
+    that selection works before any training; docs/deviations.md has the measurement.
 
     Args:
         d_enc: E.
@@ -71,7 +76,7 @@ class Selector(nn.Module):
                 self.w_key.weight.copy_(self.w_query.weight)
 
     def digest(self) -> str:
-        """A hash of what keys depend on; keys of one selector mean nothing to another."""
+        """Hash of the weights that keys depend on; keys of another selector cannot be used."""
         tensors = {
             "norm.weight": self.norm_key.weight,
             "norm.bias": self.norm_key.bias,
@@ -83,14 +88,17 @@ class Selector(nn.Module):
         return self._digest[1]
 
     def queries(self, hidden_QE: Tensor) -> Tensor:
-        """q_{r,n_q}: unit vectors `[..., Q, R, H]` of question states `[..., Q, E]`."""
-        projected = self.w_query(self.norm_query(hidden_QE)).unflatten(-1, (self.heads, -1))
-        return F.normalize(projected, dim=-1)
+        """q = LN(H_Q) W_Q as unit vectors `[..., Q, R, H]`, from question states `[..., Q, E]`."""
+        return self._unit_heads(self.w_query(self.norm_query(hidden_QE)))
 
     def keys(self, memory_NJD: Tensor) -> Tensor:
-        """k_{r,n,n_b}: unit vectors `[..., J, R, H]` of memory slots `[..., J, D]`."""
-        projected = self.w_key(self.norm_key(memory_NJD)).unflatten(-1, (self.heads, -1))
-        return F.normalize(projected, dim=-1)
+        """k = LN(B_n) W_K as unit vectors `[..., J, R, H]`, from memory slots `[..., J, D]`."""
+        return self._unit_heads(self.w_key(self.norm_key(memory_NJD)))
+
+    def _unit_heads(self, projected: Tensor) -> Tensor:
+        # Float32 from here on, so that the vectors have length one under autocast too. Autocast may
+        # round the projections themselves: the states they project are no more exact than that.
+        return F.normalize(projected.float().unflatten(-1, (self.heads, -1)), dim=-1)
 
     def forward(
         self,
@@ -99,28 +107,35 @@ class Selector(nn.Module):
         memory_BNJD: Tensor,
         slot_mask_BNJ: Tensor,
     ) -> Tensor:
-        """Scores `[B, N]` of each question against its own blocks."""
+        """s_n of each question for its own blocks `[B, N]`.
+
+        Args:
+            hidden_BQE: H_Q, states of the question tokens.
+            query_mask_BQ: False where a question token is padding.
+            memory_BNJD: memory of the blocks.
+            slot_mask_BNJ: False where a slot is padding.
+        """
         return block_scores(
             self.queries(hidden_BQE), query_mask_BQ, self.keys(memory_BNJD), slot_mask_BNJ
         )
 
 
 def build_selector(config: SedemConfig, d_enc: int, d_dec: int) -> Selector:
-    """The selector that a configuration describes; R * H = d_dec unless it says otherwise."""
+    """Build the selector that a configuration describes; R * H is D by default."""
     return Selector(
         d_enc, d_dec, config.selector_heads, config.selector_dim or d_dec // config.selector_heads
     )
 
 
 def resolve_budget(k: Budget, blocks: int) -> int:
-    """How many blocks a budget means: never more than there are.
+    """Number of blocks to select: k, or all blocks where there are fewer.
 
     Args:
         k: a whole number of at least 1, or "all" for the full bank.
-        blocks: blocks of the bank.
+        blocks: number of blocks in the bank.
 
     Raises:
-        ConfigError: k is neither.
+        ConfigError: k is neither of them.
     """
     if k == ALL:
         return blocks
@@ -130,10 +145,10 @@ def resolve_budget(k: Budget, blocks: int) -> int:
 
 
 def select(scores_N: Tensor, count: int) -> Tensor:
-    """Indices of the `count` best blocks, best first; of equal scores the earlier block wins."""
+    """I(Q), the indices of the `count` best blocks, best first; ties go to the earlier block."""
     return scores_N.sort(descending=True, stable=True).indices[:count]
 
 
 def arrange(selected_K: Tensor, order: BlockOrder) -> Tensor:
-    """Selected blocks in the order in which the decoder sees them."""
+    """Put selected blocks in the order in which the decoder sees them."""
     return selected_K.sort().values if order == "document" else selected_K

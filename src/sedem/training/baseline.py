@@ -1,4 +1,4 @@
-"""Training a baseline from a recipe, on text or on questions, by the same trainer as SeDeM."""
+"""Training a baseline from a recipe, on text or on questions, with the trainer of SeDeM."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.training.baseline_recipe import BaselineRecipe, open_reader
 from sedem.training.baseline_training import QuestionTraining, TextTraining
-from sedem.training.fit import begin, fit
-from sedem.training.questions import QuestionItem, Questions
+from sedem.training.fit import fit
+from sedem.training.question_dataset import QuestionDataset, QuestionItem
 from sedem.training.rag import train_rag
-from sedem.training.run import open_windows, read_mixture
+from sedem.training.run_setup import start_run
+from sedem.training.sources import open_windows, read_mixture
 
 logger = logging.getLogger(__name__)
 
 
 def train_baseline(recipe: BaselineRecipe) -> Path:
-    """Run a recipe to its end, from its last whole checkpoint if there is one.
+    """Run a recipe to its end, from its last complete checkpoint if there is one.
 
     Returns:
         Folder of the final checkpoint.
 
     Raises:
-        ConfigError: the output folder holds a run with other settings.
+        ConfigError: the output folder contains a run with other settings.
     """
-    output = begin(recipe)
-    if reader_class(recipe.method).picks:
+    output = start_run(recipe)
+    if reader_class(recipe.method).has_selection_budget:
         return train_rag(recipe, output)
     reader = open_reader(recipe)
-    _refuse_picking(recipe)
+    _refuse_selection_settings(recipe)
     if recipe.text is not None:
         windows, held_out = open_windows(
             recipe.text,
@@ -45,7 +46,7 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         )
         stage = TextTraining(reader)
         return fit(stage, reader, recipe, output, windows, held_out, best=True)
-    questions, training, evaluation = _open_questions(reader, recipe)
+    dataset, training, evaluation = _open_questions(reader, recipe)
     return fit(
         QuestionTraining(reader),
         reader,
@@ -53,27 +54,27 @@ def train_baseline(recipe: BaselineRecipe) -> Path:
         output,
         training,
         evaluation,
-        noted={"left_out": dict(questions.dropped), **questions.cut},
+        data_summary={"left_out": dict(dataset.dropped), **dataset.cut},
         best=True,
     )
 
 
-def _refuse_picking(recipe: BaselineRecipe) -> None:
-    """Refuse settings that only a method has that picks paragraphs."""
+def _refuse_selection_settings(recipe: BaselineRecipe) -> None:
+    """Refuse settings that apply only to a method that picks paragraphs."""
     if (recipe.data and recipe.data.cache_states) or recipe.losses is not None:
         raise ConfigError(
-            f"losses and data.cache_states are for a method that picks paragraphs, "
-            f"'{recipe.method}' reads them all; leave them out"
+            f"losses and data.cache_states apply only to methods that pick paragraphs, but "
+            f"'{recipe.method}' reads all of them; remove these settings"
         )
 
 
 def _open_questions(
     reader: TrainedReader, recipe: BaselineRecipe
-) -> tuple[Questions, Subset[QuestionItem], Subset[QuestionItem] | None]:
-    """All examples, those to train on and those that are followed."""
+) -> tuple[QuestionDataset, Subset[QuestionItem], Subset[QuestionItem] | None]:
+    """All examples, those to train on and those to evaluate."""
     assert recipe.data is not None
     chosen = recipe.data
-    questions = Questions(
+    dataset = QuestionDataset(
         reader,
         chosen.answer_limit,
         chosen.documents,
@@ -81,10 +82,10 @@ def _open_questions(
         chosen.max_paragraphs,
         recipe.optimization.seed,
     )
-    training, evaluation = read_mixture(questions, chosen, Path(recipe.data_root))
+    training, evaluation = read_mixture(dataset, chosen, Path(recipe.data_root))
     if not len(training):
         raise ConfigError(
-            f"no question of data.training can be used ({dict(questions.dropped)} were left out)"
+            f"no question of data.training can be used (left out: {dict(dataset.dropped)})"
         )
-    logger.info("contexts: %s", dict(questions.cut))
-    return questions, training, evaluation
+    logger.info("contexts: %s", dict(dataset.cut))
+    return dataset, training, evaluation

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import create_model, model_validator
+from pydantic import SerializeAsAny, create_model, model_validator
 
 from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_named
-from sedem.training.fit import check_start, placement
 from sedem.training.recipe import (
     Mixture,
     Optimization,
@@ -22,12 +21,13 @@ from sedem.training.recipe import (
     load_recipe,
     read_entries,
 )
-from sedem.training.selecting import ConditionedLosses
-from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
+from sedem.training.run_setup import backbone_options, check_start
+from sedem.training.selection_losses import ConditionedLosses
+from sedem.validation import Flag, Settings, WholeAbove0
 
 
 class WindowSource(TextSource):
-    """Text for a baseline.
+    """Text that a baseline learns from.
 
     Attributes:
         context: tokens of a window before its continuation.
@@ -39,17 +39,17 @@ class WindowSource(TextSource):
 class QuestionData(Mixture):
     """Questions that a baseline learns from.
 
-    With `run.eval_every` the final checkpoint is the one with the lowest loss of `evaluation`.
+    With `run.eval_every` the final checkpoint has the weights with the lowest loss on `evaluation`.
 
     Attributes:
-        answer_limit: examples with longer answers are left out, counted.
-        documents: "all" gives every document of an example in its order, "gold" those with
-            evidence alone.
-        context_limit: tokens of a context that are used at most; None means all that the method
-            takes.
-        max_paragraphs: of one example in a training step; evidence stays, others are sampled:
-            once where all are read, in every step where a method picks among them. None means all.
-        cache_states: a method that picks keeps frozen states on disk; too big for large sets.
+        answer_limit: examples with more answer tokens are left out and counted.
+        documents: "all" takes every document of an example in order, "gold" only those with
+            evidence.
+        context_limit: maximum tokens of a context; None means as many as the method takes.
+        max_paragraphs: maximum paragraphs of one example in a training step; None means all. Those
+            with evidence are kept, others are sampled: once for a method that reads them all, in
+            every step for a method that picks among them.
+        cache_states: cache frozen states on disk, for a method that picks; too big for large sets.
     """
 
     answer_limit: WholeAbove0 = 64
@@ -60,23 +60,23 @@ class QuestionData(Mixture):
 
 
 class BaselineRecipe(Settings):
-    """Everything about a run of a trained baseline.
+    """All settings of a run of a trained baseline.
 
     Attributes:
-        method: its name.
-        model: its settings.
-        optimization: how it learns.
-        run: where it is kept.
-        text: what it reads; either this or questions.
-        data: questions that it learns from.
+        method: name of the baseline.
+        model: settings of the baseline.
+        optimization: optimizer and schedule.
+        run: output folder and intervals.
+        text: the text to train on; give either `text` or `data`.
+        data: the questions to train on.
         data_root: folder that data paths are relative to.
-        cache: folder for tokenized text.
-        start_from: checkpoint to go on from; None means fresh parts.
-        losses: of a method that picks paragraphs; None means their defaults.
+        cache: folder for tokenized text and frozen states.
+        start_from: checkpoint to continue from; None means new parts.
+        losses: selection losses of a method that picks paragraphs; None means the defaults.
     """
 
     method: str
-    model: Annotated[ReaderConfig, FromEntries()]
+    model: SerializeAsAny[ReaderConfig]
     optimization: Optimization
     run: RunSettings
     text: WindowSource | None = None
@@ -97,44 +97,45 @@ class BaselineRecipe(Settings):
 
 
 def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ()) -> BaselineRecipe:
-    """Read the recipe of a trained baseline; `model` is checked against the method's own settings.
+    """Read the recipe of a trained baseline and check `model` against the method's settings.
 
     Args:
-        method: its name.
+        method: name of the baseline.
         path: the YAML file.
         overrides: as in `load_recipe`.
 
     Raises:
-        ConfigError: there is no such method, or the recipe is another's or not one.
+        ConfigError: there is no such method, or the recipe is invalid or of another method.
     """
     settings = reader_class(method).Config
-    own = read_entries(path, overrides).get("method", method)
-    if own != method:
+    named = read_entries(path, overrides).get("method", method)
+    if named != method:
         raise ConfigError(
-            f"'{path}' is a recipe of '{own}'; run 'sedem train {own}', or give a recipe of "
+            f"'{path}' is a recipe of '{named}'; run 'sedem train {named}', or give a recipe of "
             f"'{method}'"
         )
-    own_model: Any = Annotated[settings, FromEntries()]
-    kind = create_model("Recipe", __base__=BaselineRecipe, model=own_model)
+    kind = create_model("Recipe", __base__=BaselineRecipe, model=(settings, ...))
     return load_recipe(kind, path, overrides)
 
 
 def open_reader(recipe: BaselineRecipe) -> TrainedReader:
-    """A baseline to train: fresh on the recipe's backbone, or a checkpoint's.
+    """Open a baseline to train: new parts on the recipe's backbone, or a checkpoint.
 
     Raises:
         ConfigError: the checkpoint has other settings than the recipe, or another backbone.
     """
     kind = reader_class(recipe.method)
-    config, place = recipe.model, placement(recipe.optimization)
+    config, options = recipe.model, backbone_options(recipe.optimization)
     if recipe.start_from is None:
-        return kind(config, open_named(config.backbone, config.backbone_revision, None, **place))
-    reader = kind.from_pretrained(recipe.start_from, **place)
+        return kind(config, open_named(config.backbone, config.backbone_revision, None, **options))
+    reader = kind.from_pretrained(recipe.start_from, **options)
     check_start(config, reader.config, {"backbone", *config.free}, recipe.start_from)
     if config.backbone != reader.config.backbone:
-        # It may have moved, but it must be the one that the parts were trained for.
-        named = open_named(config.backbone, config.backbone_revision, None, dtype=place["dtype"])
-        if named.digest != reader.backbone.digest:
+        # It may have another path, but its weights must be those the parts were trained on.
+        backbone = open_named(
+            config.backbone, config.backbone_revision, None, dtype=options["dtype"]
+        )
+        if backbone.digest != reader.backbone.digest:
             raise ConfigError(
                 f"model.backbone is '{config.backbone}' in the recipe, checkpoint "
                 f"'{recipe.start_from}' was trained on other weights"

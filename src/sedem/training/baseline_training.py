@@ -1,4 +1,4 @@
-"""A baseline as the trainer sees it: its losses on windows of text or on questions."""
+"""Adapters of baselines to the trainer: their losses on windows of text and on questions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from sedem.baselines.trained import TrainedReader
 from sedem.data.windows import collate_windows
-from sedem.training.questions import QuestionItem, collate_questions
+from sedem.training.question_dataset import QuestionItem, collate_questions
 
 
 class BaselineTraining(nn.Module):
-    """A baseline as the trainer sees it; exactly its parameter groups are trained.
+    """Adapter of a baseline to the trainer; only its parameter groups are trained.
 
     Args:
-        reader: what is trained.
+        reader: the baseline to train.
     """
 
     def __init__(self, reader: TrainedReader) -> None:
@@ -31,16 +31,16 @@ class BaselineTraining(nn.Module):
 
     @property
     def progress(self) -> float:
-        """Share of the training that is done; the reader's losses may depend on it."""
+        """Share of the training that is done; losses of the reader may depend on it."""
         return self.reader.progress
 
     @progress.setter
     def progress(self, value: float) -> None:
-        """The trainer keeps it up to date."""
+        """Set by the trainer before every step."""
         self.reader.progress = value
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode, as the reader understands it."""
+        """Set training mode; the reader decides which of its parts follow."""
         super().train(mode)
         return self
 
@@ -53,13 +53,14 @@ class TextTraining(BaselineTraining):
     """Training on windows of text."""
 
     def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Windows as a batch."""
+        """Collate windows to a batch."""
         return collate_windows(windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Tokens of contexts and continuations that the method is given: its budget.
+        """Number of tokens of contexts and continuations, which is the training budget.
 
-        They count whether or not its loss reads them all, so that budgets compare across methods.
+        All count, even if the method's loss does not read them all, so that budgets of methods are
+        comparable.
         """
         return batch["context"].numel() + batch["continuation"].numel()
 
@@ -72,11 +73,11 @@ class QuestionTraining(BaselineTraining):
     """Training on questions."""
 
     def collate(self, items: list[QuestionItem]) -> dict[str, Any]:
-        """Examples as a batch."""
+        """Collate examples to a batch."""
         return collate_questions(items)
 
     def tokens(self, batch: Mapping[str, Any]) -> int:
-        """Tokens of contexts, prompts and answers that the method is given."""
+        """Number of tokens of contexts, prompts and answers."""
         return sum(map(len, batch["contexts"])) + int(batch["valid"].sum())
 
     def forward(

@@ -1,4 +1,4 @@
-"""One training kept in one folder: checkpoints, logs, the final model and its provenance."""
+"""Training in one output folder: checkpoints, logs, the final model and its provenance."""
 
 from __future__ import annotations
 
@@ -6,113 +6,55 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import redirect_stdout
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import TrainingArguments, set_seed
+from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
-from sedem.errors import ConfigError
 from sedem.provenance import provenance
-from sedem.training.recipe import Optimization, Recipe, RunSettings, as_yaml, read_entries
-from sedem.training.trainer import SedemTrainer, checkpoints, last_whole_checkpoint
+from sedem.training.recipe import Optimization, Recipe, RunSettings
+from sedem.training.run_setup import FINAL
+from sedem.training.trainer import SedemTrainer, last_complete_checkpoint
 
-RECIPE_FILE = "recipe.yaml"
 SUMMARY_FILE = "training.json"
-FINAL = "final"
 
 
-class Saved(Protocol):
+class Savable(Protocol):
     """A model that can be written as a checkpoint."""
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write it."""
+        """Write it to a folder."""
         ...
-
-
-def begin(recipe: Recipe) -> Path:
-    """Start a run: claim its output folder, write the recipe there, and seed random numbers.
-
-    A run that left no checkpoint, such as one whose data could not be found, does not claim its
-    folder.
-
-    Returns:
-        The output folder.
-
-    Raises:
-        ConfigError: it holds a run with other settings.
-    """
-    output = Path(recipe.run.output)
-    kept = output / RECIPE_FILE
-    begun = (output / FINAL).is_dir() or bool(checkpoints(output))
-    if begun and kept.is_file() and read_entries(kept) != recipe.to_dict():
-        raise ConfigError(
-            f"'{output}' holds a run with other settings (compare '{kept}'); "
-            "set run.output to another folder, or remove this one"
-        )
-    output.mkdir(parents=True, exist_ok=True)
-    kept.write_text(as_yaml(recipe), encoding="utf-8")
-    set_seed(recipe.optimization.seed)
-    return output
-
-
-def placement(optimization: Optimization) -> dict[str, Any]:
-    """The `dtype` and `device` that a run opens its backbones with."""
-    return {
-        "dtype": getattr(torch, optimization.backbone_dtype),
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
-    }
-
-
-def check_start(given: Any, kept: Any, free: AbstractSet[str], checkpoint: str) -> None:
-    """Check that a checkpoint has the settings of the recipe that starts from it.
-
-    Args:
-        given: `model` of the recipe.
-        kept: the same of the checkpoint.
-        free: settings that may differ.
-        checkpoint: its folder, for the message.
-
-    Raises:
-        ConfigError: a setting differs that may not.
-    """
-    for name, value in asdict(given).items():
-        if name not in free and value != getattr(kept, name):
-            raise ConfigError(
-                f"model.{name} is {value} in the recipe, checkpoint '{checkpoint}' has "
-                f"{getattr(kept, name)}"
-            )
 
 
 def fit(
     stage: nn.Module,
-    model: Saved,
+    model: Savable,
     recipe: Recipe,
     output: Path,
     training: Dataset[Any],
     evaluation: Dataset[Any] | None,
     *,
-    noted: Mapping[str, Any] | None = None,
+    data_summary: Mapping[str, Any] | None = None,
     best: bool = False,
 ) -> Path:
     """Train, evaluate, and write the final checkpoint and training.json.
 
     Args:
         stage: a `Trainable`.
-        model: what the final checkpoint is of.
-        recipe: everything that was set.
-        output: folder of the run, claimed.
-        training: what it learns from.
-        evaluation: whose losses are followed.
-        noted: what is to be known of the data, for training.json.
-        best: where losses are evaluated on the way (`run.eval_every`), the final checkpoint has the
-            evaluated weights of the lowest one; otherwise it has the last.
+        model: the model that the final checkpoint is written from.
+        recipe: all settings.
+        output: output folder, claimed by `start_run`.
+        training: the training set.
+        evaluation: the set that losses are evaluated on; None means no evaluation.
+        data_summary: facts about the data for training.json, such as how much was left out.
+        best: if losses are evaluated during training (`run.eval_every`), write the weights with the
+            lowest evaluated loss; otherwise the last ones.
 
     Returns:
         Folder of the final checkpoint.
@@ -127,12 +69,12 @@ def fit(
         eval_dataset=evaluation,
         callbacks=[_tensorboard(output)],
     )
-    checkpoint = last_whole_checkpoint(output)
+    checkpoint = last_complete_checkpoint(output)
     started = time.time()
-    # The trainer prints its log lines to stdout, which belongs to results.
+    # The trainer prints its log lines to stdout, which is reserved for results.
     with redirect_stdout(sys.stderr):
         trainer.run(checkpoint)
-        metrics = trainer.settle() if evaluation is not None else {}
+        metrics = trainer.evaluate_and_keep_best() if evaluation is not None else {}
     final = output / FINAL
     model.save_pretrained(final)
     summary = {
@@ -143,7 +85,7 @@ def fit(
         * optimization.batch_size
         * optimization.accumulation,
         "tokens_seen": trainer.state.num_input_tokens_seen,
-        "data": dict(noted or {}),
+        "data": dict(data_summary or {}),
         "trained_parameters": {
             name: sum(p.numel() for p in parameters)
             for name, parameters in stage.parameter_groups().items()  # type: ignore[operator]
@@ -159,7 +101,7 @@ def fit(
 
 
 def _tensorboard(output: Path) -> TensorBoardCallback:
-    # Left to itself it writes to the working directory when a finished run is only evaluated.
+    # By default it writes to the working directory when a finished run is only evaluated.
     callback = TensorBoardCallback()
     callback.logging_dir = str(output / "tensorboard")
     return callback
@@ -168,7 +110,7 @@ def _tensorboard(output: Path) -> TensorBoardCallback:
 def _arguments(
     optimization: Optimization, run: RunSettings, output: Path, evaluates: bool, best: bool
 ) -> TrainingArguments:
-    on_the_way = evaluates and run.eval_every > 0
+    evaluates_during_training = evaluates and run.eval_every > 0
     return TrainingArguments(
         output_dir=str(output),
         max_steps=optimization.steps or -1,
@@ -188,9 +130,9 @@ def _arguments(
         logging_steps=run.log_every,
         logging_first_step=True,
         save_steps=run.save_every,
-        eval_strategy="steps" if on_the_way else "no",
+        eval_strategy="steps" if evaluates_during_training else "no",
         eval_steps=run.eval_every or None,
-        metric_for_best_model="loss" if on_the_way and best else None,
+        metric_for_best_model="loss" if evaluates_during_training and best else None,
         dataloader_num_workers=run.workers,
         remove_unused_columns=False,
         report_to=[],

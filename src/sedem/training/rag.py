@@ -1,7 +1,7 @@
 """Training of raw-text RAG: L_ret for its selector, the answer's cross-entropy for its reader.
 
-Examples are cut, labelled, sampled and batched by what stage 2 uses, with a block for a paragraph
-and a slot for a token, so that the supervision is matched.
+Its data come from the classes of stage 2, with a paragraph as a block and a token as a slot. So
+labels, sampling and batches match those of SeDeM.
 
 Letters: S paragraphs of a batch, T tokens, B batch, N paragraphs of an example, J tokens of a
 paragraph, Q question tokens, P prefix and answer tokens, A answer tokens, X extraction layers,
@@ -25,28 +25,26 @@ from sedem.errors import ConfigError
 from sedem.method.selector import resolve_budget
 from sedem.training.baseline_recipe import BaselineRecipe, open_reader
 from sedem.training.baseline_training import BaselineTraining
+from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
+from sedem.training.block_dataset import BlockDataset, BlockItem
 from sedem.training.fit import fit
-from sedem.training.prepare import Collator, Item, Prepared
-from sedem.training.run import read_mixture
-from sedem.training.selecting import (
+from sedem.training.selection_losses import (
     CONDITIONING,
     ConditionedLosses,
-    SelectionBatch,
-    conditioned,
-    frozen_states,
-    recall,
-    rows_at,
+    choose_blocks,
+    evidence_recall,
 )
+from sedem.training.sources import read_mixture
 
 
 @dataclass(frozen=True)
 class RAGBlocks:
-    """Paragraphs of a reader as blocks, for the data of stage 2.
+    """A reader's paragraphs described as blocks; a `BlockModel`.
 
     Attributes:
-        encoder: the backbone.
-        decoder: the backbone.
-        config: their shape.
+        encoder: the reader's backbone.
+        decoder: the same backbone.
+        config: shape of the blocks.
     """
 
     encoder: Backbone
@@ -55,18 +53,18 @@ class RAGBlocks:
 
     @classmethod
     def of(cls, reader: RAG) -> RAGBlocks:
-        """Those of a reader."""
+        """Describe the paragraphs of a reader."""
         return cls(reader.backbone, reader.backbone, reader.config.blocks)
 
 
 class RAGTraining(BaselineTraining):
-    """Trains selector and adapters; neither loss reaches the other's part.
+    """Trains selector and adapters; each loss has gradients for one of the two only.
 
     Args:
-        reader: what is trained.
-        losses: weights.
+        reader: the reader to train.
+        losses: weights of the losses, and the conditioning.
         collator: makes batches.
-        context_limit: tokens of picked paragraphs that are read at most.
+        context_limit: maximum tokens of the picked paragraphs; None means what the backbone takes.
     """
 
     reader: RAG
@@ -75,7 +73,7 @@ class RAGTraining(BaselineTraining):
         self,
         reader: RAG,
         losses: ConditionedLosses,
-        collator: Collator,
+        collator: BlockCollator,
         context_limit: int | None = None,
     ) -> None:
         super().__init__(reader)
@@ -83,23 +81,23 @@ class RAGTraining(BaselineTraining):
         self.collator = collator
         self.context_limit = context_limit
 
-    def collate(self, items: list[Item]) -> dict[str, Any]:
-        """Examples as the arguments of `forward`."""
+    def collate(self, items: list[BlockItem]) -> dict[str, Any]:
+        """Collate examples to the arguments of `forward`."""
         return self.collator(items)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Tokens of paragraphs, questions to the selector, prompts and answers."""
+        """Number of tokens of paragraphs, questions (selector), prompts and answers."""
         return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
 
-    def forward(self, **batch: Unpack[SelectionBatch]) -> dict[str, Tensor]:
+    def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples; a block is a paragraph and a slot a token.
 
         Args:
             batch: the examples.
 
         Returns:
-            `loss`, its parts `answer` and `select`, and `recall`: the share of examples with
-            evidence among the selector's own K paragraphs.
+            `loss`, its parts `answer` and `select`, and `recall`: of the examples with evidence,
+            the share that have some among the selector's K best paragraphs.
         """
         layers = (self.reader.config.extract_layer,)
         states, question_states = frozen_states(batch, self.reader.backbone, layers)
@@ -115,8 +113,8 @@ class RAGTraining(BaselineTraining):
             real_BNJ,
         )
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
-        own_BN = scores_BN.detach()
-        chosen_BK = conditioned(own_BN, evidence_BN, batch["coins"], share, batch["budget"])
+        detached_BN = scores_BN.detach()
+        chosen_BK = choose_blocks(detached_BN, evidence_BN, batch["coins"], share, batch["budget"])
         chosen_BK = chosen_BK.sort(1).values
         tokens_BNJ = rows_at(batch["segment_ids"].flatten(), index_BNJ)
         contexts = [
@@ -126,48 +124,48 @@ class RAGTraining(BaselineTraining):
         answer = self.reader.question_loss(contexts, batch["ids"], valid_BP, batch["labels"])[
             "loss"
         ]
-        select = self.losses.of(scores_BN, evidence_BN, batch["blocks"], question_mask_BQ)
+        select = self.losses.compute(scores_BN, evidence_BN, batch["blocks"], question_mask_BQ)
         return {
             "loss": answer + self.losses.select * select,
             "answer": answer,
             "select": select,
-            "recall": recall(own_BN, evidence_BN, batch["budget"]),
+            "recall": evidence_recall(detached_BN, evidence_BN, batch["budget"]),
         }
 
     def _context(
         self, tokens_NJ: Tensor, real_NJ: Tensor, chosen_K: Tensor, valid_P: Tensor
     ) -> Tensor:
-        """Tokens of an example's chosen paragraphs, as far as there are positions for them."""
+        """Tokens of an example's chosen paragraphs, truncated to the positions that are free."""
         rows = [tokens_NJ[n][real_NJ[n]] for n in chosen_K.tolist() if bool(real_NJ[n].any())]
         room = self.reader.backbone.max_positions - int(valid_P.sum())
-        return self.reader.together(rows)[: min(room, self.context_limit or room)]
+        return self.reader.join(rows)[: min(room, self.context_limit or room)]
 
 
 def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
-    """Train from a recipe's questions.
+    """Train raw-text RAG on the questions of a recipe.
 
     Args:
-        recipe: of `rag`.
-        output: folder of the run, claimed.
+        recipe: a recipe of `rag`.
+        output: output folder, claimed by `start_run`.
 
     Returns:
         Folder of the final checkpoint.
 
     Raises:
-        ConfigError: the recipe gives no questions, or only documents with evidence.
+        ConfigError: the recipe has no questions, or takes only documents with evidence.
     """
     chosen = recipe.data
     if chosen is None or chosen.documents != "all":
         raise ConfigError(
-            "rag learns to pick among all documents; give it questions (data) with documents: all"
+            "rag learns to pick among all documents; give questions (data) with documents: all"
         )
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
-    prepared = Prepared(RAGBlocks.of(reader), chosen.answer_limit)
-    training, evaluation = read_mixture(prepared, chosen, Path(recipe.data_root))
-    collator = Collator(
-        prepared,
-        max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in prepared.items),
+    dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit)
+    training, evaluation = read_mixture(dataset, chosen, Path(recipe.data_root))
+    collator = BlockCollator(
+        dataset,
+        max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in dataset.items),
         budgets=(resolve_budget(reader.config.k, sys.maxsize),),
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if chosen.cache_states else None,
@@ -182,6 +180,6 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         output,
         training,
         evaluation,
-        noted={"left_out": dict(prepared.dropped)},
+        data_summary={"left_out": dict(dataset.dropped)},
         best=True,
     )

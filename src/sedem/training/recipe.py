@@ -35,18 +35,19 @@ class Optimization(Settings):
     """AdamW and its schedule.
 
     Attributes:
-        learning_rates: by part: compressor, decompressor, selector, lora.
-        steps: optimizer steps; either this or epochs.
+        learning_rates: learning rate of each trained part, such as compressor, decompressor,
+            selector and lora.
+        steps: optimizer steps; give either steps or epochs.
         epochs: passes over the data.
-        batch_size: examples on one device at a time.
-        accumulation: batches of one optimizer step.
-        schedule: name of a transformers schedule.
+        batch_size: examples per forward pass.
+        accumulation: batches per optimizer step.
+        schedule: name of a learning-rate schedule of transformers.
         warmup: steps of linear warm-up.
-        weight_decay: on matrices.
+        weight_decay: applied to matrices only.
         max_grad_norm: gradients are clipped to this norm.
-        bf16: mixed precision.
+        bf16: train with mixed precision.
         backbone_dtype: type of the frozen weights.
-        seed: of order, sampling and start values.
+        seed: seed of order, sampling and initial values.
     """
 
     learning_rates: Annotated[dict[str, NumberFrom0], Field(min_length=1)]
@@ -70,15 +71,15 @@ class Optimization(Settings):
 
 
 class RunSettings(Settings):
-    """Where a run is kept and how often it speaks.
+    """Output folder of a run, and how often it logs, saves and evaluates.
 
     Attributes:
         output: folder of checkpoints, logs and the final model.
         log_every: steps between log lines.
         save_every: steps between checkpoints.
-        eval_every: steps between evaluations; 0 means only at the end. Above 0 the final checkpoint
-            of a baseline has the weights of the lowest loss; SeDeM's has the last ones.
-        keep: newest checkpoints kept; the best one is kept besides where it is needed.
+        eval_every: steps between evaluations; 0 evaluates only at the end. Above 0 the final
+            checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones.
+        keep: number of newest checkpoints to keep; the best one is kept as well if it is needed.
         workers: processes that load data.
     """
 
@@ -96,11 +97,11 @@ class DataSource(Settings):
     Attributes:
         path: the file or folder, relative to the recipe's data_root; or the public name of a set,
             whose training split is read.
-        set: name of its schema; None means that it is found out.
-        records: which records of the file, as "start:stop".
-        repeat: how many times the examples count in an epoch.
-        label: "evidence" uses the file's labels, "answer" the blocks that hold an answer string.
-        options: of the set's reader.
+        set: name of its schema; None detects it.
+        records: range of records of the file, as "start:stop".
+        repeat: how often each example occurs in an epoch.
+        label: "evidence" takes the file's labels; "answer" labels blocks with an answer string.
+        options: options of the set's reader.
     """
 
     path: str
@@ -112,11 +113,11 @@ class DataSource(Settings):
 
 
 class Mixture(Settings):
-    """Questions that a run learns from; each kind of run adds its own settings.
+    """Questions that a run learns from; a subclass adds the settings of its kind of run.
 
     Attributes:
-        training: the sets that are mixed.
-        evaluation: examples whose losses are followed; never those of a reported evaluation.
+        training: the sets to mix.
+        evaluation: sets whose losses are evaluated; never those of a reported evaluation.
     """
 
     training: Annotated[tuple[DataSource, ...], Field(min_length=1)]
@@ -124,18 +125,18 @@ class Mixture(Settings):
 
 
 class TextSource(Settings):
-    """Stage-1 text.
+    """Text that a run learns from.
 
     Attributes:
         path: file or folder, relative to the recipe's data_root; or "hub:" and the id of a set on
             the hub, which is streamed.
         continuation: A, tokens after each context.
-        held_out: the last texts, kept for evaluation.
-        evaluation_windows: windows of them that are evaluated.
-        exclude_titles: lines or rows that are left out, by their field `title`.
-        windows: at most this many training windows; None means all.
-        tokens: stop reading after so many; None means all. Windows lie within one text and do not
-            overlap, so they hold less than is read: a budget is a number of windows.
+        held_out: number of texts, from the end, that are kept for evaluation.
+        evaluation_windows: maximum windows of the held-out texts to evaluate.
+        exclude_titles: titles (field `title`) of the lines or rows to leave out.
+        windows: maximum training windows; None means all.
+        tokens: maximum tokens to read; None means all. Windows do not overlap and never span two
+            texts, so they contain fewer tokens than are read. Give a budget in windows.
     """
 
     path: str
@@ -148,16 +149,16 @@ class TextSource(Settings):
 
 
 class Recipe(Protocol):
-    """What every kind of recipe has."""
+    """Settings that every kind of recipe has."""
 
     @property
     def optimization(self) -> Optimization:
-        """How it learns."""
+        """Optimizer and schedule."""
         ...
 
     @property
     def run(self) -> RunSettings:
-        """Where it is kept."""
+        """Output folder and intervals."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,22 +167,21 @@ class Recipe(Protocol):
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
-    """Read a recipe, its inherited settings included.
+    """Read and validate a recipe, its inherited settings included.
 
     Args:
-        kind: its model.
+        kind: the class of the recipe.
         path: the YAML file.
         overrides: "dotted.key=value" entries that replace values of the file.
 
     Raises:
-        ConfigError: a file is missing, not YAML, or has an unknown key or a value that is not
-            allowed.
+        ConfigError: a file is missing or not YAML, a key is unknown, or a value is not allowed.
     """
     return kind.from_entries(read_entries(path, overrides), str(path))
 
 
 def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The entries of a recipe with its bases and overrides applied, not yet validated.
+    """Read the entries of a recipe, with bases and overrides applied but not yet validated.
 
     Raises:
         ConfigError: a file is missing or not YAML, or inherits from itself.
@@ -193,12 +193,12 @@ def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """The whole recipe with every default written out."""
+    """The complete recipe as YAML, with every default written out."""
     return yaml.safe_dump(recipe.to_dict(), sort_keys=False)
 
 
 def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
-    """Entries of a file, merged over those of its base.
+    """Read the entries of a file, merged over those of its base.
 
     Args:
         path: the file.
@@ -210,25 +210,25 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(
             f"'{heirs[0]}' inherits from itself ({circle}); remove one of these bases"
         )
-    own = _read(path, heirs)
-    if BASE not in own:
-        return own
-    base = own.pop(BASE)
+    entries = _read(path, heirs)
+    if BASE not in entries:
+        return entries
+    base = entries.pop(BASE)
     if not isinstance(base, str):
         raise ConfigError(
             f"{path}: {BASE} is {base!r}; the path of one recipe is needed, relative to this file"
         )
-    return merge(_inherited(path.parent / base, chain), own)
+    return merge(_inherited(path.parent / base, chain), entries)
 
 
-def merge(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Merge a recipe's own entries over the inherited ones.
+def merge(base: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
+    """Merge the entries of a recipe over the inherited ones.
 
     Mappings are merged key by key. Any other value, a list included, replaces the inherited one.
     `null` removes an inherited key, so that its default applies.
     """
     merged = dict(base)
-    for key, value in own.items():
+    for key, value in entries.items():
         inherited = merged.get(key)
         if key in merged and value is None:
             del merged[key]
@@ -243,14 +243,14 @@ def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        wanted = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
+        named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
-            f"there is no recipe '{path}'{wanted}; recipes/ holds those that exist"
+            f"there is no recipe '{path}'{named_by}; recipes/ has those that exist"
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
-        raise ConfigError(f"'{path}' is not a recipe: it holds no keys")
+        raise ConfigError(f"'{path}' is not a recipe: it has no keys")
     return entries
 
 
@@ -259,13 +259,13 @@ def _set(entries: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"'{override}' is not of the form key=value")
     *parents, last = key.split(".")
-    place = entries
+    section = entries
     for parent in parents:
-        place = place.setdefault(parent, {})
-        if not isinstance(place, dict):
-            raise ConfigError(f"'{override}': '{parent}' holds a value, not keys")
+        section = section.setdefault(parent, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"'{override}': '{parent}' has a value, not keys")
     try:
-        place[last] = yaml.safe_load(text)
+        section[last] = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"'{override}' has a value that is not YAML: {reason}") from None

@@ -1,4 +1,4 @@
-"""Stage 1: compressor and decompressor learn to carry a context (section 4, first paragraph).
+"""Stage 1: compressor and decompressor learn to preserve a context (section 4, first paragraph).
 
 Letters: B batch, T context tokens, U restored states, A continuation tokens, P positions,
 D decoder width, V vocabulary.
@@ -35,18 +35,18 @@ class Stage1Losses(Settings):
     """Weights and temperatures of stage 1.
 
     Attributes:
-        distill: lambda_distill; 0.5 stands in a commented-out line of the paper.
+        distill: lambda_distill; 0.5 is in a commented-out line of the paper's source.
         reconstruct: lambda_rec of stage 1; 1.0 in the same line.
         pool_weight: gamma of L_rec.
         distill_temperature: tau of L_distill.
         context: weight of L_ctx; the paper's is 1.
         regress: weight of the regression of restored states onto the decoder's own states at the
-            injection layer. Ours, not the paper's; 0 leaves it out.
-        regress_first: share of the training, at its start, that is this regression alone; it needs
-            no pass through the upper layers, so it is several times faster.
-        recall: share of windows whose continuation is a separator and then a span of the context
-            itself, so that what is trained is copying out of memory. The separator tells the two
-            kinds apart; it is no target. Ours, not the paper's; 0 leaves it out.
+            injection layer. Ours, not the paper's; 0 turns it off.
+        regress_first: share of the training, at its start, that trains only this regression. It
+            skips the upper layers, so it is several times faster.
+        recall: share of windows whose continuation is replaced by a separator and a span of the
+            context itself, which trains copying from memory. The separator distinguishes the two
+            kinds and is not a target. Ours, not the paper's; 0 turns it off.
     """
 
     distill: Number = 0.5
@@ -69,11 +69,11 @@ class Stage1Losses(Settings):
 
 
 class Stage1(nn.Module):
-    """Trains compressor and decompressor; encoder, decoder and selector stand still.
+    """Trains compressor and decompressor; encoder, decoder and selector are frozen.
 
     Args:
-        model: what is trained.
-        losses: weights.
+        model: the model to train.
+        losses: weights of the losses.
         seed: decides which windows become recall windows.
     """
 
@@ -94,7 +94,7 @@ class Stage1(nn.Module):
                 if getattr(losses, name):
                     raise ConfigError(
                         f"losses.{name} is {getattr(losses, name)}, but a model without a "
-                        "decompressor restores no states: it learns from losses.context alone, "
+                        "decompressor restores no states and learns only from losses.context; "
                         f"set {name} to 0"
                     )
         model.requires_grad_(False)
@@ -102,7 +102,7 @@ class Stage1(nn.Module):
             part.requires_grad_(True)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode; the frozen backbones never drop anything out."""
+        """Set training mode; frozen backbones stay in evaluation mode, without dropout."""
         super().train(mode)
         self.model.eval()
         return self
@@ -116,18 +116,18 @@ class Stage1(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, batch: dict[str, Tensor]) -> None:
-        """Put the decompressor's start at the place and scale of the decoder's states."""
+        """Start the decompressor at the mean and scale of the decoder's states on a batch."""
         with self.model.decoder.without_lora():
             layer = self.model.config.inject_layer
             states = states_at(self.model.decoder, self._decoder_context(batch)[0], [layer])[layer]
         self.model.decompressor.calibrate(states[:, 1:].flatten(0, 1))
 
     def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Windows as a batch: `context` `[B, T]` and `continuation` `[B, A]` of encoder tokens."""
+        """Collate windows to encoder tokens: `context` `[B, T]` and `continuation` `[B, A]`."""
         return collate_windows(windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Tokens of contexts and continuations."""
+        """Number of tokens of contexts and continuations."""
         return batch["context"].numel() + batch["continuation"].numel()
 
     def forward(self, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
@@ -161,8 +161,7 @@ class Stage1(nn.Module):
                 student_BAV, teacher_BAV, labels_BA != IGNORED, weights.distill_temperature
             )
         if weights.reconstruct:
-            # The target is what reconstruction aligns to; were it to move as well, the shared W_in
-            # could make every target alike.
+            # Without detach, the shared W_in could lower the loss by making all targets alike.
             parts["reconstruct"] = reconstruction_loss(
                 restored_BUD,
                 model.compressor.target(hidden_BTE).detach(),
@@ -178,7 +177,7 @@ class Stage1(nn.Module):
         return {"loss": torch.stack(total).sum(), **parts}
 
     def _regress(self, context: Tensor) -> dict[str, Tensor]:
-        """The regression alone; no layer above injection and extraction is run."""
+        """Only the regression; layers above injection and extraction are not run."""
         model = self.model
         mask_BT = torch.ones_like(context, dtype=torch.bool)
         with torch.no_grad(), model.decoder.without_lora():
@@ -195,7 +194,7 @@ class Stage1(nn.Module):
         return {"loss": loss, "regress": loss}
 
     def _with_recall(self, context: Tensor, continuation: Tensor) -> tuple[Tensor, Tensor]:
-        """Continuations, some replaced by spans of their context, and which those are `[B]`."""
+        """Continuations, some replaced by spans of their context, and a mask of those `[B]`."""
         length = continuation.shape[1]
         separator = torch.tensor(self.model.encoder.token_ids(SEPARATOR), device=context.device)
         if self.losses.recall and length <= len(separator):
@@ -205,7 +204,7 @@ class Stage1(nn.Module):
             )
         rows, recalled = [], []
         for window, after in zip(context, continuation, strict=True):
-            # Decided by the window itself, so that a resumed run decides alike.
+            # Seeded by the window, so that a resumed run makes the same choice.
             rng = np.random.default_rng([self.seed, *window[:8].tolist()])
             recalled.append(bool(rng.random() < self.losses.recall))
             if recalled[-1]:
@@ -216,7 +215,7 @@ class Stage1(nn.Module):
         return torch.stack(rows), torch.tensor(recalled, device=context.device)
 
     def _decoder_context(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Context and continuation in the decoder's tokens, trimmed to the shortest row."""
+        """Context and continuation in decoder tokens, trimmed to the shortest row."""
         if self.same_tokens:
             return batch["context"], batch["continuation"]
         decode = self.model.encoder.tokenizer.decode
@@ -227,7 +226,7 @@ class Stage1(nn.Module):
         ]
         contexts, continuations = rows
         shortest = min(map(len, contexts)), min(map(len, continuations))
-        # What is dropped stands farthest from the boundary between the two.
+        # Drop the tokens farthest from the boundary between the two.
         context_BP = torch.tensor([ids[-shortest[0] :] for ids in contexts], device=device)
         target_BA = torch.tensor([ids[: shortest[1]] for ids in continuations], device=device)
         return context_BP, target_BA
@@ -236,9 +235,9 @@ class Stage1(nn.Module):
     def _teach(
         self, context_BT: Tensor, context_BP: Tensor, target_BA: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Frozen states: the encoder's, the decoder's at the injection layer, the teacher's last.
+        """States of the encoder, the decoder's injection layer, and the teacher's last layer.
 
-        Without distillation nobody asks for the last, and the upper layers are not run.
+        Without distillation the last layer's are not needed, and the upper layers are not run.
         """
         model = self.model
         extract, inject = model.config.extract_layers, model.config.inject_layer
@@ -251,7 +250,7 @@ class Stage1(nn.Module):
             states = states_at(
                 model.decoder, torch.cat([context_BP, target_BA[:, :-1]], dim=1), sorted(layers)
             )
-        # Causal attention: states of the context do not depend on what follows it.
+        # Attention is causal: states of the context do not depend on the continuation.
         if model.encoder is model.decoder:
             encoded = torch.stack([states[layer][:, 1 : 1 + before] for layer in extract])
         else:
@@ -260,7 +259,7 @@ class Stage1(nn.Module):
         return encoded, own_BPD, states[last][:, before:]
 
     def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
-        """Logits of the continuation `[B, A, V]` when the decoder sees restored states alone."""
+        """Logits of the continuation `[B, A, V]`, given only the restored states."""
         model = self.model
         start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
         ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
@@ -276,7 +275,7 @@ class Stage1(nn.Module):
             )
         if model.config.start_placement == "between":
             return model.decoder.logits(filled.prefix)
-        # The start token stands before the memory; the last restored state predicts the first token
-        # of the continuation.
+        # The start token comes before the memory, so the last restored state predicts the first
+        # token of the continuation.
         states_BAD = torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1)
         return model.decoder.logits(states_BAD)

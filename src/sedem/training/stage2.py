@@ -18,16 +18,14 @@ from sedem.method.injection import prefill
 from sedem.method.losses import next_token_loss, reconstruction_loss
 from sedem.method.pooling import state_mask
 from sedem.model import SeDeM
-from sedem.training.prepare import Collator, Item
-from sedem.training.selecting import (
+from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
+from sedem.training.block_dataset import BlockItem
+from sedem.training.selection_losses import (
     CONDITIONING,
     Conditioning,
-    SelectionBatch,
     SelectionLosses,
-    conditioned,
-    frozen_states,
-    recall,
-    rows_at,
+    choose_blocks,
+    evidence_recall,
 )
 from sedem.validation import Number
 
@@ -50,12 +48,12 @@ class Stage2(nn.Module):
     """Trains compressor, decompressor, selector and the decoder's adapters.
 
     Args:
-        model: what is trained; its decoder has adapters, unless there are to be none.
-        losses: weights.
-        collator: makes batches.
+        model: the model to train, adapters of its decoder included.
+        losses: weights of the losses, and the conditioning.
+        collator: makes batches; None if `collate` is not called.
     """
 
-    def __init__(self, model: SeDeM, losses: Stage2Losses, collator: Collator | None) -> None:
+    def __init__(self, model: SeDeM, losses: Stage2Losses, collator: BlockCollator | None) -> None:
         super().__init__()
         self.model = model
         self.losses = losses
@@ -73,7 +71,7 @@ class Stage2(nn.Module):
             parameter.requires_grad_(True)
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode; the frozen backbones never drop anything out."""
+        """Set training mode; frozen backbones stay in evaluation mode, without dropout."""
         super().train(mode)
         self.model.eval()
         return self
@@ -89,24 +87,24 @@ class Stage2(nn.Module):
         }
         return {name: parameters for name, parameters in groups.items() if parameters}
 
-    def collate(self, items: list[Item]) -> dict[str, Any]:
-        """Examples as the arguments of `forward`."""
+    def collate(self, items: list[BlockItem]) -> dict[str, Any]:
+        """Collate examples to the arguments of `forward`."""
         assert self.collator is not None
         return self.collator(items)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
-        """Tokens of segments, questions to the encoder, prompts and answers."""
+        """Number of tokens of segments, questions (encoder), prompts and answers (decoder)."""
         return int(sum(batch[name].sum() for name in ("segment_mask", "question_mask", "valid")))
 
-    def forward(self, **batch: Unpack[SelectionBatch]) -> dict[str, Tensor]:
+    def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples.
 
         Args:
             batch: the examples.
 
         Returns:
-            `loss` (equation of the stage-2 objective), its parts, and `recall`: the share of
-            examples with evidence among the selector's own K blocks.
+            `loss` (equation of the stage-2 objective), its parts, and `recall`: of the examples
+            with evidence, the share that have some among the selector's K best blocks.
         """
         model, weights = self.model, self.losses
         evidence_BN, slot_tokens = batch["evidence"], batch["slot_tokens"]
@@ -126,10 +124,10 @@ class Stage2(nn.Module):
         answer = self._answer(
             memory_BNJD, slot_tokens, chosen_BK, batch["ids"], batch["valid"], batch["labels"]
         )
-        select = weights.of(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
+        select = weights.compute(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
-        # Over every block, selected or not: several times the work of the answer's own.
+        # This decompresses every block, selected or not: several times the work of the answer.
         if weights.reconstruct:
             parts["reconstruct"] = reconstruction_loss(
                 model.decompressor(memory_SMD),
@@ -139,7 +137,7 @@ class Stage2(nn.Module):
                 weights.pool_weight,
             )
             loss = loss + weights.reconstruct * parts["reconstruct"]
-        found = recall(scores_BN.detach(), evidence_BN, batch["budget"])
+        found = evidence_recall(scores_BN.detach(), evidence_BN, batch["budget"])
         return {"loss": loss, **parts, "recall": found}
 
     def _condition(
@@ -147,9 +145,9 @@ class Stage2(nn.Module):
     ) -> Tensor:
         """The blocks that condition each answer `[B, K]`, in the order of the configuration."""
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
-        chosen_BK = conditioned(scores_BN, evidence_BN, coins_B, share, budget)
-        in_place = self.model.config.block_order == "document"
-        return chosen_BK.sort(1).values if in_place else chosen_BK
+        chosen_BK = choose_blocks(scores_BN, evidence_BN, coins_B, share, budget)
+        by_document = self.model.config.block_order == "document"
+        return chosen_BK.sort(1).values if by_document else chosen_BK
 
     def _answer(
         self,
@@ -162,7 +160,7 @@ class Stage2(nn.Module):
     ) -> Tensor:
         """L_LM: the answer given the question and the restored states of the chosen blocks.
 
-        Only these are decompressed, as when answering.
+        Only the chosen blocks are decompressed, as in inference.
         """
         model = self.model
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]

@@ -1,12 +1,11 @@
-"""A thin layer over transformers.Trainer: learning rates by part, loss parts, whole checkpoints.
+"""A thin layer over transformers.Trainer: learning rates by part, loss parts, sealed checkpoints.
 
-A trainable method is a module whose `forward(**batch)` returns a dict with `loss` and its named
-parts, whose `parameter_groups()` names what is trained and whose `collate` makes a batch.
+A trainable method is a module. Its `forward(**batch)` returns a dict with `loss` and its named
+parts, `parameter_groups()` names the trained parameters, and `collate` makes a batch.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import shutil
@@ -22,6 +21,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.backbone.safetensors import check_weights, load_weights
+from sedem.durable_files import sha256, write_text
 from sedem.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -31,21 +31,21 @@ COMPLETE = "COMPLETE.json"
 
 
 class Trainable(Protocol):
-    """What the trainer can train; a torch module as well."""
+    """A torch module that the trainer can train."""
 
     progress: float
-    """Share of the training that is done; the trainer keeps it up to date."""
+    """Share of the training that is done; the trainer sets it before every step."""
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Trained parameters by the name of their learning rate."""
         ...
 
     def collate(self, items: list[Any]) -> dict[str, Any]:
-        """Items of the dataset as the arguments of `forward`."""
+        """Collate items of the dataset to the arguments of `forward`."""
         ...
 
     def tokens(self, batch: Mapping[str, Any]) -> int:
-        """Tokens of text that a batch holds, padding left out."""
+        """Number of tokens of text in a batch, without padding."""
         ...
 
 
@@ -53,11 +53,12 @@ class SedemTrainer(Trainer):
     """Trains one `Trainable`.
 
     Args:
-        module: what is trained.
-        learning_rates: by the names of its parameter groups.
-        args: everything else.
-        keep: newest checkpoints kept, and the best one where evaluations choose; None means all.
-        options: passed on to `Trainer`: datasets and callbacks.
+        module: the module to train.
+        learning_rates: learning rate of each parameter group, by name.
+        args: all other settings.
+        keep: number of newest checkpoints to keep, besides the best one if evaluations choose it;
+            None keeps all.
+        options: datasets and callbacks, passed on to `Trainer`.
 
     Raises:
         ConfigError: a part has no learning rate.
@@ -81,17 +82,18 @@ class SedemTrainer(Trainer):
         if missing:
             raise ConfigError(
                 f"optimization.learning_rates has {', '.join(learning_rates)}, but not "
-                f"{', '.join(missing)}; every part that is trained needs one"
+                f"{', '.join(missing)}; every trained part needs one"
             )
         super().__init__(module, args, data_collator=trainable.collate, **options)
-        # A loss is the mean of its batch, so the batches of a step are averaged. Trainer would sum
-        # them for a `forward(**batch)`, which it takes for one that divides by the step's items.
+        # Each loss is the mean of its batch, so the losses of a step's batches must be averaged.
+        # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
+        # forward divides by the number of items of the whole step.
         self.model_accepts_loss_kwargs = False
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.
 
-        A checkpoint of the last step is only loaded: `train` would add a step to it.
+        A checkpoint of the last step is only loaded, because `train` would add a step.
         """
         if checkpoint is not None:
             state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
@@ -101,14 +103,14 @@ class SedemTrainer(Trainer):
                 return
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    def settle(self) -> dict[str, float]:
-        """Evaluate what was trained, and keep the evaluated weights of the lowest loss.
+    def evaluate_and_keep_best(self) -> dict[str, float]:
+        """Evaluate the last weights, and go back to the best evaluated ones if those were better.
 
-        Where evaluations on the way choose (`metric_for_best_model`), the weights of the best one
-        are put back, unless the last ones are as good.
+        Earlier weights are loaded only if evaluations during training recorded the best checkpoint
+        (`metric_for_best_model`).
 
         Returns:
-            Losses of the weights that are left, over the evaluation set.
+            Losses of the weights that are kept, over the evaluation set.
         """
         metrics, best = self.evaluate(), self.state.best_global_step
         if not best or metrics["eval_loss"] <= cast(float, self.state.best_metric):
@@ -118,7 +120,7 @@ class SedemTrainer(Trainer):
         return next(line for line in evaluated if line["step"] == best)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """AdamW with one learning rate for each part; no decay on vectors."""
+        """AdamW with one learning rate per part, and weight decay on matrices only."""
         if self.optimizer is None:
             groups = []
             for name, parameters in cast(Trainable, self.model).parameter_groups().items():
@@ -139,12 +141,12 @@ class SedemTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Run the module and remember the parts of its loss for the next log line."""
+        """Run the module and collect the parts of its loss for the next log line."""
         if model.training and self.state.max_steps:
             progress = self.state.global_step / self.state.max_steps
             trainable = cast(Trainable, self.model)
             trainable.progress = progress
-            # Kept in the trainer's state, and so across a kill.
+            # The trainer's state is part of checkpoints, so the count survives a kill.
             self.state.num_input_tokens_seen += trainable.tokens(inputs)
         outputs = model(**inputs)
         for name, value in outputs.items():
@@ -153,7 +155,7 @@ class SedemTrainer(Trainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the mean of each part since the last line."""
+        """Log the losses with the mean of each part since the last line."""
         prefix = "eval_" if any(name.startswith("eval_") for name in logs) else ""
         for name, values in self.parts.items():
             if values:
@@ -162,7 +164,7 @@ class SedemTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Losses over the evaluation set; parts of training steps are kept apart."""
+        """Losses over the evaluation set, without touching the parts collected in training."""
         training_parts, self.parts = self.parts, defaultdict(list)
         metrics = super().evaluate(*args, **options)
         self.parts = training_parts
@@ -175,15 +177,15 @@ class SedemTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Tensor, None, None]:
-        """Loss of one batch; nothing is predicted."""
+        """Loss of one batch, without predictions."""
         with torch.no_grad():
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         return loss.detach(), None, None
 
-    # Checkpoints hold the trained weights alone, and say when they are whole.
+    # Checkpoints contain only the trained weights, and a manifest once they are complete.
 
     def trained_weights(self) -> dict[str, Tensor]:
-        """Trained parameters by name."""
+        """Trained parameters, by name."""
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -194,7 +196,7 @@ class SedemTrainer(Trainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         best = super()._determine_best_metric(metrics, trial)
-        # Its weights must be there in the end, whatever save_steps says.
+        # The best weights are needed at the end, so save them even between two save_steps.
         self.control.should_save |= best
         return best
 
@@ -203,7 +205,7 @@ class SedemTrainer(Trainer):
         if self.args.should_save:
             run = Path(self.args.output_dir)
             seal(run / f"checkpoint-{self.state.global_step}")
-            # Only now may old ones go: a kill must never leave a run without a whole one.
+            # Delete old ones only now: a kill must never leave a run without a complete checkpoint.
             best = f"checkpoint-{self.state.best_global_step}"
             for folder in checkpoints(run)[self.keep :] if self.keep else []:
                 if folder.name != best:
@@ -222,19 +224,17 @@ class SedemTrainer(Trainer):
 
 
 def seal(folder: Path) -> None:
-    """Say that a checkpoint is whole: a manifest of its files' sizes and hashes, written last."""
+    """Mark a checkpoint as complete: write a manifest of its files' sizes and hashes."""
     manifest = {
-        str(file.relative_to(folder)): [file.stat().st_size, _sha256(file)]
+        str(file.relative_to(folder)): [file.stat().st_size, sha256(file)]
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != COMPLETE
     }
-    temporary = folder / f".{COMPLETE}"
-    temporary.write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    temporary.replace(folder / COMPLETE)
+    write_text(folder / COMPLETE, json.dumps(manifest, indent=1))
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a checkpoint was sealed and still is what was sealed."""
+def is_complete(folder: Path) -> bool:
+    """Whether a checkpoint was sealed, and every file still has the recorded size and hash."""
     try:
         manifest = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -242,28 +242,23 @@ def is_whole(folder: Path) -> bool:
     return all(
         (folder / name).is_file()
         and (folder / name).stat().st_size == size
-        and _sha256(folder / name) == digest
+        and sha256(folder / name) == digest
         for name, (size, digest) in manifest.items()
     )
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Checkpoints of a run, whole or not, the newest first."""
+    """Checkpoints of a run, complete or not, newest first."""
     found = run.glob("checkpoint-*")
     return sorted(found, key=lambda folder: int(folder.name.split("-")[1]), reverse=True)
 
 
-def last_whole_checkpoint(run: Path) -> Path | None:
-    """The newest checkpoint of a run that is whole; what a kill left half written is removed."""
+def last_complete_checkpoint(run: Path) -> Path | None:
+    """The newest complete checkpoint of a run; newer, incomplete ones are removed."""
     for folder in checkpoints(run):
-        if is_whole(folder):
+        if is_complete(folder):
             return folder
-        logger.warning("checkpoint '%s' is incomplete and is passed over", folder)
-        # The trainer will write a checkpoint of this very name again.
+        logger.warning("checkpoint '%s' is incomplete and is skipped", folder)
+        # The resumed run will write a checkpoint of the same name.
         shutil.rmtree(folder)
     return None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -23,7 +23,7 @@ POSITIONS = torch.arange(5)[None]
 
 @pytest.fixture
 def folder(tiny_folder: Callable[..., str], tmp_path: Path) -> Path:
-    """A tiny Llama's own copy, to be damaged."""
+    """A copy of the tiny Llama, for tests that damage it."""
     return Path(shutil.copytree(tiny_folder(), tmp_path / "backbone"))
 
 
@@ -55,7 +55,7 @@ def test_running_no_layers_changes_nothing(backbone: Backbone) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])
-def test_who_sees_whom_is_decided_by_positions(window: int | None) -> None:
+def test_positions_alone_decide_who_sees_whom(window: int | None) -> None:
     key_positions = torch.tensor([[3, 0, 1, 2, 9], [0, 0, 1, 2, 3]])
     key_valid = torch.tensor([[True] * 5, [False, True, True, True, True]])
     positions = torch.tensor([[2, 9], [0, 3]])
@@ -87,14 +87,16 @@ def test_an_axis_grows_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["<start>", "a <end> b", "<start><end>"])
-def test_special_tokens_written_in_a_text_stay_text(any_backbone: Backbone, text: str) -> None:
+def test_special_tokens_written_in_a_text_stay_plain_text(
+    any_backbone: Backbone, text: str
+) -> None:
     ids = any_backbone.token_ids(text)
     assert len(ids) == len(text)
     assert min(ids) >= 2
     assert any_backbone.tokenizer.decode(ids) == text
 
 
-def test_no_start_token_is_put_in_front(any_backbone: Backbone) -> None:
+def test_no_start_token_is_added(any_backbone: Backbone) -> None:
     assert any_backbone.token_ids("") == []
     assert len(any_backbone.token_ids("word")) == 4
 
@@ -107,7 +109,7 @@ def test_offsets_are_characters(backbone: Backbone) -> None:
 @pytest.mark.parametrize(
     ("tokenizer_bos", "config_bos", "expected"), [("<start>", 7, 0), (None, 7, 7), (None, None, 1)]
 )
-def test_the_start_token_is_the_tokenizers_the_configs_or_the_end_token(
+def test_the_start_token_is_that_of_the_tokenizer_or_the_config_or_the_end_token(
     folder: Path, tokenizer_bos: str | None, config_bos: int | None, expected: int
 ) -> None:
     entries = json.loads((folder / "tokenizer_config.json").read_text())
@@ -122,20 +124,20 @@ def test_a_backbone_without_an_end_token_is_refused(folder: Path) -> None:
     entries = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**entries, "eos_token": None}))
     change_config(folder, eos_token_id=None)
-    with pytest.raises(ConfigError, match="names no end token, so answers could not end"):
+    with pytest.raises(ConfigError, match="has no end token, so no answer would end"):
         open_backbone(str(folder))
 
 
 # Opening
 
 
-def test_a_layout_of_another_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unsupported_layout_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ConfigError, match=rf"layout 'gpt2'; .*{', '.join(FAMILIES)}"):
         open_backbone(str(tmp_path))
 
 
-def test_a_layout_that_nobody_knows_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_layout_unknown_to_transformers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama9"}')
     with pytest.raises(ConfigError, match=r"cannot be opened: .*`llama9`") as caught:
         open_backbone(str(tmp_path))
@@ -147,12 +149,12 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         open_backbone(str(tmp_path))
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a folder here nor to be had from the hub"):
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="neither a local folder nor available from the hub"):
         open_backbone(str(tmp_path / "nothing"))
 
 
-def test_attention_of_another_kind_is_refused(folder: Path) -> None:
+def test_an_unknown_attention_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="attention is 'flash'; it can be sdpa or eager"):
         open_backbone(str(folder), attention="flash")
 
@@ -164,7 +166,7 @@ def test_a_model_opened_with_another_attention_is_refused(backbone: Backbone) ->
 
 
 class SlowTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python alone, without character offsets."""
+    """A slow tokenizer, which has no character offsets."""
 
     vocab_size = 2
 
@@ -182,7 +184,7 @@ class SlowTokenizer(PreTrainedTokenizer):
 
 
 def test_a_tokenizer_without_offsets_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(ConfigError, match="'slow' has no fast tokenizer; character offsets"):
+    with pytest.raises(ConfigError, match="'slow' has no fast tokenizer; citations need"):
         Backbone(backbone.model, SlowTokenizer(), "slow")
 
 
@@ -195,7 +197,7 @@ def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
 
 def test_missing_weights_are_counted_and_named(folder: Path) -> None:
     change_config(folder, num_hidden_layers=5)
-    with pytest.raises(CheckpointError, match=r"lacks 9 weights, 'model\.layers\.4\."):
+    with pytest.raises(CheckpointError, match=r"lacks 9 weights, such as 'model\.layers\.4\."):
         open_backbone(str(folder))
 
 
@@ -223,49 +225,49 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
 
 
 @pytest.fixture
-def packed_folder(folder: Path) -> Path:
+def int8_folder(folder: Path) -> Path:
     weights = load_file(folder / "model.safetensors")
     save_file(quantize_int8(weights), folder / INT8_FILE)
     return folder
 
 
-def test_an_int8_folder_opens_as_its_rounded_weights(packed_folder: Path) -> None:
-    backbone = open_backbone(str(packed_folder))
-    rounded = dequantize_int8(load_file(packed_folder / INT8_FILE), torch.float32)
-    (packed_folder / INT8_FILE).unlink()
-    save_file(rounded, packed_folder / "model.safetensors", metadata={"format": "pt"})
-    assert torch.equal(whole_run(backbone), whole_run(open_backbone(str(packed_folder))))
+def test_an_int8_folder_opens_as_its_rounded_weights(int8_folder: Path) -> None:
+    backbone = open_backbone(str(int8_folder))
+    rounded = dequantize_int8(load_file(int8_folder / INT8_FILE), torch.float32)
+    (int8_folder / INT8_FILE).unlink()
+    save_file(rounded, int8_folder / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(whole_run(backbone), whole_run(open_backbone(str(int8_folder))))
 
 
 @pytest.mark.parametrize("lost", ["model.embed_tokens.weight", "model.norm.weight"])
-def test_an_int8_folder_that_lacks_a_weight_is_refused(packed_folder: Path, lost: str) -> None:
-    weights = load_file(packed_folder / INT8_FILE)
+def test_an_int8_folder_that_lacks_a_weight_is_refused(int8_folder: Path, lost: str) -> None:
+    weights = load_file(int8_folder / INT8_FILE)
     kept = {name: tensor for name, tensor in weights.items() if not name.startswith(lost)}
-    save_file(kept, packed_folder / INT8_FILE)
+    save_file(kept, int8_folder / INT8_FILE)
     with pytest.raises(CheckpointError, match=r"weights are missing \(such as"):
-        open_backbone(str(packed_folder))
+        open_backbone(str(int8_folder))
 
 
-def test_a_truncated_int8_file_is_refused(packed_folder: Path) -> None:
-    path = packed_folder / INT8_FILE
+def test_a_truncated_int8_file_is_refused(int8_folder: Path) -> None:
+    path = int8_folder / INT8_FILE
     path.write_bytes(path.read_bytes()[:-7])
     with pytest.raises(CheckpointError, match="truncated"):
-        open_backbone(str(packed_folder))
+        open_backbone(str(int8_folder))
 
 
-# What a fingerprint stands on
+# Digests
 
 
 def test_the_digest_is_the_same_for_both_types_and_follows_the_weights(
-    tiny_folder: Callable[..., str], packed_folder: Path
+    tiny_folder: Callable[..., str], int8_folder: Path
 ) -> None:
     first = open_backbone(tiny_folder()).digest
     assert open_backbone(tiny_folder(), dtype=torch.bfloat16).digest == first
     assert open_backbone(tiny_folder(), attention="eager").digest == first
     assert open_backbone(tiny_folder(seed=1)).digest != first
-    packed = open_backbone(str(packed_folder)).digest
-    assert packed != first
-    assert open_backbone(str(packed_folder), dtype=torch.bfloat16).digest == packed
+    rounded = open_backbone(str(int8_folder)).digest
+    assert rounded != first
+    assert open_backbone(str(int8_folder), dtype=torch.bfloat16).digest == rounded
 
 
 def test_the_digest_follows_the_tokenizer(folder: Path) -> None:
@@ -295,7 +297,7 @@ def with_random_adapters(backbone: Backbone, rank: int = 4, alpha: int = 8) -> B
     return backbone
 
 
-def test_adapters_are_on_q_k_v_and_o_of_every_layer_and_only_they_are_trained(
+def test_only_adapters_of_q_k_v_and_o_of_every_layer_are_trained(
     backbone: Backbone,
 ) -> None:
     assert not backbone.has_lora
@@ -349,7 +351,7 @@ def test_adapters_are_on_again_after_an_error(backbone: Backbone) -> None:
     assert torch.equal(whole_run(backbone), adapted)
 
 
-def test_adapters_come_back_from_their_folder(folder: Path, tmp_path: Path) -> None:
+def test_saved_adapters_can_be_loaded(folder: Path, tmp_path: Path) -> None:
     saved = with_random_adapters(open_backbone(str(folder)))
     saved.save_lora(tmp_path / "adapter", "base")
     opened = open_backbone(str(folder))

@@ -24,10 +24,10 @@ def test_int8_rows_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
     weight[4] *= 1e-4
     weight[5] *= 1e4
     weight = weight.to(dtype)
-    packed = quantize_int8({"w": weight})
-    assert packed["w"].dtype == torch.int8
-    assert packed["w.scale"].shape == (20,)
-    restored = dequantize_int8(packed, torch.float32)["w"]
+    quantized = quantize_int8({"w": weight})
+    assert quantized["w"].dtype == torch.int8
+    assert quantized["w.scale"].shape == (20,)
+    restored = dequantize_int8(quantized, torch.float32)["w"]
     step = weight.float().abs().amax(1) / 127
     error = (restored - weight.float()).abs()
     assert (error <= step[:, None] * 0.5001).all()
@@ -35,11 +35,11 @@ def test_int8_rows_are_off_by_half_a_step_at_most(dtype: torch.dtype) -> None:
     torch.testing.assert_close(restored.abs().amax(1), weight.float().abs().amax(1))
 
 
-def test_vectors_are_packed_exactly() -> None:
+def test_vectors_are_not_quantized() -> None:
     weights = {"norm": torch.randn(7), "bias": torch.randn(3).bfloat16(), "one": torch.tensor(2.5)}
-    packed = quantize_int8(weights)
-    assert packed.keys() == weights.keys()
-    restored = dequantize_int8(packed, torch.float32)
+    quantized = quantize_int8(weights)
+    assert quantized.keys() == weights.keys()
+    restored = dequantize_int8(quantized, torch.float32)
     assert all(torch.equal(restored[name], weights[name].float()) for name in weights)
 
 
@@ -52,12 +52,12 @@ def test_a_row_of_zeros_stays_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_unpacked_weights_have_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
+def test_dequantized_weights_have_the_requested_type(dtype: torch.dtype) -> None:
     restored = dequantize_int8(quantize_int8({"w": torch.randn(2, 3), "v": torch.randn(3)}), dtype)
     assert {tensor.dtype for tensor in restored.values()} == {dtype}
 
 
-def test_packing_twice_changes_nothing_more() -> None:
+def test_quantizing_twice_changes_nothing_more() -> None:
     once = dequantize_int8(quantize_int8({"w": torch.randn(8, 16)}), torch.float32)
     twice = dequantize_int8(quantize_int8(once), torch.float32)
     torch.testing.assert_close(twice["w"], once["w"], rtol=1e-6, atol=0)
@@ -73,10 +73,10 @@ def test_any_row_comes_back_within_half_a_step(values: list[float]) -> None:
 
 
 def test_int8_rows_without_their_scale_are_refused() -> None:
-    packed = quantize_int8({"w": torch.randn(2, 3)})
-    del packed["w.scale"]
+    quantized = quantize_int8({"w": torch.randn(2, 3)})
+    del quantized["w.scale"]
     with pytest.raises(CheckpointError, match=r"'w' .*'w\.scale'"):
-        dequantize_int8(packed, torch.float32)
+        dequantize_int8(quantized, torch.float32)
 
 
 def test_load_weights_gives_back_what_was_saved(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_missing_file_makes_the_checkpoint_incomplete(tmp_path: Path) -> None:
     ],
     ids=["empty", "one byte", "words", "huge header", "cut header", "no json", "pickle"],
 )
-def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"w\.safetensors' is truncated or not a safetensors"):
@@ -127,7 +127,7 @@ def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
         load_weights(tmp_path)
 
 
-def test_weights_that_fit_pass() -> None:
+def test_matching_weights_are_accepted() -> None:
     check_weights({"a": torch.zeros(2)}, {"a": torch.ones(2)}, "here")
 
 
@@ -146,7 +146,7 @@ def test_missing_and_unknown_weights_are_counted_and_named() -> None:
         check_weights(expected, found, "here")
 
 
-def test_the_digest_tells_weights_names_and_words_apart() -> None:
+def test_the_digest_depends_on_weights_names_and_text() -> None:
     weights = {"a": torch.randn(10, 10), "b": torch.randn(3)}
     digest = weights_digest(weights, "words")
     assert digest == weights_digest(dict(reversed(weights.items())), "words")

@@ -1,4 +1,4 @@
-"""In a large bank pooled keys name candidates; what they name is scored as exactly as ever."""
+"""In a large bank pooled keys give candidates, and candidates have their exact scores."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank import blocks
-from sedem.bank import coarse_search as candidates
+from sedem.bank import blocks, coarse_search
 from sedem.bank.coarse_search import pool_keys
 from sedem.bank.key_index import forget_keys, key_index, prepare, save_keys
 from sedem.inference.requests import Request, encode_questions, score_requests
@@ -18,9 +17,9 @@ RENT = "What is the rent?"
 
 @pytest.fixture
 def bank(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> MemoryBank:
-    """A bank that counts as large, with five candidates a question."""
-    monkeypatch.setattr(candidates, "FROM", 1)
-    monkeypatch.setattr(candidates, "COUNT", 5)
+    """A bank that is searched like a large one, with five candidates a question."""
+    monkeypatch.setattr(coarse_search, "FROM", 1)
+    monkeypatch.setattr(coarse_search, "COUNT", 5)
     return model.read(documents)
 
 
@@ -29,7 +28,7 @@ def scored(model: SeDeM, *requests: Request) -> list[torch.Tensor]:
     return score_requests(model, requests, *states)
 
 
-def test_pooled_keys_are_means_of_real_slots_and_runs_of_padding_are_told() -> None:
+def test_pooled_keys_are_means_of_real_slots_and_groups_of_padding_are_marked() -> None:
     keys = torch.randn(2, 4, 3, 5)
     pooled, empty = pool_keys(Quantized(keys), torch.tensor([3, 6, 7]), 2)
     expected = [[keys[0, :2].mean(0), keys[0, 2]], [keys[1, :2].mean(0), torch.zeros(3, 5)]]
@@ -38,31 +37,31 @@ def test_pooled_keys_are_means_of_real_slots_and_runs_of_padding_are_told() -> N
     assert empty.tolist() == [[False, False], [False, True]]
 
 
-@pytest.mark.parametrize("kept", ["anew", "held", "stored"])
-def test_candidates_have_their_exact_scores_and_others_none(
-    kept: str, model: SeDeM, bank: MemoryBank, tmp_path: object
+@pytest.mark.parametrize("keys", ["made", "cached", "stored"])
+def test_candidates_have_their_exact_scores_and_other_blocks_none(
+    keys: str, model: SeDeM, bank: MemoryBank, tmp_path: object
 ) -> None:
-    if kept == "held":
+    if keys == "cached":
         prepare(bank, model.selector, None)
-    elif kept == "stored":
+    elif keys == "stored":
         bank.save(f"{tmp_path}/a.bank")
         bank = MemoryBank.open(f"{tmp_path}/a.bank")
         save_keys(bank, model.selector)
     exact = model.scores(bank, RENT)
     (found,) = scored(model, Request(bank, RENT, k=2))
-    named = found > -torch.inf
-    assert named.sum() == 5
-    torch.testing.assert_close(found[named], exact[named])
+    is_candidate = found > -torch.inf
+    assert is_candidate.sum() == 5
+    torch.testing.assert_close(found[is_candidate], exact[is_candidate])
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_keys_are_pooled_in_pieces_however_they_are_kept(
-    held: bool, model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cached", [True, False])
+def test_keys_are_pooled_in_parts_whether_they_are_cached_or_not(
+    cached: bool, model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (expected,) = scored(model, Request(bank, RENT, k=2))
     pooled = key_index(bank, model.selector).pooled
     forget_keys(bank)
-    if held:
+    if cached:
         prepare(bank, model.selector, None)
     sizes = []
 
@@ -71,7 +70,7 @@ def test_keys_are_pooled_in_pieces_however_they_are_kept(
         return pool_keys(keys, padding)
 
     monkeypatch.setattr(blocks, "SCAN", 3)
-    monkeypatch.setattr(candidates, "pool_keys", spied)
+    monkeypatch.setattr(coarse_search, "pool_keys", spied)
     (found,) = scored(model, Request(bank, RENT, k=2))
     assert max(sizes) == 3 < len(bank) == sum(sizes)
     torch.testing.assert_close(found, expected)
@@ -97,22 +96,22 @@ def test_with_as_many_groups_as_slots_the_best_candidates_are_the_best_blocks(
         lambda bank: Request(bank, RENT, blocks=[0, 1]),
     ],
 )
-def test_what_needs_every_score_gets_every_score(
+def test_requests_that_need_every_score_get_every_score(
     request_of: object, model: SeDeM, bank: MemoryBank
 ) -> None:
     (found,) = scored(model, request_of(bank))  # type: ignore[operator]
     torch.testing.assert_close(found, model.scores(bank, RENT))
 
 
-def test_a_bank_of_as_many_blocks_is_scored_exactly(
+def test_a_bank_at_the_limit_is_scored_exactly(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "FROM", len(bank))
+    monkeypatch.setattr(coarse_search, "FROM", len(bank))
     (found,) = scored(model, Request(bank, RENT, k=2))
     assert torch.equal(found, model.scores(bank, RENT))
 
 
-def test_pooled_keys_follow_what_is_appended(model: SeDeM, bank: MemoryBank) -> None:
+def test_pooled_keys_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
     scored(model, Request(bank, RENT, k=2))
     bank.append(model.read([Document("other.txt", "The rent is low. " * 9)]))
     (found,) = scored(model, Request(bank, RENT, k=2))
@@ -121,7 +120,7 @@ def test_pooled_keys_follow_what_is_appended(model: SeDeM, bank: MemoryBank) -> 
     assert [c.score for c in answer.citations] == sorted(found.tolist(), reverse=True)[:2]
 
 
-def test_requests_to_several_banks_get_their_own_scores_in_order(
+def test_requests_to_several_banks_get_scores_of_their_own_bank(
     model: SeDeM, documents: list[Document]
 ) -> None:
     one, other = model.read(documents[:1]), model.read(documents[1:])

@@ -1,4 +1,4 @@
-"""Keys are derived data: held, stored or made anew, they select the same blocks."""
+"""Keys are derived data: cached, stored or made again, they select the same blocks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
-from sedem import Document, MemoryBank, SeDeM
+from sedem import Document, MemoryBank, SeDeM, durable_files
 from sedem.bank import key_index as bank_keys
 from sedem.bank.key_index import (
     CACHE_BYTES,
-    FOLDER,
     cache_dtype,
     cache_limit,
     forget_keys,
@@ -27,6 +27,7 @@ from sedem.bank.key_index import (
 )
 from sedem.bank.search import score_questions
 from sedem.bank.store import shard
+from sedem.bank.store.key_files import FOLDER
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError, ConfigError
 from sedem.inference.requests import encode_questions
@@ -53,7 +54,7 @@ def opened(bank: MemoryBank, tmp_path: Path) -> MemoryBank:
 
 @pytest.fixture
 def projections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many blocks were projected, call by call."""
+    """Number of blocks in each call that projects memory to keys."""
     made: list[int] = []
     real = Selector.keys
 
@@ -69,8 +70,8 @@ def scores(model: SeDeM, bank: MemoryBank) -> Tensor:
     return torch.stack([model.scores(bank, question) for question in QUESTIONS])
 
 
-def fresh(model: SeDeM, bank: MemoryBank) -> Tensor:
-    """Scores by the selector itself, all of the bank's memory at once."""
+def reference(model: SeDeM, bank: MemoryBank) -> Tensor:
+    """Scores by the selector's own forward pass over the whole bank."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
     everything = range(len(bank))
     memory_BNJD = bank.memory(everything).float().expand(len(QUESTIONS), -1, -1, -1)
@@ -79,7 +80,7 @@ def fresh(model: SeDeM, bank: MemoryBank) -> Tensor:
         return model.selector(hidden_BQE, mask_BQ, memory_BNJD, slots_BNJ)
 
 
-# Held in RAM
+# Cached in RAM
 
 
 def test_a_second_question_projects_nothing_and_scores_the_same(
@@ -89,24 +90,24 @@ def test_a_second_question_projects_nothing_and_scores_the_same(
     assert sum(projections) == len(bank)
     assert torch.equal(scores(model, bank), first)
     assert sum(projections) == len(bank)
-    torch.testing.assert_close(first, fresh(model, bank))
+    torch.testing.assert_close(first, reference(model, bank))
 
 
-def test_keys_above_the_limit_are_not_held(
+def test_keys_above_the_limit_are_not_cached(
     model: SeDeM, bank: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = scores(model, bank)
+    cached = scores(model, bank)
     assert key_index(bank, model.selector).cached is not None
     size = key_index(bank, model.selector).cached.nbytes  # type: ignore[union-attr]
     forget_keys(bank)
     monkeypatch.setattr(bank_keys, "CACHE_BYTES", size - 1)
     projections.clear()
-    assert torch.equal(scores(model, bank), held)
+    assert torch.equal(scores(model, bank), cached)
     assert sum(projections) == 2 * len(bank)
     assert key_index(bank, model.selector).cached is None
 
 
-def test_a_gpu_holds_what_a_share_of_its_free_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_caches_up_to_a_share_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = torch.device("cuda:1"), torch.device("cpu")
     free = {gpu: 100 * 2**30}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 141 * 10**9))
@@ -118,7 +119,7 @@ def test_a_gpu_holds_what_a_share_of_its_free_memory_does(monkeypatch: pytest.Mo
     assert (cache_dtype(gpu), cache_dtype(cpu)) == (torch.bfloat16, torch.float32)
 
 
-def test_keys_are_held_up_to_the_limit_of_their_device(
+def test_the_limit_is_that_of_the_selectors_device(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.device] = []
@@ -143,7 +144,7 @@ def change_by_remove(model: SeDeM, bank: MemoryBank) -> None:
 
 @pytest.mark.parametrize("change", [change_by_append, change_by_remove])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_held_keys_follow_appending_and_removing(
+def test_cached_keys_follow_appending_and_removing(
     change: Callable[[SeDeM, MemoryBank], None],
     on_disk: bool,
     model: SeDeM,
@@ -154,16 +155,16 @@ def test_held_keys_follow_appending_and_removing(
         bank.save(tmp_path / "a.bank")
     scores(model, bank)
     change(model, bank)
-    torch.testing.assert_close(scores(model, bank), fresh(model, bank))
+    torch.testing.assert_close(scores(model, bank), reference(model, bank))
 
 
-def test_held_keys_of_another_selector_are_made_anew(model: SeDeM, bank: MemoryBank) -> None:
+def test_cached_keys_of_another_selector_are_made_again(model: SeDeM, bank: MemoryBank) -> None:
     before = scores(model, bank)
     with torch.no_grad():
         model.selector.w_key.weight.neg_()
     after = scores(model, bank)
     assert not torch.equal(before, after)
-    torch.testing.assert_close(after, fresh(model, bank))
+    torch.testing.assert_close(after, reference(model, bank))
 
 
 def test_questions_scored_together_score_as_each_alone(model: SeDeM, bank: MemoryBank) -> None:
@@ -172,7 +173,7 @@ def test_questions_scored_together_score_as_each_alone(model: SeDeM, bank: Memor
     torch.testing.assert_close(together, scores(model, bank))
 
 
-def test_keys_that_were_prepared_as_they_are_made_score_exactly(
+def test_keys_prepared_in_float32_score_exactly(
     model: SeDeM, bank: MemoryBank, projections: list[int]
 ) -> None:
     expected = scores(model, bank)
@@ -185,21 +186,21 @@ def test_keys_that_were_prepared_as_they_are_made_score_exactly(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_prepared_keys_are_of_their_type_and_score_nearly_the_same(
+def test_prepared_keys_have_the_type_asked_for_and_score_nearly_the_same(
     dtype: str, model: SeDeM, bank: MemoryBank
 ) -> None:
     expected = scores(model, bank)
     prepare(bank, model.selector, dtype)
-    held = key_index(bank, model.selector).cached
-    assert held is not None
-    assert held.values.dtype == DTYPES[dtype]
+    cached = key_index(bank, model.selector).cached
+    assert cached is not None
+    assert cached.values.dtype == DTYPES[dtype]
     found = scores(model, bank)
     assert not torch.equal(found, expected)
     _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
     assert ((found - expected).abs() / mask_BQ.sum(1)[:, None]).max() < TOLERANCE[dtype]
 
 
-def test_keys_of_an_empty_bank_and_of_no_type_are_refused(model: SeDeM, bank: MemoryBank) -> None:
+def test_an_empty_bank_and_an_unknown_type_are_refused(model: SeDeM, bank: MemoryBank) -> None:
     with pytest.raises(ConfigError, match="cannot be stored as 'int4'; use bfloat16, int8, fp8"):
         prepare(bank, model.selector, "int4")
     with pytest.raises(BankError, match="only in RAM; save it"):
@@ -214,7 +215,7 @@ def test_keys_of_an_empty_bank_and_of_no_type_are_refused(model: SeDeM, bank: Me
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_stored_keys_spare_the_projection_and_leave_the_bank_as_it_is(
+def test_stored_keys_replace_the_projection_and_leave_the_bank_unchanged(
     dtype: str, model: SeDeM, opened: MemoryBank, projections: list[int]
 ) -> None:
     expected, path = scores(model, opened), opened.path
@@ -242,7 +243,7 @@ def test_stored_keys_above_the_limit_are_read_for_every_question(
     assert not projections
 
 
-def test_what_is_appended_after_has_no_stored_keys_and_what_is_removed_is_not_scored(
+def test_documents_appended_later_are_projected_and_removed_ones_are_not_scored(
     model: SeDeM, opened: MemoryBank, projections: list[int]
 ) -> None:
     save_keys(opened, model.selector)
@@ -256,11 +257,11 @@ def test_what_is_appended_after_has_no_stored_keys_and_what_is_removed_is_not_sc
     assert sum(projections) == sum(
         again.documents[b.document].name == "note.md" for b in again.blocks
     )
-    off = (found - fresh(model, again)).abs() / mask_BQ.sum(1)[:, None]
+    off = (found - reference(model, again)).abs() / mask_BQ.sum(1)[:, None]
     assert off.max() < TOLERANCE["bfloat16"]
 
 
-def test_keys_that_are_stored_already_are_not_made_again(
+def test_saving_keys_again_makes_only_missing_ones(
     model: SeDeM, opened: MemoryBank, projections: list[int]
 ) -> None:
     save_keys(opened, model.selector, "int8")
@@ -282,8 +283,16 @@ def damage_length(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", [damage_checksum, damage_length])
-def test_damaged_keys_are_made_anew_and_that_is_said(
+def damage_shape(path: Path) -> None:
+    """Keys of one row too few, with a right checksum."""
+    with safe_open(path, framework="pt") as file:
+        metadata, keys = file.metadata(), shard.read_quantized(file, "keys")[:-1]
+    metadata["crc32"] = str(shard.checksum(keys))
+    shard.write_quantized(path, "keys", keys, metadata)
+
+
+@pytest.mark.parametrize("damage", [damage_checksum, damage_length, damage_shape])
+def test_damaged_keys_are_made_again_with_a_warning(
     damage: Callable[[Path], None],
     model: SeDeM,
     opened: MemoryBank,
@@ -295,11 +304,11 @@ def test_damaged_keys_are_made_anew_and_that_is_said(
     damage(opened.path / FOLDER / "000001.safetensors")
     with caplog.at_level(logging.WARNING):
         assert torch.equal(scores(model, MemoryBank.open(opened.path)), expected)
-    assert "are damaged" in caplog.text
-    assert "made anew" in caplog.text
+    assert "are damaged" in caplog.text or "do not fit their shard" in caplog.text
+    assert "made again" in caplog.text
 
 
-def test_stored_keys_of_another_selector_are_made_anew_and_that_is_said(
+def test_stored_keys_of_another_selector_are_made_again_with_a_warning(
     model: SeDeM, opened: MemoryBank, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_keys(opened, model.selector)
@@ -307,16 +316,16 @@ def test_stored_keys_of_another_selector_are_made_anew_and_that_is_said(
         model.selector.w_key.weight.neg_()
     with caplog.at_level(logging.WARNING):
         found = scores(model, opened)
-    assert "of another selector; they are made anew" in caplog.text
-    torch.testing.assert_close(found, fresh(model, opened))
+    assert "of another selector; they are made again" in caplog.text
+    torch.testing.assert_close(found, reference(model, opened))
 
 
-class Death(BaseException):
-    """Nothing in the library may catch it."""
+class Crash(BaseException):
+    """The library must not catch it."""
 
 
 @pytest.mark.parametrize("moment", ["writing", "syncing", "naming"])
-def test_death_while_keys_are_written_loses_nothing(
+def test_a_crash_while_keys_are_written_loses_nothing(
     moment: str, model: SeDeM, opened: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, path = scores(model, opened), opened.path
@@ -326,19 +335,19 @@ def test_death_while_keys_are_written_loses_nothing(
     def half(tensors: dict[str, Tensor], file: Path, *about: Any) -> None:
         real_save(tensors, file, *about)
         os.truncate(file, file.stat().st_size // 2)
-        raise Death
+        raise Crash
 
-    def die(*_: object) -> None:
-        raise Death
+    def crash(*_: object) -> None:
+        raise Crash
 
     place, name = {
         "writing": (shard, "save_file"),
-        "syncing": (shard.os, "fsync"),
-        "naming": (shard.Path, "replace"),
+        "syncing": (durable_files.os, "fsync"),
+        "naming": (durable_files.Path, "replace"),
     }[moment]
     with monkeypatch.context() as broken:
-        broken.setattr(place, name, half if moment == "writing" else die)
-        with pytest.raises(Death):
+        broken.setattr(place, name, half if moment == "writing" else crash)
+        with pytest.raises(Crash):
             save_keys(opened, model.selector)
     assert LocalStore(path).verify() == []
     assert torch.equal(scores(model, MemoryBank.open(path)), expected)

@@ -1,10 +1,10 @@
-"""A bank in RAM and a bank on disk are the same bank: what they hold, how they score and answer."""
+"""A bank in RAM and the same bank on disk have equal content, scores and answers."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,19 +25,19 @@ EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is 
 
 
 def other_shape(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
-    """A model like the usual one with some settings changed."""
+    """The usual model with some settings changed."""
     torch.manual_seed(1)
     return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
 
 
 def replies(model: SeDeM, bank: MemoryBank) -> list[tuple[object, ...]]:
-    """Everything about the answers to the usual questions that is not a time."""
+    """Everything about the answers to the usual questions but the times."""
     answers: list[Answer] = model.answer(bank, QUESTIONS, decoding=SHORT)
     return [(a.text, a.citations, a.k, a.blocks, a.finish_reason, a.cut) for a in answers]
 
 
 def contents(bank: MemoryBank) -> tuple[object, ...]:
-    """What a bank holds beside its memory."""
+    """What a bank holds besides its memory."""
     return bank.fingerprint, bank.made_by, bank.documents, bank.blocks
 
 
@@ -58,7 +58,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 # Round trips
 
 
-def test_an_opened_bank_holds_scores_and_answers_as_the_one_that_was_saved(
+def test_an_opened_bank_has_the_content_scores_and_answers_of_the_saved_one(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents)
@@ -72,7 +72,7 @@ def test_an_opened_bank_holds_scores_and_answers_as_the_one_that_was_saved(
     assert opened.path == bank.path == tmp_path / "both.bank"
 
 
-def test_an_opened_bank_can_be_saved_under_another_name_and_both_go_on_alone(
+def test_an_opened_bank_can_be_saved_under_another_name_and_both_are_independent(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     model.read(documents).save(tmp_path / "first.bank")
@@ -89,7 +89,7 @@ def test_saving_creates_the_folders_above(model: SeDeM, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
-def test_an_appended_bank_equals_a_bank_read_at_once(
+def test_documents_read_in_two_steps_make_the_same_bank_as_in_one(
     kind: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
 ) -> None:
     model = other_shape(config, backbone, compressor=kind)
@@ -97,7 +97,7 @@ def test_an_appended_bank_equals_a_bank_read_at_once(
     appended.append(model.read(documents[1:]))
     at_once = model.read(documents)
     assert contents(appended) == contents(at_once)
-    # Kernels may round differently for another number of segments: one step of bfloat16.
+    # Kernels may round differently for another number of segments, by one step of bfloat16.
     torch.testing.assert_close(
         all_memory(appended).float(), all_memory(at_once).float(), rtol=2**-7, atol=1e-5
     )
@@ -131,7 +131,7 @@ def test_removing_in_ram_and_on_disk_is_the_same(
     assert_same_bank(MemoryBank.open(tmp_path / "a.bank"), in_ram)
 
 
-def test_what_was_removed_can_be_appended_again(
+def test_a_removed_document_can_be_appended_again(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents)
@@ -148,7 +148,7 @@ def test_what_was_removed_can_be_appended_again(
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_bank_from_which_everything_was_removed_is_empty_and_takes_documents_again(
+def test_a_bank_without_documents_is_empty_and_can_be_appended_to(
     on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents)
@@ -183,10 +183,10 @@ def test_an_empty_bank_can_be_saved_and_appended(
 # Order and names
 
 
-def test_documents_keep_the_order_in_which_they_were_given(
+def test_documents_keep_their_order(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
-    # Neither the alphabet nor the length decides.
+    # Neither alphabetical nor by length.
     given = [documents[1], EXTRA, documents[0]]
     bank = model.read(given)
     bank.save(tmp_path / "a.bank")
@@ -198,7 +198,7 @@ def test_documents_keep_the_order_in_which_they_were_given(
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_an_appended_document_replaces_the_one_of_its_name_and_stands_last(
+def test_an_appended_document_replaces_the_one_of_its_name_and_comes_last(
     on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents)
@@ -227,7 +227,7 @@ def test_reading_nothing_is_refused(model: SeDeM) -> None:
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_removing_an_unknown_document_names_it_and_those_that_are_there(
+def test_removing_an_unknown_document_names_it_and_the_known_ones(
     on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents)
@@ -239,7 +239,7 @@ def test_removing_an_unknown_document_names_it_and_those_that_are_there(
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "bank"])
-def test_saving_over_anything_is_refused_and_leaves_it_alone(
+def test_saving_over_anything_is_refused_and_leaves_it_unchanged(
     kind: str, model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     place = tmp_path / "taken"
@@ -262,7 +262,7 @@ def test_saving_over_anything_is_refused_and_leaves_it_alone(
 
 
 @pytest.mark.parametrize("dtype", ["int8", "fp8"])
-def test_a_bank_of_another_type_is_smaller_keeps_it_and_answers_from_it(
+def test_a_quantized_bank_is_smaller_keeps_its_type_and_answers_from_it(
     dtype: str, model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     plain = model.read(documents)
@@ -277,12 +277,12 @@ def test_a_bank_of_another_type_is_smaller_keeps_it_and_answers_from_it(
     assert torch.equal(all_memory(opened), quantize(exact, dtype).dequantize())
     slots = exact.shape[0] * exact.shape[1]
     assert (plain.memory_bytes, opened.memory_bytes) == (slots * 64, slots * 36)
-    stored = [shard_of.take(range(len(shard_of))).nbytes for shard_of in opened.pieces]
+    stored = [piece.take(range(len(piece))).nbytes for piece in opened.pieces]
     assert sum(stored) == opened.memory_bytes
     assert replies(model, opened) == replies(model, plain.cast(dtype))
 
 
-def test_a_bank_in_ram_keeps_its_type_when_it_takes_in_another(
+def test_a_bank_in_ram_keeps_its_type_when_another_is_appended(
     model: SeDeM, documents: list[Document]
 ) -> None:
     bank = model.read(documents[:1]).cast("int8")
@@ -294,7 +294,7 @@ def test_a_bank_in_ram_keeps_its_type_when_it_takes_in_another(
     assert all_memory(plain).dtype == torch.bfloat16
 
 
-def test_a_plain_bank_is_of_the_first_format_and_others_are_of_the_second(
+def test_a_bfloat16_bank_has_format_1_and_quantized_banks_format_2(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     for dtype, version in (("bfloat16", "1"), ("int8", "2"), ("fp8", "2")):
@@ -321,7 +321,7 @@ def test_an_unknown_type_is_refused_and_nothing_is_made(
 # Memory
 
 
-def test_opening_reads_no_shard_until_a_block_is_touched(
+def test_opening_reads_no_shard_until_a_block_is_used(
     model: SeDeM, documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank = model.read(documents[:1])
@@ -355,7 +355,7 @@ def test_memory_of_an_opened_bank_is_mapped(
     assert shard in Path("/proc/self/maps").read_text()
 
 
-def test_memory_comes_in_the_order_asked_for_across_shards(
+def test_memory_comes_in_the_order_of_the_indices_across_shards(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents[:1])
@@ -371,12 +371,14 @@ def test_a_bank_whose_blocks_and_memory_differ_in_number_is_refused(
     model: SeDeM, documents: list[Document]
 ) -> None:
     bank = model.read(documents)
-    with pytest.raises(BankError, match=f"{len(bank) - 1} blocks are named, memory holds"):
+    with pytest.raises(
+        BankError, match=f"names {len(bank) - 1} blocks but has memory of {len(bank)}"
+    ):
         MemoryBank(bank.fingerprint, bank.made_by, bank.documents, bank.blocks[:-1], bank.pieces)
 
 
 @pytest.mark.parametrize("scan", [1, 5, 1000])
-def test_scores_do_not_depend_on_how_many_blocks_are_looked_at_together(
+def test_scores_do_not_depend_on_how_many_blocks_are_scanned_at_once(
     scan: int, model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank = model.read(documents)
@@ -389,7 +391,7 @@ def test_scores_do_not_depend_on_how_many_blocks_are_looked_at_together(
 
 
 class Counted(list[BlockRow]):
-    """Blocks that count how often somebody goes through all of them."""
+    """Counts how often all blocks are iterated over."""
 
     passes = 0
 
@@ -398,7 +400,7 @@ class Counted(list[BlockRow]):
         return super().__iter__()
 
 
-def test_an_answer_goes_through_all_blocks_no_more(model: SeDeM, documents: list[Document]) -> None:
+def test_a_second_answer_does_not_scan_the_blocks(model: SeDeM, documents: list[Document]) -> None:
     bank = model.read(documents)
     (first,) = model.answer(bank, QUESTIONS[:1], decoding=SHORT)
     bank.blocks = counted = Counted(bank.blocks)
@@ -408,7 +410,7 @@ def test_an_answer_goes_through_all_blocks_no_more(model: SeDeM, documents: list
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_sizes_follow_what_is_appended_removed_and_stored_otherwise(
+def test_sizes_follow_appending_removing_and_quantizing(
     on_disk: bool, model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents[:1])
@@ -437,7 +439,7 @@ def test_sizes_follow_what_is_appended_removed_and_stored_otherwise(
 # Fingerprints
 
 
-def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_stays_as_it_is(
+def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_unchanged(
     model: SeDeM,
     config: SedemConfig,
     backbone: Backbone,
@@ -461,62 +463,12 @@ def test_a_bank_of_another_model_is_refused_with_both_fingerprints_and_stays_as_
     assert bank.documents == documents
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"extract_layers": (2,)},
-        {"extract_layers": (2, 3)},
-        {"segment_length": 32},
-        {"segment_shift": 4},
-        {"compression": 2},
-        {"compression": 8},
-        {"block_slots": 2},
-        {"compressor": "mlp"},
-        {"compressor": "query"},
-    ],
-    ids=str,
-)
-def test_what_memory_depends_on_changes_the_fingerprint(
-    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
-) -> None:
-    assert other_shape(config, backbone, **changes).fingerprint() != model.fingerprint()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}, {"start_placement": "between"}],
-    ids=str,
-)
-def test_what_memory_does_not_depend_on_leaves_the_fingerprint(
-    changes: dict[str, object], model: SeDeM, config: SedemConfig, backbone: Backbone
-) -> None:
-    assert other_shape(config, backbone, **changes).fingerprint() == model.fingerprint()
-
-
-def test_the_fingerprint_follows_the_compressors_weights_and_the_encoders(
-    model: SeDeM,
-    config: SedemConfig,
-    backbone: Backbone,
-    tiny_folder: Callable[..., str],
-) -> None:
-    from sedem.backbone.loading import open_backbone
-
-    before = model.fingerprint()
-    with torch.no_grad():
-        model.compressor.w_in.weight[0, 0] += 1e-3
-    assert model.fingerprint() != before
-    stranger = open_backbone(tiny_folder(seed=7))
-    assert SeDeM(config, stranger, stranger).fingerprint() != before
-    same = open_backbone(backbone.name)
-    assert SeDeM(config, same, same).fingerprint() == before
-
-
 # Blocks
 
 
 @pytest.mark.parametrize("segmentation", ["window", "paragraph"])
 @pytest.mark.parametrize("block_slots", [4, 2, 8, 3])
-def test_blocks_say_exactly_where_they_come_from(
+def test_the_spans_of_blocks_cover_each_document_in_order(
     block_slots: int,
     segmentation: str,
     config: SedemConfig,
@@ -534,7 +486,7 @@ def test_blocks_say_exactly_where_they_come_from(
         assert all(0 <= b.start < b.end <= len(document.text) for b in own)
         for earlier, later in itertools.pairwise(own):
             assert earlier.start < later.start
-            # A character of several bytes may be cut in two; it then belongs to both.
+            # A character of several bytes may be split between two blocks; it is in both spans.
             assert later.start >= earlier.end - 1
             assert not document.text[earlier.end : later.start].strip()
         assert not document.text[: own[0].start].strip()
@@ -554,7 +506,7 @@ def test_tokens_of_a_block_are_the_tokens_of_its_span(
 
 
 @pytest.mark.parametrize("block_slots", [2, 8])
-def test_blocks_of_another_size_hold_the_same_slots(
+def test_the_block_size_does_not_change_the_slots(
     block_slots: int, config: SedemConfig, backbone: Backbone, documents: list[Document]
 ) -> None:
     usual = other_shape(config, backbone).read(documents)
@@ -564,13 +516,13 @@ def test_blocks_of_another_size_hold_the_same_slots(
 
 
 def real_slots(bank: MemoryBank, document: int) -> torch.Tensor:
-    """The slots of one document that stand for text, in reading order."""
+    """The slots of one document without padding, in reading order."""
     indices = [i for i, block in enumerate(bank.blocks) if block.document == document]
     return bank.memory(indices)[bank.slot_tokens(indices) > 0]
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
-def test_memory_of_a_document_does_not_depend_on_what_it_is_read_with(
+def test_the_memory_of_a_document_does_not_depend_on_the_others(
     kind: str, config: SedemConfig, backbone: Backbone
 ) -> None:
     model = other_shape(config, backbone, compressor=kind)
@@ -578,7 +530,7 @@ def test_memory_of_a_document_does_not_depend_on_what_it_is_read_with(
     alone = all_memory(model.read([short]))
     beside = all_memory(model.read([Document("lease.txt", LEASE), short]))[-1:]
     torch.testing.assert_close(alone.float(), beside.float(), rtol=2**-7, atol=1e-5)
-    assert not alone[:, 2:].any(), "slots that stand behind no text are zero"
+    assert not alone[:, 2:].any(), "padding slots are zero"
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 15, 16, 17, 32, 33, 100])
@@ -599,7 +551,7 @@ def test_texts_of_every_length_are_covered_to_their_last_character(
     ["a\0b", "\ufeffmark in front", "line\r\nline", "é" * 40, "🥧" * 9, RECIPE, "\n\n  indented"],
     ids=["nul", "mark", "crlf", "two bytes", "four bytes", "recipe", "indented"],
 )
-def test_texts_come_back_from_disk_as_they_were(text: str, model: SeDeM, tmp_path: Path) -> None:
+def test_texts_are_read_back_unchanged(text: str, model: SeDeM, tmp_path: Path) -> None:
     bank = model.read([Document("ü / name.txt", text)])
     bank.save(tmp_path / "a.bank")
     assert MemoryBank.open(tmp_path / "a.bank").documents == [Document("ü / name.txt", text)]

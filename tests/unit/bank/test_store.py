@@ -1,4 +1,4 @@
-"""A bank on disk survives death at every step, tells damage at once and lets one process write."""
+"""A bank on disk survives a crash at any step, detects damage, and lets one process write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sedem import MemoryBank
+from sedem import MemoryBank, durable_files
 from sedem.bank.blocks import BlockRow
 from sedem.bank.store import catalog, local, shard
 from sedem.bank.store.interface import Contents, Meta
@@ -32,9 +32,10 @@ from sedem.quantization import Quantized, quantize
 PRINT = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
 WIDTH, SLOTS = 8, 4
+META = Meta(PRINT, {"width": WIDTH})
 NOBODY = 65534
 
-# Making banks without a model
+# Banks made without a model
 
 
 def text_of(number: int) -> str:
@@ -42,7 +43,7 @@ def text_of(number: int) -> str:
 
 
 def memory_of(number: int, blocks: int = 2) -> Tensor:
-    """Memory that tells which document it belongs to."""
+    """Random memory, different for each document."""
     generator = torch.Generator().manual_seed(number)
     return torch.randn(blocks, SLOTS, WIDTH, generator=generator).to(torch.bfloat16)
 
@@ -63,7 +64,7 @@ def append(bank: Path | LocalStore, number: int, name: str | None = None) -> Non
 
 
 def make_bank(folder: Path, documents: int = 1, dtype: str = "bfloat16") -> Path:
-    """A bank of documents 0, 1, ..., each appended in its own commit."""
+    """Make a bank of documents 0, 1, ..., each appended in a commit of its own."""
     with LocalStore(folder).creating(Meta(PRINT, {"width": WIDTH}, dtype)) as unfinished:
         for number in range(documents):
             append(unfinished, number)
@@ -79,7 +80,7 @@ def problems(bank: Path) -> list[str]:
 
 
 def assert_holds(folder: Path, numbers: list[int]) -> None:
-    """The bank opens, verifies, and is exactly these documents, memory and all."""
+    """Assert that the bank verifies and holds exactly these documents and their memory."""
     assert LocalStore(folder).verify() == []
     bank = MemoryBank.open(folder)
     assert [(d.name, d.text) for d in bank.documents] == [
@@ -93,7 +94,7 @@ def assert_holds(folder: Path, numbers: list[int]) -> None:
 
 
 def rounded(bank: MemoryBank, *memory_NJD: Tensor) -> Tensor:
-    """Memory as a bank of its type gives it back."""
+    """Memory as a bank of that type returns it."""
     return quantize(torch.cat(memory_NJD), bank.dtype).dequantize()
 
 
@@ -107,40 +108,52 @@ def shard_file(folder: Path, number: int = 1) -> Path:
 
 @pytest.fixture(params=["bfloat16", "int8"])
 def bank(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A bank of two documents in two shards, with and without scales."""
+    """A bank of two documents in two shards, once without scales and once with them."""
     return make_bank(tmp_path / "two.bank", 2, request.param)
 
 
-# Death at every step of a commit
+# A crash at every step of a commit
 
 
-class Death(BaseException):
-    """Nothing in the library may catch it."""
+class Crash(BaseException):
+    """The library must not catch it."""
 
 
-def die() -> None:
-    raise Death
+def crash() -> None:
+    raise Crash
 
 
-def be_killed() -> None:
+def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DiesBeforeCommit(sqlite3.Connection):
-    """Dies when a transaction is about to be committed."""
+class CrashBeforeCommit(sqlite3.Connection):
+    """Ends before a transaction is committed."""
 
-    end: Callable[[], None] = staticmethod(die)
+    end: Callable[[], None] = staticmethod(crash)
 
     def __exit__(self, *reason: Any) -> Any:
         type(self).end()
         return super().__exit__(*reason)
 
 
-class DiesAfterCommit(DiesBeforeCommit):
-    """Dies when a transaction has just been committed."""
+class CrashWithinTransaction(CrashBeforeCommit):
+    """Ends after documents have been added and before their blocks are."""
 
     def __exit__(self, *reason: Any) -> Any:
-        super(DiesBeforeCommit, self).__exit__(*reason)
+        return super(CrashBeforeCommit, self).__exit__(*reason)
+
+    def executemany(self, statement: str, rows: Any) -> Any:
+        if "INTO blocks" in statement:
+            type(self).end()
+        return super().executemany(statement, rows)
+
+
+class CrashAfterCommit(CrashBeforeCommit):
+    """Ends after a transaction has been committed."""
+
+    def __exit__(self, *reason: Any) -> Any:
+        super(CrashBeforeCommit, self).__exit__(*reason)
         type(self).end()
 
 
@@ -151,9 +164,9 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
     """Make one step of the commit protocol end the process.
 
     Args:
-        step: its name, with "before", "half of" or "after".
-        end: how: an error, or a real kill.
-        change: `monkeypatch.setattr`, or `setattr` where the process ends anyway.
+        step: its name, after "before: ", "half of: " or "after: ".
+        end: raises an error or kills the process.
+        change: `monkeypatch.setattr`; `setattr` in a process that ends anyway.
     """
     when, _, what = step.partition(": ")
 
@@ -183,15 +196,17 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
     elif what == "the shard's bytes":
         change(shard, "save_file", wrapped(shard.save_file))
     elif what == "syncing the shard":
-        change(shard.os, "fsync", wrapped(os.fsync))
+        change(durable_files.os, "fsync", wrapped(os.fsync))
     elif what == "naming the shard":
-        change(shard.Path, "replace", wrapped(Path.replace))
+        change(durable_files.Path, "replace", wrapped(Path.replace))
     elif what == "syncing the folder":
-        change(shard.os, "fsync", wrapped(os.fsync, at=2))
-    elif step == "half of: the transaction":
-        change(local, "checksum", wrapped(local.checksum))
+        change(durable_files.os, "fsync", wrapped(os.fsync, at=2))
     else:
-        kind = DiesBeforeCommit if when == "before" else DiesAfterCommit
+        kind = {
+            "before": CrashBeforeCommit,
+            "half of": CrashWithinTransaction,
+            "after": CrashAfterCommit,
+        }[when]
         kind.end = staticmethod(end)
         change(catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=kind))
 
@@ -217,8 +232,8 @@ def test_an_error_at_any_step_of_an_append_leaves_all_or_nothing(
     step: str, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        end_at(step, die, broken.setattr)
-        with pytest.raises(Death):
+        end_at(step, crash, broken.setattr)
+        with pytest.raises(Crash):
             append(bank, 2)
     survived = [0, 1, 2] if step == "after: the commit" else [0, 1]
     assert_holds(bank, survived)
@@ -226,14 +241,14 @@ def test_an_error_at_any_step_of_an_append_leaves_all_or_nothing(
     assert_holds(bank, [*survived, 3])
 
 
-def append_and_die(folder: Path, step: str) -> None:
-    end_at(step, be_killed, setattr)
+def append_and_get_killed(folder: Path, step: str) -> None:
+    end_at(step, kill_this_process, setattr)
     append(folder, 2)
 
 
 @pytest.fixture(scope="session")
 def children() -> Any:
-    """Starts processes that have imported the store and done nothing else: safe to fork."""
+    """Starts processes by forking one that has only imported the store."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["sedem.bank.store.local", "sedem.bank.memory_bank", "pytest"])
     return context
@@ -243,7 +258,7 @@ def children() -> Any:
 def test_a_kill_at_any_step_of_an_append_leaves_all_or_nothing(
     step: str, bank: Path, children: Any
 ) -> None:
-    child = children.Process(target=append_and_die, args=(bank, step))
+    child = children.Process(target=append_and_get_killed, args=(bank, step))
     child.start()
     child.join(30)
     assert child.exitcode == -signal.SIGKILL
@@ -253,7 +268,7 @@ def test_a_kill_at_any_step_of_an_append_leaves_all_or_nothing(
     assert_holds(bank, [*survived, 3])
 
 
-def append_for_ever(folder: Path, acknowledged: Path, first: int) -> None:
+def append_forever(folder: Path, acknowledged: Path, first: int) -> None:
     with acknowledged.open("a", buffering=1) as file:
         for number in range(first, 1_000_000):
             append(folder, number)
@@ -261,32 +276,32 @@ def append_for_ever(folder: Path, acknowledged: Path, first: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_kill_amid_appends_loses_nothing_acknowledged(
+def test_a_kill_during_appends_loses_no_acknowledged_document(
     seed: int, tmp_path: Path, children: Any
 ) -> None:
     folder = make_bank(tmp_path / "a.bank")
     acknowledged = tmp_path / "acknowledged"
     acknowledged.write_text("0\n")
     for round_number in range(5):
-        held = numbers_in(folder)
-        child = children.Process(target=append_for_ever, args=(folder, acknowledged, len(held)))
+        before = numbers_in(folder)
+        child = children.Process(target=append_forever, args=(folder, acknowledged, len(before)))
         child.start()
         deadline = time.monotonic() + 30
-        while len(acknowledged.read_text().split()) <= len(held) and time.monotonic() < deadline:
+        while len(acknowledged.read_text().split()) <= len(before) and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep((seed * 5 + round_number) * 0.0031)
         child.kill()
         child.join()
         promised = len(acknowledged.read_text().split())
         found = numbers_in(folder)
-        assert promised > len(held), "the child appended nothing"
+        assert promised > len(before), "the child appended nothing"
         assert found in (list(range(promised)), list(range(promised + 1)))
         assert_holds(folder, found)
         append(folder, len(found))
         acknowledged.write_text("".join(f"{n}\n" for n in range(len(found) + 1)))
 
 
-def test_a_kill_while_a_reader_has_the_bank_open_leaves_the_reader_its_blocks(bank: Path) -> None:
+def test_a_reader_keeps_its_blocks_while_another_process_removes_and_appends(bank: Path) -> None:
     reader = MemoryBank.open(bank)
     LocalStore(bank).remove("doc-0")
     append(bank, 2)
@@ -294,10 +309,10 @@ def test_a_kill_while_a_reader_has_the_bank_open_leaves_the_reader_its_blocks(ba
     assert numbers_in(bank) == [1, 2]
 
 
-def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
+def test_a_commit_syncs_the_shard_renames_it_and_only_then_runs_the_transaction(
     bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a power cut may undo is only what was not synced; the order is what makes it safe."""
+    """A power cut may undo whatever was not synced, so the order matters."""
     happened: list[str] = []
     real_fsync, real_replace, real_save = os.fsync, Path.replace, shard.save_file
 
@@ -318,8 +333,8 @@ def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
             happened.append("commit")
             return super().__exit__(*reason)
 
-    monkeypatch.setattr(shard.os, "fsync", fsync)
-    monkeypatch.setattr(shard.Path, "replace", replace)
+    monkeypatch.setattr(durable_files.os, "fsync", fsync)
+    monkeypatch.setattr(durable_files.Path, "replace", replace)
     monkeypatch.setattr(shard, "save_file", save)
     monkeypatch.setattr(
         catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Recording)
@@ -334,7 +349,7 @@ def test_a_commit_syncs_before_it_names_and_names_before_it_commits(
     ]
 
 
-def test_commits_are_synced_by_the_catalog_itself(bank: Path) -> None:
+def test_the_catalog_syncs_every_commit(bank: Path) -> None:
     with catalog.connect(bank) as connection:
         (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
         (synchronous,) = connection.execute("PRAGMA synchronous").fetchone()
@@ -346,33 +361,43 @@ def test_an_error_in_a_removal_leaves_all_or_nothing(
     step: str, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        end_at(step, die, broken.setattr)
-        with pytest.raises(Death):
+        end_at(step, crash, broken.setattr)
+        with pytest.raises(Crash):
             LocalStore(bank).remove("doc-0")
     assert_holds(bank, [1] if step.startswith("after") else [0, 1])
 
 
-def test_death_while_replacing_keeps_the_older_document(
+def test_a_crash_while_replacing_keeps_the_older_document(
     bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        end_at("before: the commit", die, broken.setattr)
-        with pytest.raises(Death):
+        end_at("before: the commit", crash, broken.setattr)
+        with pytest.raises(Crash):
             append(bank, 5, name="doc-0")
     assert_holds(bank, [0, 1])
 
 
-@pytest.mark.parametrize("full", ["save_file", "fsync", "checksum"])
-def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
+class FullDisk(sqlite3.Connection):
+    """Has no space for blocks."""
+
+    def executemany(self, statement: str, rows: Any) -> Any:
+        if "INTO blocks" in statement:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super().executemany(statement, rows)
+
+
+@pytest.mark.parametrize("full", ["save_file", "fsync", "connect"])
+def test_a_full_disk_is_one_sentence_and_changes_nothing(
     full: str, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        place = {"fsync": shard.os, "save_file": shard, "checksum": local}[full]
-        broken.setattr(place, full, no_space)
-        with pytest.raises(BankError, match=r"two\.bank.*No space left on device"):
+        place = {"fsync": durable_files.os, "save_file": shard, "connect": catalog.sqlite3}[full]
+        connect = functools.partial(sqlite3.connect, factory=FullDisk)
+        broken.setattr(place, full, connect if full == "connect" else no_space)
+        with pytest.raises(BankError, match=r"two\.bank.*(No space left on device|disk is full)"):
             append(bank, 2)
     assert_holds(bank, [0, 1])
     append(bank, 2)
@@ -384,9 +409,12 @@ def test_a_full_disk_is_told_in_one_sentence_and_changes_nothing(
 
 def test_a_bank_that_could_not_be_finished_never_appears_under_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "new.bank"
-    with pytest.raises(Death), LocalStore(folder).creating(Meta(PRINT, {})) as unfinished:
+    with (
+        pytest.raises(Crash),
+        LocalStore(folder).creating(META) as unfinished,
+    ):
         append(unfinished, 0)
-        die()
+        crash()
     assert not folder.exists()
     with pytest.raises(BankError, match=r"there is no bank '.*new\.bank'; make one with 'sedem b"):
         LocalStore(folder).open()
@@ -396,35 +424,35 @@ def test_a_bank_that_could_not_be_finished_never_appears_under_its_name(tmp_path
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "after: the commit"])
-def test_death_in_the_first_commit_of_a_new_bank_leaves_no_bank(
+def test_a_crash_in_the_first_commit_of_a_new_bank_leaves_no_bank(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "new.bank"
     with monkeypatch.context() as broken:
-        end_at(step, die, broken.setattr)
-        with pytest.raises(Death):
+        end_at(step, crash, broken.setattr)
+        with pytest.raises(Crash):
             make_bank(folder)
     assert not folder.exists()
     make_bank(folder)
     assert_holds(folder, [0])
 
 
-def test_death_before_the_last_rename_leaves_no_bank_and_after_it_a_whole_one(
+def test_a_crash_before_the_last_rename_leaves_no_bank_and_after_it_a_complete_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, real = tmp_path / "new.bank", Path.rename
 
     def before(self: Path, target: Path) -> None:
-        die()
+        crash()
 
     def after(self: Path, target: Path) -> None:
         real(self, target)
-        die()
+        crash()
 
     for rename, numbers in ((before, None), (after, [0])):
         with monkeypatch.context() as broken:
             broken.setattr(local.Path, "rename", rename)
-            with pytest.raises(Death):
+            with pytest.raises(Crash):
                 make_bank(folder)
         assert folder.exists() == (numbers is not None)
     assert_holds(folder, [0])
@@ -432,11 +460,11 @@ def test_death_before_the_last_rename_leaves_no_bank_and_after_it_a_whole_one(
 
 def test_two_processes_cannot_make_the_same_bank_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "new.bank"
-    with LocalStore(folder).creating(Meta(PRINT, {})) as unfinished:
+    with LocalStore(folder).creating(META) as unfinished:
         append(unfinished, 0)
         with (
             pytest.raises(BankError, match=r"new\.bank' is being written by another process"),
-            LocalStore(folder).creating(Meta(PRINT, {})),
+            LocalStore(folder).creating(META),
         ):
             pytest.fail("the second one was let in")
         append(unfinished, 1)
@@ -452,7 +480,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_flipped_byte_is_caught_when_its_block_is_first_touched(bank: Path) -> None:
+def test_a_flipped_byte_is_caught_when_its_block_is_first_used(bank: Path) -> None:
     flip(shard_file(bank, 2), -1)
     opened = MemoryBank.open(bank)
     assert torch.equal(opened.memory([0, 1, 2]), rounded(opened, memory_of(0), memory_of(1)[:1]))
@@ -466,7 +494,7 @@ def test_a_flipped_byte_is_caught_when_its_block_is_first_touched(bank: Path) ->
     ]
 
 
-def test_no_flipped_byte_of_a_shard_is_ever_read_as_memory(tmp_path: Path) -> None:
+def test_a_flipped_byte_anywhere_in_a_shard_is_detected(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "a.bank")
     intact = shard_file(bank).read_bytes()
     for offset in range(len(intact)):
@@ -492,7 +520,7 @@ def test_a_truncated_shard_is_refused_with_both_sizes(kept: int, bank: Path) -> 
     ]
 
 
-def test_a_shard_that_shrinks_or_goes_after_opening_is_told(bank: Path) -> None:
+def test_a_shard_truncated_or_deleted_after_opening_is_an_error(bank: Path) -> None:
     opened = MemoryBank.open(bank)
     os.truncate(shard_file(bank, 1), 50)
     shard_file(bank, 2).unlink()
@@ -509,7 +537,7 @@ def test_a_missing_shard_is_refused_by_name(bank: Path) -> None:
     assert LocalStore(bank).verify() == ["shard '000001.safetensors' is missing"]
 
 
-def test_every_damage_is_listed_by_verify(tmp_path: Path) -> None:
+def test_verify_lists_every_defect(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "a.bank", documents=3)
     flip(shard_file(bank, 1), -1)
     shard_file(bank, 3).unlink()
@@ -530,7 +558,7 @@ def test_a_truncated_catalog_is_refused(kept: int, bank: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"no database", b"\0" * 8192, b"SQLite format 3\0" * 99])
-def test_garbage_for_a_catalog_is_refused(content: bytes, bank: Path) -> None:
+def test_a_catalog_that_is_not_a_database_is_refused(content: bytes, bank: Path) -> None:
     (bank / catalog.CATALOG).write_bytes(content)
     for attempt in (contents, problems, functools.partial(append, number=2)):
         with pytest.raises(BankError, match=r"the catalog of bank '.*two\.bank' cannot be used"):
@@ -538,17 +566,15 @@ def test_garbage_for_a_catalog_is_refused(content: bytes, bank: Path) -> None:
     assert (bank / catalog.CATALOG).read_bytes() == content
 
 
-def catalog_without_its_page(bank: Path, page: int) -> None:
+def overwrite_page(bank: Path, page: int) -> None:
     content = bytearray((bank / catalog.CATALOG).read_bytes())
     content[page * 4096 : (page + 1) * 4096] = b"\xa5" * 4096
     (bank / catalog.CATALOG).write_bytes(content)
 
 
 @pytest.mark.parametrize("page", range(1, 6))
-def test_a_destroyed_page_of_the_catalog_never_passes_for_a_sound_bank(
-    page: int, bank: Path
-) -> None:
-    catalog_without_its_page(bank, page)
+def test_an_overwritten_page_of_the_catalog_is_detected(page: int, bank: Path) -> None:
+    overwrite_page(bank, page)
     with contextlib.suppress(BankError):
         MemoryBank.open(bank)
     try:
@@ -570,6 +596,69 @@ def execute(bank: Path, statement: str, *values: object) -> None:
         connection.execute(statement, values)
 
 
+@pytest.mark.parametrize(
+    "made_by",
+    [
+        "",
+        "{",
+        "null",
+        "3",
+        "[]",
+        '"text"',
+        "{}",
+        '{"width": "8"}',
+        '{"width": 0}',
+        b"\xff",
+        "[" * 10**5,
+    ],
+    ids=lambda made_by: str(made_by[:16]),
+)
+def test_a_catalog_whose_made_by_is_malformed_is_refused(made_by: str | bytes, bank: Path) -> None:
+    execute(bank, "UPDATE meta SET value = ? WHERE key = 'made_by'", made_by)
+    for attempt in (contents, problems, functools.partial(append, number=2)):
+        with pytest.raises(
+            BankError, match=r"the catalog of bank '.*two\.bank' is damaged: its made_by (is|has)"
+        ) as refused:
+            attempt(bank)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("meta SET value = x'00' WHERE key = 'fingerprint'", "its fingerprint is not text"),
+        ("documents SET text = x'00'", "the name or text of a document is not text"),
+        ("documents SET id = 9 WHERE id = 1", "block 1 has no document or no shard"),
+        ("shards SET id = 9 WHERE id = 1", "block 1 has no document or no shard"),
+        ("shards SET file = '../../000001.safetensors' WHERE id = 1", "it names a shard '../"),
+        ("blocks SET row = -1", "block 1 has a malformed number"),
+        ("blocks SET start = 'first'", "block 1 has a malformed number"),
+        ("blocks SET start = -1", "block 1 lies outside its document's text"),
+        ('blocks SET "end" = 1000', "block 1 lies outside its document's text"),
+        ("blocks SET slot_tokens = 'four'", "block 1 has another number of slots"),
+        ("blocks SET slot_tokens = x'01' WHERE id = 2", "block 2 has another number of slots"),
+    ],
+)
+def test_a_catalog_that_contradicts_itself_is_refused(change: str, reason: str, bank: Path) -> None:
+    execute(bank, f"UPDATE {change}")
+    with pytest.raises(BankError, match=rf"two\.bank' is damaged: {reason}.*; restore it or build"):
+        MemoryBank.open(bank)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE blocks SET row = 2 WHERE id = 1",
+        "UPDATE blocks SET slot_tokens = x'0404'",
+        """UPDATE meta SET value = '{"width": 9}' WHERE key = 'made_by'""",
+    ],
+)
+def test_a_shard_that_does_not_fit_its_catalog_is_refused(statement: str, bank: Path) -> None:
+    execute(bank, statement)
+    with pytest.raises(BankError, match=r"000001\.safetensors' holds torch\..* its catalog needs"):
+        MemoryBank.open(bank).memory([0])
+
+
 @pytest.mark.parametrize("version", ["0", "3", "banana"])
 def test_a_bank_of_another_format_is_refused_with_both_versions(version: str, bank: Path) -> None:
     execute(bank, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
@@ -586,7 +675,7 @@ def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", [contents, problems, functools.partial(append, number=2)])
-def test_what_is_no_bank_is_refused_and_left_alone(
+def test_a_folder_or_file_that_is_not_a_bank_is_refused_and_left_alone(
     use: Callable[[Path], object], tmp_path: Path
 ) -> None:
     (tmp_path / "folder").mkdir()
@@ -601,7 +690,7 @@ def test_what_is_no_bank_is_refused_and_left_alone(
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["file", "folder"]
 
 
-def test_a_bank_of_another_model_takes_nothing(bank: Path) -> None:
+def test_a_bank_of_another_model_cannot_be_appended_to(bank: Path) -> None:
     before = (bank / catalog.CATALOG).read_bytes()
     with pytest.raises(BankMismatchError, match=f"model {PRINT[:12]}, this model is {OTHER[:12]}"):
         LocalStore(bank).append(OTHER, [("doc-2", text_of(2))], rows_of(2), Quantized(memory_of(2)))
@@ -627,8 +716,8 @@ def test_a_second_writer_is_refused_while_the_first_holds_the_lock(bank: Path) -
     assert_holds(bank, [0, 1, 2])
 
 
-def test_a_lock_that_a_killed_writer_left_behind_hinders_nobody(bank: Path, children: Any) -> None:
-    child = children.Process(target=append_and_die, args=(bank, "before: the commit"))
+def test_the_lock_file_of_a_killed_writer_blocks_nobody(bank: Path, children: Any) -> None:
+    child = children.Process(target=append_and_get_killed, args=(bank, "before: the commit"))
     child.start()
     child.join(30)
     assert (bank / local.LOCK).exists()
@@ -639,7 +728,7 @@ def test_a_lock_that_a_killed_writer_left_behind_hinders_nobody(bank: Path, chil
 def test_opening_while_another_process_commits_sees_one_state(
     bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit between two statements of the reader changes nothing for it."""
+    """A commit between two statements of a reader does not change what it reads."""
     real = sqlite3.connect
     pending = [2]
 
@@ -670,9 +759,9 @@ def test_an_open_bank_does_not_change_under_its_reader(bank: Path) -> None:
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder to put banks into, and no right to write what is not writable.
+    """A folder for banks, in a process that file modes apply to.
 
-    Root may write anywhere whatever the mode says, so root's rights are laid down for the test.
+    Root may write anywhere, so a test that runs as root drops root's rights.
     """
     place = Path(tempfile.mkdtemp(prefix="sedem-"))
     place.chmod(0o755)
@@ -683,7 +772,7 @@ def unprivileged() -> Iterator[Path]:
                 os.setresuid(NOBODY, NOBODY, 0)
                 os.setresuid(0, 0, 0)
             except (PermissionError, AttributeError):
-                pytest.skip("root that cannot lay its rights down may write anywhere")
+                pytest.skip("this root cannot drop its rights and may write anywhere")
         yield place
     finally:
         if root:
@@ -694,7 +783,7 @@ def unprivileged() -> Iterator[Path]:
 
 
 def write_protect(folder: Path) -> None:
-    """Take every right to write from a folder, and root's from this process."""
+    """Make a folder read-only, and drop root's rights."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
     if os.geteuid() == 0:

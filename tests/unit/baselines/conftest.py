@@ -1,4 +1,4 @@
-"""A trained baseline of every kind on the tiny Llama, and recipes for them."""
+"""Every trained baseline on the tiny Llama, and training recipes for them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "beacon": {"window": 16, "ratios": (2, 4, 8)},
     "comprexit": {"piece": 16, "window": 8, "inner": 6},
 }
-"""Settings that suit a tiny backbone; a new method adds its own here."""
+"""Settings for a tiny backbone; a new method adds its own here."""
 
 
 def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader:
-    """A baseline whose parts and adapters are random, so that both matter."""
+    """A baseline with random parts and adapters, so that both affect its answers."""
     kind = reader_class(name)
     torch.manual_seed(seed)
     reader = kind(kind.Config(backbone=folder, **{**SMALL[name], **changes}), open_backbone(folder))
@@ -50,7 +50,7 @@ def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader
 
 @pytest.fixture(params=TRAINED)
 def any_reader(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> TrainedReader:
-    """A tiny baseline of each kind in turn."""
+    """Each trained baseline in turn, on the tiny Llama."""
     return make(request.param, tiny_folder())
 
 
@@ -58,7 +58,7 @@ def any_reader(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) 
 def question_recipe(
     tiny_folder: Callable[..., str], tmp_path: Path
 ) -> Callable[..., BaselineRecipe]:
-    """Four steps on the questions of one article, those of another followed."""
+    """Four steps on the questions of one article, evaluated on those of another."""
 
     def recipe(name: str, **changes: Any) -> BaselineRecipe:
         return BaselineRecipe(
@@ -80,7 +80,7 @@ def question_recipe(
 
 @pytest.fixture
 def text_recipe(tiny_folder: Callable[..., str], tmp_path: Path) -> Callable[..., BaselineRecipe]:
-    """Four steps on nine articles, the last two of them held out."""
+    """Four steps on seven of nine articles; the last two are held out."""
 
     def recipe(name: str, **changes: Any) -> BaselineRecipe:
         return BaselineRecipe(
@@ -113,5 +113,5 @@ def _shared(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def fixtures() -> Path:
-    """Folder of real records."""
+    """The folder of real records."""
     return Path(__file__).parents[2] / "fixtures"

@@ -1,11 +1,10 @@
-"""Baselines trained from recipes: killed and resumed, evaluated; every recipe of the repository."""
+"""Baselines trained from recipes: resuming, evaluation, and every recipe of the repository."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
-from unit.training.test_recipes import small_run, small_source, two_steps
+from unit.training.small_recipes import small_run, small_source, two_steps
 
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
@@ -61,7 +60,7 @@ def killed(recipe: BaselineRecipe, step: int) -> None:
         raise AssertionError("the run was not killed")
 
 
-def assert_resumes_alike(recipe: BaselineRecipe) -> None:
+def assert_resumes_equal(recipe: BaselineRecipe) -> None:
     whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
     train_baseline(whole)
     killed(recipe, 4)
@@ -73,50 +72,52 @@ def assert_resumes_alike(recipe: BaselineRecipe) -> None:
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
 
 
-def test_a_killed_run_on_questions_resumes_alike(question_recipe: Make) -> None:
-    # Dropout, so that the state of random numbers is part of what is resumed.
+def test_an_interrupted_run_on_questions_resumes_with_equal_weights(question_recipe: Make) -> None:
+    # With dropout, the state of the random generators must be restored too.
     recipe = question_recipe("icae")
     assert recipe.model.lora_dropout > 0
-    assert_resumes_alike(recipe)
+    assert_resumes_equal(recipe)
 
 
 @pytest.mark.parametrize("name", ["icae", "hmt", "500x"])
-def test_a_killed_run_on_text_resumes_alike(name: str, text_recipe: Make) -> None:
-    # HMT is killed in its second stage and goes on where that began.
+def test_an_interrupted_run_on_text_resumes_with_equal_weights(
+    name: str, text_recipe: Make
+) -> None:
+    # HMT is interrupted in its second stage.
     recipe = text_recipe(name)
-    assert_resumes_alike(recipe)
+    assert_resumes_equal(recipe)
     assert summary(recipe)["tokens_seen"] == 4 * 4 * (32 + 12)
 
 
 @pytest.fixture
-def rising(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses that are followed rise with every step after the second."""
+def rising_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the evaluation loss rise after the second step."""
     evaluate = SedemTrainer.evaluation_loop
 
-    def risen(self: SedemTrainer, *args: Any, **options: Any) -> Any:
+    def with_rising_loss(self: SedemTrainer, *args: Any, **options: Any) -> Any:
         output = evaluate(self, *args, **options)
         output.metrics["eval_loss"] = abs(self.state.global_step - 2.0)
         return output
 
-    monkeypatch.setattr(SedemTrainer, "evaluation_loop", risen)
+    monkeypatch.setattr(SedemTrainer, "evaluation_loop", with_rising_loss)
 
 
 def stopped_at(recipe: BaselineRecipe, steps: int) -> BaselineRecipe:
-    """The same training, which ends so early and follows no loss."""
+    """The same training with fewer steps and no evaluation."""
     run = recipe.run.with_changes(output=f"{recipe.run.output}-{steps}", eval_every=0)
     return recipe.with_changes(optimization=recipe.optimization.with_changes(steps=steps), run=run)
 
 
-@pytest.mark.usefixtures("rising")
+@pytest.mark.usefixtures("rising_loss")
 @pytest.mark.parametrize("name", ["icae", "rag"])
-def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
+def test_the_final_checkpoint_has_the_lowest_evaluation_loss(
     name: str, question_recipe: Make
 ) -> None:
     recipe = question_recipe(name)
-    # Steps are the same however long the run is, and whatever is evaluated between them.
+    # With a constant schedule, steps do not depend on the length of the run.
     constant = recipe.optimization.with_changes(steps=5, schedule="constant_with_warmup")
-    plain = replace(recipe.model, lora_dropout=0.0)
-    # The best step is none that save_every names, and one checkpoint alone is kept.
+    plain = recipe.model.with_changes(lora_dropout=0.0)
+    # save_every would not save the best step, and keep allows one more checkpoint.
     run = recipe.run.with_changes(save_every=5, eval_every=1, keep=1)
     recipe = recipe.with_changes(model=plain, optimization=constant, run=run)
     train_baseline(recipe)
@@ -131,13 +132,13 @@ def test_the_final_checkpoint_is_that_of_the_lowest_followed_loss(
     kept = {folder.name for folder in Path(recipe.run.output).glob("checkpoint-*")}
     assert kept == {"checkpoint-2", "checkpoint-5"}
     assert summary(stopped_at(recipe, 5))["final_step"] == 5
-    # Started again, a finished run ends with the same.
+    # Running a finished recipe again changes nothing.
     train_baseline(recipe)
     assert all(torch.equal(weights(recipe)[n], found[n]) for n in found)
 
 
-@pytest.mark.usefixtures("rising")
-def test_a_killed_run_knows_its_lowest_loss(question_recipe: Make) -> None:
+@pytest.mark.usefixtures("rising_loss")
+def test_a_resumed_run_remembers_its_lowest_loss(question_recipe: Make) -> None:
     recipe = question_recipe("icae")
     recipe = recipe.with_changes(run=recipe.run.with_changes(save_every=3, eval_every=1))
     whole = recipe.with_changes(run=recipe.run.with_changes(output=f"{recipe.run.output}-whole"))
@@ -179,20 +180,22 @@ def test_from_text_to_questions_to_answers(
     with pytest.raises(ConfigError, match="control is 'wrong'"):
         run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
     other = question_recipe("icae", start_from=str(first))
-    changed = other.with_changes(model=replace(other.model, compression=2))  # type: ignore[call-arg]
+    changed = other.with_changes(model=other.model.with_changes(compression=2))
     with pytest.raises(ConfigError, match=r"model.compression is 2 in the recipe, checkpoint"):
         train_baseline(
             changed.with_changes(run=changed.run.with_changes(output=str(tmp_path / "else")))
         )
 
 
-def test_a_run_learns_from_text_or_from_questions(question_recipe: Make, text_recipe: Make) -> None:
+def test_a_recipe_with_both_text_and_questions_is_rejected(
+    question_recipe: Make, text_recipe: Make
+) -> None:
     text = text_recipe("icae").text
     with pytest.raises(ConfigError, match="the recipe has both of text and data"):
         question_recipe("icae", text=text)
 
 
-def test_a_recipe_of_another_method_is_refused() -> None:
+def test_a_recipe_of_another_method_is_rejected() -> None:
     path = RECIPES / "nano" / "icae-text.yaml"
     with pytest.raises(ConfigError, match="is a recipe of 'other'; run 'sedem train other'"):
         load_baseline_recipe("icae", path, ["method=other"])
@@ -248,7 +251,7 @@ def test_no_two_recipes_share_an_output_folder_and_each_starts_from_another() ->
     assert len(by_end) == len(recipes)
     for recipe in recipes:
         if recipe.start_from is not None:
-            first, then = asdict(by_end[recipe.start_from].model), asdict(recipe.model)
+            first, then = dict(by_end[recipe.start_from].model), dict(recipe.model)
             assert {name for name in then if then[name] != first[name]} <= recipe.model.free
 
 
@@ -275,11 +278,10 @@ def test_a_recipe_trains(
     )
     shallow = {"extract_layer": 2} if name == "rag" else {}
     small = recipe.with_changes(
-        model=replace(
-            recipe.model,
+        model=recipe.model.with_changes(
             backbone=backbone,
             lora_rank=recipe.model.lora_rank and 2,
-            **shallow,  # type: ignore[arg-type]
+            **shallow,
         ),
         text=text,
         data=questions,

@@ -1,4 +1,4 @@
-"""Activation Beacon against numbers of the official code, and what must hold on any backbone."""
+"""Activation Beacon against numbers of the official code, and invariants on any backbone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem.errors import ConfigError
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 TINY: dict[str, Any] = {"window": 16, "ratios": (2, 4, 8)}
 
@@ -72,12 +72,12 @@ def official(fixtures: Path, backbone: Backbone) -> Official:
     return Official(fixtures / "beacon-official.safetensors", backbone.tokenizer)
 
 
-def test_the_loss_on_text_and_its_gradients_are_the_official_ones(
+def test_text_loss_and_gradients_match_the_official_code(
     official: Official, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, numbers = official.reader, official.numbers
-    # Windows of 8, 8, 8 and 6 tokens; the official run took these ratios by turns.
-    monkeypatch.setattr(reader, "_draw", lambda ids, windows: [4, 2, 4][:windows])
+    # Windows of 8, 8, 8 and 6 tokens; the official run used these ratios in turn.
+    monkeypatch.setattr(reader, "_draw_ratios", lambda ids, windows: [4, 2, 4][:windows])
     text = numbers["text"][None]
     loss = reader.text_loss(text[:, 1:20], text[:, 20:])["loss"]
     torch.testing.assert_close(loss, numbers["text.loss"], rtol=1e-5, atol=1e-5)
@@ -94,47 +94,47 @@ def test_the_loss_on_text_and_its_gradients_are_the_official_ones(
 
 
 @torch.no_grad()
-def test_memory_answers_and_loss_on_questions_are_the_official_ones(official: Official) -> None:
+def test_memory_logits_and_question_loss_match_the_official_code(official: Official) -> None:
     reader, numbers = official.reader, official.numbers
     stream = numbers["question"].tolist()
     context, prompt, answer = stream[1:18], [0, *stream[18:20]], stream[20:]
     loss = reader.question_loss([torch.tensor(context)], **targets([(prompt, answer)]))["loss"]
     torch.testing.assert_close(loss, numbers["question.loss"], rtol=1e-5, atol=1e-5)
-    kept = reader.remember(context).content
+    kept = reader.compress(context).content
     assert kept.shape == (2, 2, 1, 1 + 2 * 2 + 2, 8)
     for layer in range(2):
         values = numbers[f"question.values.{layer}"].bfloat16()
         torch.testing.assert_close(kept[layer, 1, :, :5], values, rtol=1e-2, atol=1e-2)
-        keys = turned(reader, numbers[f"question.keys.{layer}"])
+        keys = rotated(reader, numbers[f"question.keys.{layer}"])
         torch.testing.assert_close(kept[layer, 0, :, :5].float(), keys, rtol=2e-2, atol=2e-2)
-    begun = reader.begin([kept.float()], [17], [prompt])
+    filled = reader.prefill([kept.float()], [17], [prompt])
     wanted = numbers["question.logits"][3]
-    # The memory went through bfloat16.
-    torch.testing.assert_close(begun.logits[0], wanted, rtol=0.05, atol=0.05)
+    # The stored memory was rounded to bfloat16.
+    torch.testing.assert_close(filled.logits[0], wanted, rtol=0.05, atol=0.05)
 
 
-def turned(reader: ActivationBeacon, keys_HKE: Tensor) -> Tensor:
-    """Keys of the official code, cached before rotation, at positions from 0 on."""
+def rotated(reader: ActivationBeacon, keys_HKE: Tensor) -> Tensor:
+    """Rotate keys to positions 0, 1, 2 ...; the official code caches them unrotated."""
     half = keys_HKE.shape[-1] // 2
     angles = torch.arange(keys_HKE.shape[1])[:, None] / 10000 ** (torch.arange(half) / half)
     first, second = keys_HKE.split(half, dim=-1)
-    turned = [first * angles.cos() - second * angles.sin()]
-    turned.append(second * angles.cos() + first * angles.sin())
-    return torch.cat(turned, dim=-1)
+    parts = [first * angles.cos() - second * angles.sin()]
+    parts.append(second * angles.cos() + first * angles.sin())
+    return torch.cat(parts, dim=-1)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answering_from_memory_is_what_training_computed(
+def test_prefill_logits_match_the_training_loss(
     family: str, tiny_folder: Callable[..., str]
 ) -> None:
     reader: Any = make("beacon", tiny_folder(family))
     contexts = [torch.randint(2, 250, (n,)) for n in (15, 50, 7, 40)]
     prompt = [reader.backbone.bos_token_id, 5, 6, 7]
     labels = targets([(prompt, [9])] * 4)
-    contents = [reader.remember(context.tolist()).content for context in contexts]
-    begun = reader.begin(contents, [len(c) for c in contexts], [prompt] * 4)
-    losses = torch.nn.functional.cross_entropy(begun.logits, torch.full((4,), 9), reduction="none")
+    contents = [reader.compress(context.tolist()).content for context in contexts]
+    filled = reader.prefill(contents, [len(c) for c in contexts], [prompt] * 4)
+    losses = torch.nn.functional.cross_entropy(filled.logits, torch.full((4,), 9), reduction="none")
     loss = reader.question_loss(contexts, **labels)["loss"]
     torch.testing.assert_close(loss, losses.mean(), rtol=2e-2, atol=2e-2)
 
@@ -142,25 +142,25 @@ def test_answering_from_memory_is_what_training_computed(
 @torch.no_grad()
 def test_without_a_full_window_the_backbone_reads_plain_text(reader: ActivationBeacon) -> None:
     context, prompt = [5, 6, 7, 8], [0, 9, 10]
-    kept = reader.remember(context)
+    kept = reader.compress(context)
     assert kept.notes == (
         "the context has 4 tokens, fewer than a window of 16, so nothing of it was compressed",
     )
-    begun = reader.begin([kept.content], [4], [prompt])
+    filled = reader.prefill([kept.content], [4], [prompt])
     plain = reader.backbone.model(torch.tensor([[0, *context, *prompt[1:]]])).logits[0, -1]
-    torch.testing.assert_close(begun.logits[0], plain, rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(filled.logits[0], plain, rtol=5e-2, atol=5e-2)
     answer = reader.answer(reader.read([Document("a", "Rent: 900")]), "Rent?")
     assert "so nothing of it was compressed" in answer.cut[0]
 
 
 @torch.no_grad()
-def test_beacons_of_frozen_projections_are_ordinary_tokens(
+def test_untrained_beacons_act_as_ordinary_tokens(
     tiny_folder: Callable[..., str], backbone: Backbone
 ) -> None:
-    """At the start a beacon is the end token, read by the frozen weights."""
+    """Before training, a beacon is the end token read by the frozen weights."""
     reader = ActivationBeacon(BeaconConfig(backbone="none", **TINY), backbone).eval()
     ids = torch.randint(2, 250, (1, 16))
-    states, held = reader._compress(ids, torch.tensor([True]), reader._nothing(1), 4)
+    states, cached = reader._compress_window(ids, torch.tensor([True]), reader._empty_cache(1), 4)
     mixed = torch.cat([ids.view(1, 4, 4), torch.full((1, 4, 1), backbone.eos_token_id)], 2).view(
         1, 20
     )
@@ -168,27 +168,27 @@ def test_beacons_of_frozen_projections_are_ordinary_tokens(
     logits = backbone.logits(states)
     plain = output.logits.view(1, 4, 5, -1)[:, :, :4].flatten(1, 2)
     torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-4)
-    assert [keys.shape[2] for keys, _ in held.layers] == [5] * backbone.depth
-    # And the hooks are gone.
+    assert [keys.shape[2] for keys, _ in cached.layers] == [5] * backbone.depth
+    # The hooks have been removed.
     assert torch.equal(backbone.model(mixed).logits, output.logits)
 
 
-def test_memory_knows_no_question_and_no_later_window(reader: ActivationBeacon) -> None:
+def test_memory_depends_on_neither_the_question_nor_later_windows(reader: ActivationBeacon) -> None:
     ids = torch.randint(2, 250, (47,)).tolist()
     with torch.no_grad():
-        kept = reader.remember(ids).content
-        changed = reader.remember([*ids[:15], *[7] * 16, *ids[31:]]).content
+        kept = reader.compress(ids).content
+        changed = reader.compress([*ids[:15], *[7] * 16, *ids[31:]]).content
     assert kept.shape[3] == 1 + 3 * 4
     assert torch.equal(kept[..., :5, :], changed[..., :5, :])
     assert not torch.equal(kept[..., 5:, :], changed[..., 5:, :])
     memory = reader.read([Document("a", "The rent is 900 euros. It is due on the third.")])
-    before = memory.remembered.content.clone()
+    before = memory.compressed.content.clone()
     reader.answer(memory, "What is the rent?")
-    assert torch.equal(memory.remembered.content, before)
+    assert torch.equal(memory.compressed.content, before)
     assert memory.stored_bytes == 2 * before.numel()
 
 
-def test_names_with_beacon_alone_are_trained(reader: ActivationBeacon) -> None:
+def test_only_the_beacon_parts_are_trained(reader: ActivationBeacon) -> None:
     stage = TextTraining(reader).train()
     trained = {name for name, p in stage.named_parameters() if p.requires_grad}
     assert trained == {f"reader._parts.{name}" for name, _ in reader.parts().named_parameters()}
@@ -196,42 +196,42 @@ def test_names_with_beacon_alone_are_trained(reader: ActivationBeacon) -> None:
     stage(torch.randint(2, 250, (2, 40)), torch.randint(2, 250, (2, 7)))["loss"].backward()
     for name, parameter in reader.parts().named_parameters():
         assert parameter.grad is not None
-        # What beacons ask for in the last layer nobody reads; the official code trains it as well.
+        # Nothing reads the beacons' queries in the last layer; the official code trains them too.
         assert bool(parameter.grad.any()) == (name != "q.3.weight"), name
     with pytest.raises(ConfigError, match="lora_rank is 4, but this method has no adapters"):
         BeaconConfig(backbone="some", lora_rank=4)
 
 
-def test_ratios_are_drawn_in_training_alone_and_by_the_text_itself(
+def test_ratios_are_drawn_only_in_training_and_seeded_by_the_text(
     reader: ActivationBeacon,
 ) -> None:
     one, two = torch.arange(5, 20), torch.arange(6, 21)
-    assert reader.eval()._draw(one, 3) == [4, 4, 4]
+    assert reader.eval()._draw_ratios(one, 3) == [4, 4, 4]
     reader.train()
-    drawn = reader._draw(one, 12)
-    assert drawn == reader._draw(one, 12) and set(drawn) == {2, 4, 8}
-    assert drawn != reader._draw(two, 12)
+    drawn = reader._draw_ratios(one, 12)
+    assert drawn == reader._draw_ratios(one, 12) and set(drawn) == {2, 4, 8}
+    assert drawn != reader._draw_ratios(two, 12)
     # 512 positions hold 61 windows at two tokens a beacon, not 100.
-    assert set(reader._draw(one, 100)) == {4, 8}
+    assert set(reader._draw_ratios(one, 100)) == {4, 8}
 
 
-def test_what_does_not_fit_is_dropped_by_whole_windows(reader: ActivationBeacon) -> None:
+def test_a_long_context_is_truncated_by_whole_windows(reader: ActivationBeacon) -> None:
     # 512 positions, of which 104 are for prompt and answer beside the start token; a window of 16
     # leaves 4 beacons, the first one the sink as well.
-    assert reader.seen(1615, 100, 5) == 1615  # 101 windows
-    assert reader.seen(1631, 100, 5) == 1615
-    assert reader.seen(1620, 100, 5) == 1615  # 5 more tokens are one too many
-    assert reader.seen(10, 100, 5) == 10
+    assert reader.context_tokens_used(1615, 100, 5) == 1615  # 101 windows
+    assert reader.context_tokens_used(1631, 100, 5) == 1615
+    assert reader.context_tokens_used(1620, 100, 5) == 1615  # 5 more tokens are one too many
+    assert reader.context_tokens_used(10, 100, 5) == 10
     memory = reader.read([Document("a", "x" * 3000)])
     answer = reader.answer(memory, "What?")
     assert answer.conditioning and answer.conditioning + 64 <= 512
     assert "3,000 tokens" in answer.cut[0]
 
 
-def test_settings_are_checked() -> None:
+def test_impossible_settings_are_rejected() -> None:
     for change, message in (
         ({"window": 1}, "window is 1"),
-        ({"ratio": 3}, "a ratio is 3; beacons must divide the window of 128"),
+        ({"ratio": 3}, "a ratio is 3; it must divide the window of 128"),
         ({"ratios": ()}, "ratios is empty"),
         ({"ratios": [2, 48]}, "a ratio is 48"),
         ({"sink": 3}, "sink is 3; it must end before the first beacon"),
@@ -241,7 +241,7 @@ def test_settings_are_checked() -> None:
     assert BeaconConfig(backbone="some", ratios=[2, 4]).ratios == (2, 4)  # type: ignore[arg-type]
 
 
-def test_what_fills_no_window_teaches_nothing(reader: ActivationBeacon) -> None:
+def test_a_context_shorter_than_a_window_trains_nothing(reader: ActivationBeacon) -> None:
     stage = TextTraining(reader).train()
     batch = targets([([0, 5, 6], [8, 9, 1])])
     loss = reader.question_loss([torch.arange(2, 12)], **batch)["loss"]
@@ -254,11 +254,11 @@ def test_what_fills_no_window_teaches_nothing(reader: ActivationBeacon) -> None:
         reader.text_loss(torch.ones(1, 8, dtype=torch.long), torch.ones(1, 7, dtype=torch.long))
 
 
-# Projections that differ from the frozen ones by a product
+# Low-rank updates of the frozen projections
 
 
 def with_rank(full: Any, folder: str, rank: int) -> Any:
-    """The same reader with products instead of projections, exact where the rank is full."""
+    """The same reader with low-rank updates instead of full projections; exact at full rank."""
     narrow: Any = make("beacon", folder, rank=rank)
     with torch.no_grad():
         narrow.parts()["token"].load_state_dict(full.parts()["token"].state_dict())
@@ -271,39 +271,41 @@ def with_rank(full: Any, folder: str, rank: int) -> Any:
 
 
 @torch.no_grad()
-def test_a_product_of_full_rank_is_a_projection_of_its_own(tiny_folder: Callable[..., str]) -> None:
+def test_an_update_of_full_rank_equals_a_full_projection(tiny_folder: Callable[..., str]) -> None:
     full: Any = make("beacon", tiny_folder())
-    # Keys and values of the tiny backbone are 16 wide, so their product has no more than that.
+    # Keys and values of the tiny backbone are 16 wide, so an update has at most rank 16.
     projections = [own.weight for own, _ in full.projections()]
     narrow = with_rank(full, tiny_folder(), min(min(p.shape) for p in projections))
     for (own, frozen), (update, _) in zip(full.projections(), narrow.projections(), strict=True):
         own.weight.copy_(frozen.weight + update[1].weight @ update[0].weight)
     ids = torch.randint(2, 250, (70,)).tolist()
-    kept, same = (reader.remember(ids).content.float() for reader in (full, narrow))
+    kept, same = (reader.compress(ids).content.float() for reader in (full, narrow))
     torch.testing.assert_close(kept, same, rtol=2e-2, atol=2e-2)
     text = torch.randint(2, 250, (2, 60))
     losses = [reader.text_loss(text[:, :50], text[:, 50:])["loss"] for reader in (full, narrow)]
     torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)
 
 
-def test_products_begin_as_the_frozen_projections_and_learn(
+def test_updates_start_at_zero_and_learn(
     tiny_folder: Callable[..., str],
 ) -> None:
     folder = tiny_folder()
-    frozen = ActivationBeacon(BeaconConfig(folder, **TINY), open_backbone(folder)).eval()
-    reader = ActivationBeacon(BeaconConfig(folder, rank=2, **TINY), open_backbone(folder)).eval()
+    frozen = ActivationBeacon(BeaconConfig(backbone=folder, **TINY), open_backbone(folder)).eval()
+    reader = ActivationBeacon(
+        BeaconConfig(backbone=folder, rank=2, **TINY), open_backbone(folder)
+    ).eval()
     text = torch.randint(2, 250, (2, 60))
     losses = [one.text_loss(text[:, :50], text[:, 50:])["loss"] for one in (frozen, reader)]
     assert torch.equal(*losses)
     stage = TextTraining(reader).train()
     optimizer = torch.optim.SGD([p for p in stage.parameters() if p.requires_grad], 0.1)
-    # The token is all zeros here at first; so it moves, then the products, then all they see.
+    # The token is zero at first, so it moves first, then the updates, then all that reads them.
     for _ in range(3):
         optimizer.zero_grad()
         stage(text[:, :50], text[:, 50:])["loss"].backward()
         optimizer.step()
     still = {n for n, p in reader.parts().named_parameters() if p.grad is None or not p.grad.any()}
-    # Nobody reads what beacons ask for in the last layer.
+    # Nothing reads the beacons' queries in the last layer.
     assert still == {"q.3.0.weight", "q.3.1.weight"}
-    with pytest.raises(ConfigError, match="rank is -1; it must be a whole number of at least 0"):
-        BeaconConfig(folder, rank=-1)
+    with pytest.raises(ConfigError, match="rank is -1; it must be 0 or more"):
+        BeaconConfig(backbone=folder, rank=-1)

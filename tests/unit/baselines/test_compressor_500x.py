@@ -1,4 +1,4 @@
-"""500xCompressor against the official code's numbers, and against Hugging Face's own cache."""
+"""500xCompressor against numbers of the official code and against Hugging Face's cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sedem.backbone.loading import open_backbone
 from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def as_official(folder: str, numbers: dict[str, Any]) -> Compressor500x:
 # Against the official code
 
 
-def test_reproducing_a_text_costs_the_official_loss(
+def test_the_reproduction_loss_matches_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
     reader = as_official(tiny_folder(), official)
@@ -61,14 +61,14 @@ def test_reproducing_a_text_costs_the_official_loss(
     assert float(loss) == pytest.approx(official["reproduce"]["loss"], rel=1e-4)
 
 
-def test_an_answer_after_a_short_context_costs_the_official_loss(
+def test_the_answer_loss_of_a_short_context_matches_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
     reader = as_official(tiny_folder(), official)
     ids, asked = official["tokens"], official["question"]
     context = torch.tensor(ids[: asked["context"]])
     question, answer = (ids[slice(*asked[name])] for name in ("question", "answer"))
-    # Its questions have no start token; ours would stand in front of these ids.
+    # The official questions have no start token; ours would precede these ids.
     batch = targets([(question, [*answer, reader.backbone.eos_token_id])])
     loss = reader.question_loss([context], **batch)["loss"]
     assert float(loss) == pytest.approx(asked["loss"], rel=1e-4)
@@ -82,8 +82,8 @@ def test_an_answer_after_a_short_context_costs_the_official_loss(
 # Against Hugging Face's own forward
 
 
-def naive_kept(reader: Compressor500x, context: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """Keys and values at the memory tokens after the context and end tokens up to the limit."""
+def naive_memory(reader: Compressor500x, context: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of the memory tokens after the context, padded with end tokens."""
     backbone, config = reader.backbone, reader.config
     filled = [*context, *[backbone.eos_token_id] * (config.limit - len(context))]
     row = torch.cat([backbone.embed(torch.tensor(filled)), reader.parts()["tokens"].weight])
@@ -93,9 +93,9 @@ def naive_kept(reader: Compressor500x, context: list[int]) -> list[tuple[Tensor,
 
 
 def naive_logits(reader: Compressor500x, context: list[int], ids: list[int]) -> Tensor:
-    """Logits of tokens with memory as their past, at the positions of the variant."""
+    """Logits of tokens after the memory, at the positions of the variant."""
     cache = DynamicCache()
-    for layer, (keys, values) in enumerate(naive_kept(reader, context)):
+    for layer, (keys, values) in enumerate(naive_memory(reader, context)):
         cache.update(keys, values, layer)
     memory, limit = reader.config.memory, reader.config.limit
     first = {"restart": memory, "continue": limit + memory}[reader.config.positions]
@@ -109,7 +109,7 @@ def naive_logits(reader: Compressor500x, context: list[int], ids: list[int]) -> 
 
 @pytest.mark.parametrize("positions", ["restart", "continue"])
 @torch.no_grad()
-def test_both_variants_of_positions_are_those_of_the_equations(
+def test_both_variants_of_positions_match_hugging_face(
     positions: str, tiny_folder: Callable[..., str]
 ) -> None:
     reader: Any = make("500x", tiny_folder(), positions=positions)
@@ -125,42 +125,42 @@ def test_both_variants_of_positions_are_those_of_the_equations(
 
 @pytest.mark.parametrize("positions", ["restart", "continue"])
 @torch.no_grad()
-def test_decoding_step_by_step_is_reading_at_once(
+def test_stepwise_decoding_equals_one_forward_pass(
     positions: str, tiny_folder: Callable[..., str]
 ) -> None:
     reader: Any = make("500x", tiny_folder(), positions=positions)
-    contents = [reader.remember(list(range(2, n))).content for n in (40, 20)]
+    contents = [reader.compress(list(range(2, n))).content for n in (40, 20)]
     prompts, more = [[0, 5, 6, 7], [0, 4]], [8, 9]
-    with reader.answering():
-        begun = reader.begin(contents, [38, 18], prompts)
+    with reader.decoding_mode():
+        filled = reader.prefill(contents, [38, 18], prompts)
         steps = [
-            begun.logits,
-            *(begun.advance(torch.tensor([token, token]), [0, 1]) for token in more),
+            filled.logits,
+            *(filled.advance(torch.tensor([token, token]), [0, 1]) for token in more),
         ]
         for row, prompt in enumerate(prompts):
             for count in range(3):
-                alone = reader.begin([contents[row]], [0], [[*prompt, *more[:count]]])
+                alone = reader.prefill([contents[row]], [0], [[*prompt, *more[:count]]])
                 torch.testing.assert_close(steps[count][row], alone.logits[0], rtol=1e-4, atol=1e-4)
 
 
-def test_the_variants_differ(tiny_folder: Callable[..., str]) -> None:
+def test_the_variants_of_positions_differ(tiny_folder: Callable[..., str]) -> None:
     logits = []
     for positions in ("restart", "continue"):
         reader: Any = make("500x", tiny_folder(), positions=positions)
-        content = reader.remember(list(range(2, 40))).content
-        with torch.no_grad(), reader.answering():
-            logits.append(reader.begin([content], [38], [[0, 5, 6]]).logits)
+        content = reader.compress(list(range(2, 40))).content
+        with torch.no_grad(), reader.decoding_mode():
+            logits.append(reader.prefill([content], [38], [[0, 5, 6]]).logits)
     assert not torch.allclose(logits[0], logits[1], atol=1e-2)
 
 
 # Memory
 
 
-def test_only_the_first_tokens_count_and_the_answer_says_so(reader: Compressor500x) -> None:
+def test_a_context_is_truncated_at_the_limit_and_the_answer_says_so(reader: Compressor500x) -> None:
     ids = torch.randint(2, 250, (60,)).tolist()
-    kept = reader.remember(ids)
-    assert torch.equal(kept.content, reader.remember([*ids[:48], *ids[:30]]).content)
-    assert not torch.equal(kept.content, reader.remember([*ids[:47], ids[47] ^ 1]).content)
+    kept = reader.compress(ids)
+    assert torch.equal(kept.content, reader.compress([*ids[:48], *ids[:30]]).content)
+    assert not torch.equal(kept.content, reader.compress([*ids[:47], ids[47] ^ 1]).content)
     # Four layers, keys and values, two heads of four tokens and eight dimensions, two bytes each.
     assert kept.content.shape == (4, 2, 2, 4, 8)
     assert kept.stored_bytes == 2 * 4 * 2 * 2 * 4 * 8
@@ -171,7 +171,7 @@ def test_only_the_first_tokens_count_and_the_answer_says_so(reader: Compressor50
     assert answer.cut[0] == "the context has 99 tokens, 500x took its first 48"
     (citation,) = answer.citations
     assert (citation.document, citation.end) == ("a", 48)
-    assert torch.equal(memory.remembered.content, reader.remember(text_ids(reader, memory)).content)
+    assert torch.equal(memory.compressed.content, reader.compress(text_ids(reader, memory)).content)
 
 
 def text_ids(reader: Compressor500x, memory: Any) -> list[int]:
@@ -180,7 +180,7 @@ def text_ids(reader: Compressor500x, memory: Any) -> list[int]:
     return reader.backbone.token_ids(context_prompt([d.text for d in memory.documents]))
 
 
-def test_adapters_stand_on_q_and_v_and_decoding_goes_without(reader: Compressor500x) -> None:
+def test_adapters_are_on_q_and_v_and_off_in_decoding(reader: Compressor500x) -> None:
     names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names} == {"q_proj", "v_proj"}
     stage = TextTraining(reader)
@@ -189,7 +189,7 @@ def test_adapters_stand_on_q_and_v_and_decoding_goes_without(reader: Compressor5
     context = torch.randint(2, 250, (2, 30))
     stage(context, context)["loss"].backward()
     grads = {n for n, p in stage.named_parameters() if p.grad is not None and p.grad.any()}
-    # What the last layer makes of its attention is not kept, but its keys and values are.
+    # The memory has the last layer's keys and values, but nothing that depends on its queries.
     idle = {n for n in trained if "layers.3.self_attn.q_proj" in n}
     assert grads == trained - idle
     memory = reader.read([Document("a", "The rent is 900 euros.")])
@@ -200,7 +200,7 @@ def test_adapters_stand_on_q_and_v_and_decoding_goes_without(reader: Compressor5
     assert reader.answer(memory, "What is the rent?").text == answer.text
 
 
-def test_impossible_settings_are_refused(
+def test_impossible_settings_are_rejected(
     tiny_folder: Callable[..., str], reader: Compressor500x
 ) -> None:
     for change in ({"memory": 0}, {"limit": 0}, {"positions": "official"}):
@@ -210,6 +210,6 @@ def test_impossible_settings_are_refused(
         make("500x", tiny_folder(), limit=509)
     long = make("500x", tiny_folder(), limit=400, positions="continue")
     with pytest.raises(DataError, match="from position 404 on, exceed the 512 positions"):
-        long.seen(50, 60, 64)
+        long.context_tokens_used(50, 60, 64)
     with pytest.raises(ConfigError, match=r"text.context is 49 tokens and model.limit 48"):
         reader.text_loss(torch.ones(1, 49).long(), torch.ones(1, 2).long())

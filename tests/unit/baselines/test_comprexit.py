@@ -1,4 +1,4 @@
-"""ComprExIT against numbers of its official pooling, and against a transcription in plain loops."""
+"""ComprExIT against numbers of the official pooling and against its equations in plain loops."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OFFICIAL = {
     "source_mass.ln": "transport.mass.0",
     "source_mass.mass_prj": "transport.mass.1",
 }
-"""Names of the official pooling and ours."""
+"""Our name of each official parameter."""
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ class Official:
         return fused, self.transport(windows, mask)[held]
 
 
-def test_fusion_and_transport_are_those_of_the_official_code(fixtures: Path) -> None:
+def test_fusion_and_transport_match_the_official_code(fixtures: Path) -> None:
     official = Official(fixtures / "comprexit-official.safetensors")
     fused, slots = official.slots()
     torch.testing.assert_close(fused, official.numbers["fused"], rtol=1e-5, atol=1e-5)
@@ -88,14 +88,14 @@ def test_fusion_and_transport_are_those_of_the_official_code(fixtures: Path) -> 
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-4)
 
 
-def test_a_plan_has_the_masses_that_were_asked_for() -> None:
+def test_a_plan_has_the_given_masses() -> None:
     torch.manual_seed(0)
     source = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.1, 0.2, 0.3, 0.4]])
     target = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     plan = transport_plan(torch.rand(2, 4, 2), source, target, 0.1, 60)
     torch.testing.assert_close(plan.sum(2), source, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(plan.sum(1), target)
-    # Masses are uniform before anything is learnt, over real tokens alone.
+    # Before training, the mass is uniform over the tokens that are not padding.
     fresh = Transport(ComprExITConfig(backbone="none", piece=4, window=4, compression=2), 6)
     mask = torch.tensor([[True, True, True, False]])
     masses = fresh.masses(torch.randn(1, 4, 6), mask)
@@ -103,7 +103,7 @@ def test_a_plan_has_the_masses_that_were_asked_for() -> None:
 
 
 def naive_slots(reader: ComprExIT, ids: list[int]) -> Tensor:
-    """Piece by piece, token by token, window by window, over Hugging Face's own forward."""
+    """The slots in plain loops over pieces, tokens and windows, from Hugging Face's forward."""
     parts: Any = reader.parts()
     fusion, transport, config = parts["fusion"], parts["transport"], reader.config
     slots = []
@@ -126,7 +126,7 @@ def naive_slots(reader: ComprExIT, ids: list[int]) -> Tensor:
 
 
 def naive_window(transport: Any, tokens: Tensor) -> list[Tensor]:
-    """Sinkhorn in plain exponentials."""
+    """Sinkhorn's iterations without logarithms."""
     config = transport.config
     anchors = torch.stack([part.mean(0) for part in tokens.split(config.compression)])
     places = [[F.normalize(transport.metric(x), dim=-1) for x in xs] for xs in (tokens, anchors)]
@@ -145,22 +145,24 @@ def naive_window(transport: Any, tokens: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def test_slots_are_those_of_the_equations(reader: ComprExIT) -> None:
+def test_slots_match_the_equations(reader: ComprExIT) -> None:
     for length in (3, 16, 21, 37):
         ids = torch.randint(2, 250, (length,)).tolist()
-        (slots,) = reader._read([torch.tensor(ids)])
+        (slots,) = reader._encode_contexts([torch.tensor(ids)])
         assert len(slots) == -(-length // 4)
         torch.testing.assert_close(slots, naive_slots(reader, ids), rtol=1e-3, atol=1e-4)
-        kept = reader.remember(ids)
+        kept = reader.compress(ids)
         assert torch.equal(kept.content, slots.bfloat16())
         assert kept.stored_bytes == 2 * slots.numel()
 
 
 @torch.no_grad()
-def test_a_batch_of_contexts_is_read_as_each_alone(reader: ComprExIT) -> None:
+def test_a_batch_of_contexts_equals_single_contexts(reader: ComprExIT) -> None:
     contexts = [torch.randint(2, 250, (length,)) for length in (30, 5, 17)]
-    for slots, context in zip(reader._read(contexts), contexts, strict=True):
-        torch.testing.assert_close(slots, reader._read([context])[0], rtol=1e-4, atol=1e-5)
+    for slots, context in zip(reader._encode_contexts(contexts), contexts, strict=True):
+        torch.testing.assert_close(
+            slots, reader._encode_contexts([context])[0], rtol=1e-4, atol=1e-5
+        )
 
 
 def naive_loss(reader: ComprExIT, slots: Tensor, text: list[int], target: list[int]) -> Tensor:
@@ -173,8 +175,8 @@ def naive_loss(reader: ComprExIT, slots: Tensor, text: list[int], target: list[i
 
 
 @torch.no_grad()
-def test_losses_are_those_of_the_equations(reader: ComprExIT) -> None:
-    from sedem.training.prepare import targets
+def test_losses_match_the_equations(reader: ComprExIT) -> None:
+    from sedem.training.targets import targets
 
     contexts = [torch.randint(2, 250, (n,)) for n in (40, 9)]
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
@@ -193,20 +195,20 @@ def test_losses_are_those_of_the_equations(reader: ComprExIT) -> None:
     torch.testing.assert_close(loss, torch.stack(expected).mean(), rtol=1e-4, atol=1e-4)
 
 
-def test_memory_knows_no_question_and_no_other_piece(reader: ComprExIT) -> None:
+def test_memory_depends_on_neither_the_question_nor_other_pieces(reader: ComprExIT) -> None:
     ids = torch.randint(2, 250, (48,)).tolist()
     with torch.no_grad():
-        states = reader.remember(ids).content
-        changed = reader.remember([*ids[:16], *[7] * 16, *ids[32:]]).content
+        states = reader.compress(ids).content
+        changed = reader.compress([*ids[:16], *[7] * 16, *ids[32:]]).content
     same = (states == changed).all(1)
     assert same.tolist() == [True] * 4 + [False] * 4 + [True] * 4
     memory = reader.read([Document("a", "The rent is 900 euros.")])
-    before = memory.remembered.content.clone()
+    before = memory.compressed.content.clone()
     reader.answer(memory, "What is the rent?")
-    assert torch.equal(memory.remembered.content, before)
+    assert torch.equal(memory.compressed.content, before)
 
 
-def test_fusion_transport_and_projection_alone_are_trained(reader: ComprExIT) -> None:
+def test_only_fusion_transport_and_projection_are_trained(reader: ComprExIT) -> None:
     stage = TextTraining(reader)
     trained = {name for name, p in stage.named_parameters() if p.requires_grad}
     assert trained == {f"reader._parts.{name}" for name, _ in reader.parts().named_parameters()}
@@ -217,17 +219,17 @@ def test_fusion_transport_and_projection_alone_are_trained(reader: ComprExIT) ->
         ComprExITConfig(backbone="some", lora_rank=4)
 
 
-def test_slots_that_do_not_fit_are_dropped_by_whole_windows(reader: ComprExIT) -> None:
+def test_a_long_context_is_truncated_by_whole_windows(reader: ComprExIT) -> None:
     # 512 positions; a window of 8 tokens has 2 slots.
-    assert reader.seen(1628, 100, 5) == 1628
-    assert reader.seen(1629, 100, 5) == 1624
+    assert reader.context_tokens_used(1628, 100, 5) == 1628
+    assert reader.context_tokens_used(1629, 100, 5) == 1624
     memory = reader.read([Document("a", "x" * 3000)])
     answer = reader.answer(memory, "What?")
     assert answer.conditioning and answer.conditioning + 64 <= 512
     assert "3,000 tokens" in answer.cut[0]
 
 
-def test_settings_are_checked() -> None:
+def test_impossible_settings_are_rejected() -> None:
     for change in ({"piece": 0}, {"iterations": 0}, {"floor": 2}, {"entropy": 0.0}):
         with pytest.raises(ConfigError, match=next(iter(change))):
             ComprExITConfig(backbone="some", **change)  # type: ignore[arg-type]

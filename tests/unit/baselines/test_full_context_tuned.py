@@ -1,4 +1,4 @@
-"""Fine-tuned full context is the frozen reader with adapters."""
+"""Fine-tuned full context: the frozen reader with adapters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sedem.backbone.loading import open_backbone
 from sedem.baselines.full_context import FullContext
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 
-def test_without_training_it_is_the_frozen_reader(
+def test_without_training_it_equals_the_frozen_reader(
     tiny_folder: Callable[..., str], documents: list[Document]
 ) -> None:
     reader = make("full-context-tuned", tiny_folder())
@@ -35,7 +35,7 @@ def test_without_training_it_is_the_frozen_reader(
 
 
 @torch.no_grad()
-def test_the_loss_is_that_of_hugging_faces_forward(tiny_folder: Callable[..., str]) -> None:
+def test_the_loss_matches_hugging_faces_forward(tiny_folder: Callable[..., str]) -> None:
     reader = make("full-context-tuned", tiny_folder())
     contexts = [torch.randint(2, 250, (n,)) for n in (30, 12)]
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]

@@ -1,4 +1,4 @@
-"""HMT against the official code's numbers, and against its equations in plain loops."""
+"""HMT against numbers of the official code and against its equations in plain loops."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from sedem.errors import ConfigError, DataError
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
-S = 32
-"""Tokens of a segment at the small settings."""
+SEGMENT_TOKENS = 32
+"""New tokens of a segment at the small settings."""
 
 
 @pytest.fixture
@@ -64,50 +64,50 @@ def as_official(folder: str, numbers: dict[str, Any], case: str) -> HMT:
 
 
 @pytest.mark.parametrize(("case", "recall_from"), [("stage_1", 1.0), ("stage_2", 0.0)])
-def test_loss_on_text_is_the_official_one(
+def test_text_loss_matches_the_official_code(
     case: str, recall_from: float, official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
     reader = as_official(tiny_folder(), official, case)
-    reader.config = replace(reader.config, recall_from=recall_from)
+    reader.config = reader.config.with_changes(recall_from=recall_from)
     ids, scored = torch.tensor([official["tokens"]]), official["scored"]
     loss = reader.text_loss(ids[:, :-scored], ids[:, -scored:])["loss"]
     assert float(loss) == pytest.approx(official[case]["loss"], rel=1e-4)
 
 
-def test_what_is_generated_is_the_official_answer(
+def test_the_generated_answer_matches_the_official_code(
     official: dict[str, Any], tiny_folder: Callable[..., str]
 ) -> None:
     reader = as_official(tiny_folder(), official, "stage_2")
     ids = official["tokens"]
-    # The official sequence has no start token of ours: one that stands for it is taken away.
+    # The official sequence has no start token, so its first token takes that place.
     reader.backbone.bos_token_id = ids[0]
-    kept = reader.remember(ids[1:38])
-    begun = reader.begin([kept.content], [37], [[ids[0], *ids[38:]]])
+    kept = reader.compress(ids[1:38])
+    filled = reader.prefill([kept.content], [37], [[ids[0], *ids[38:]]])
     expected = torch.tensor(official["stage_2"]["logits"])
-    torch.testing.assert_close(begun.logits[0], expected, rtol=1e-4, atol=3e-3)
-    logits, generated = begun.logits, []
+    torch.testing.assert_close(filled.logits[0], expected, rtol=1e-4, atol=3e-3)
+    logits, generated = filled.logits, []
     for _ in official["stage_2"]["generated"]:
         generated.append(int(logits.argmax()))
-        logits = begun.advance(torch.tensor(generated[-1:]), [0])
+        logits = filled.advance(torch.tensor(generated[-1:]), [0])
     assert generated == official["stage_2"]["generated"]
 
 
 # Against the equations
 
 
-def through(reader: HMT, row: Tensor) -> Tensor:
-    """Hugging Face's own forward over embeddings `[P, D]`: states after the closing norm."""
+def final_states(reader: HMT, row: Tensor) -> Tensor:
+    """Hugging Face's forward over embeddings `[P, D]`: states after the final norm."""
     return reader.backbone.model.get_decoder()(inputs_embeds=row[None]).last_hidden_state[0]
 
 
-def naive_given(reader: HMT, memories: list[Tensor], segment: list[int]) -> Tensor:
-    """Memory of a segment by the equations of recall, token by token."""
+def naive_recall(reader: HMT, memories: list[Tensor], segment: list[int]) -> Tensor:
+    """Memory that a segment starts with, by the equations of recall in plain loops."""
     parts, config = reader.parts(), reader.config
     if not memories:
         return parts["memory"].weight
     summary = parts["summary"].weight
-    half = reader.backbone.embed(torch.tensor(segment[: S // 2]))
-    asked = through(reader, torch.cat([summary, half, summary]))[-config.memory :]
+    half = reader.backbone.embed(torch.tensor(segment[: SEGMENT_TOKENS // 2]))
+    asked = final_states(reader, torch.cat([summary, half, summary]))[-config.memory :]
     kept = torch.cat(memories)[-config.recall_context :]
     given = []
     for vector in asked:
@@ -119,36 +119,36 @@ def naive_given(reader: HMT, memories: list[Tensor], segment: list[int]) -> Tens
 
 
 def naive_loss(reader: HMT, context: list[int], prompt: list[int], answer: list[int]) -> float:
-    """Loss of an answer; start token in front of the context, all rows one by one."""
+    """Loss of one answer, segment by segment; the context begins with the start token."""
     config, embed = reader.config, reader.backbone.embed
     unread, memories, sensory = [reader.backbone.bos_token_id, *context], [], []
 
     def read(segment: list[int]) -> None:
         nonlocal sensory
-        given = naive_given(reader, memories, segment)
+        given = naive_recall(reader, memories, segment)
         own = embed(torch.tensor([*sensory, *segment]))
-        memories.append(through(reader, torch.cat([given, own, given]))[-config.memory :])
+        memories.append(final_states(reader, torch.cat([given, own, given]))[-config.memory :])
         sensory = segment[-config.sensory :]
 
-    while len(unread) >= S:
-        read(unread[:S])
-        unread = unread[S:]
-    if unread and len(unread) + len(prompt) > S:
+    while len(unread) >= SEGMENT_TOKENS:
+        read(unread[:SEGMENT_TOKENS])
+        unread = unread[SEGMENT_TOKENS:]
+    if unread and len(unread) + len(prompt) > SEGMENT_TOKENS:
         read(unread)
         unread = []
     last = [*unread, *prompt]
-    given = naive_given(reader, memories, last)
+    given = naive_recall(reader, memories, last)
     row = torch.cat([given, embed(torch.tensor([*sensory, *last, *answer]))])
-    logits = reader.backbone.model.get_output_embeddings()(through(reader, row))
+    logits = reader.backbone.model.get_output_embeddings()(final_states(reader, row))
     before = len(row) - len(answer) - 1
     losses = [F.cross_entropy(logits[before + i], torch.tensor(t)) for i, t in enumerate(answer)]
     return float(torch.stack(losses).mean())
 
 
 @torch.no_grad()
-def test_the_loss_on_questions_is_that_of_the_equations(reader: HMT) -> None:
-    # No whole segment, one and a rest that the prompt fits beside, a rest that it does not, many
-    # segments, more than recall keeps, and a prompt that is longer than a segment.
+def test_the_question_loss_matches_the_equations(reader: HMT) -> None:
+    # No whole segment; one segment and a rest that the prompt fits after; a rest that it does not
+    # fit after; more segments than recall keeps; a prompt longer than a segment.
     torch.manual_seed(0)
     lengths = [(3, 5, 2), (40, 6, 3), (60, 7, 1), (160, 4, 4), (31, 40, 2)]
     contexts = [torch.randint(2, 250, (n,)) for n, _, _ in lengths]
@@ -165,24 +165,25 @@ def test_the_loss_on_questions_is_that_of_the_equations(reader: HMT) -> None:
 
 
 @torch.no_grad()
-def test_answering_begins_where_training_scores(reader: HMT) -> None:
+def test_prefill_logits_match_the_training_loss(reader: HMT) -> None:
     context, prompt = torch.randint(2, 250, (75,)), [0, 9, 8, 7]
-    kept = reader.remember(context.tolist()).content
-    # As stored, memory is rounded to bfloat16.
+    kept = reader.compress(context.tolist()).content
+    # The stored memory is rounded to bfloat16.
     exact = replace(
-        kept, memories=reader._walk([torch.cat([torch.tensor([0]), context])])[0].memories
+        kept,
+        memories=reader._read_whole([torch.cat([torch.tensor([0]), context])])[0].memories,
     )
     torch.testing.assert_close(kept.memories.float(), exact.memories, rtol=1e-2, atol=1e-2)
-    begun = reader.begin([exact], [75], [prompt])
-    best = int(begun.logits.argmax())
+    filled = reader.prefill([exact], [75], [prompt])
+    best = int(filled.logits.argmax())
     loss = reader.question_loss([context], **targets([(prompt, [best])]))["loss"]
-    assert float(loss) == pytest.approx(-float(begun.logits.log_softmax(-1)[0, best]), rel=1e-4)
+    assert float(loss) == pytest.approx(-float(filled.logits.log_softmax(-1)[0, best]), rel=1e-4)
 
 
 # Two stages
 
 
-def test_recall_is_trained_in_the_second_stage_alone(reader: HMT) -> None:
+def test_recall_is_trained_only_in_the_second_stage(reader: HMT) -> None:
     stage = TextTraining(reader).eval()
     windows = torch.randint(2, 250, (2, 90))
     for progress, recalled in ((0.0, False), (0.49, False), (0.5, True), (1.0, True)):
@@ -207,7 +208,9 @@ def test_a_run_goes_through_both_stages(text_recipe: Callable[..., BaselineRecip
             assert moved is (recalled or name == "memory.weight"), (step, name)
 
 
-def test_memory_starts_as_wide_as_token_embeddings(tiny_folder: Callable[..., str]) -> None:
+def test_learned_memory_is_initialized_at_the_scale_of_token_embeddings(
+    tiny_folder: Callable[..., str],
+) -> None:
     torch.manual_seed(0)
     reader = make("hmt", tiny_folder(), memory=8, segment_length=64, recall_context=8)
     spread = reader.backbone.model.get_input_embeddings().weight.std()
@@ -218,12 +221,12 @@ def test_memory_starts_as_wide_as_token_embeddings(tiny_folder: Callable[..., st
 # Memory
 
 
-def test_memory_knows_what_came_before_and_no_question(reader: HMT) -> None:
-    ids = torch.randint(2, 250, (3 * S,)).tolist()
+def test_memory_depends_on_earlier_tokens_but_not_on_the_question(reader: HMT) -> None:
+    ids = torch.randint(2, 250, (3 * SEGMENT_TOKENS,)).tolist()
     with torch.no_grad():
-        kept = reader.remember(ids).content
-        # Token 40 is in the second segment: start token and 31 others make the first.
-        changed = reader.remember([*ids[:40], (ids[40] + 1) % 250 + 2, *ids[41:]]).content
+        kept = reader.compress(ids).content
+        # Token 40 is in the second segment; the first has the start token and 31 others.
+        changed = reader.compress([*ids[:40], (ids[40] + 1) % 250 + 2, *ids[41:]]).content
     count = reader.config.memory
     same = [
         torch.equal(a, b)
@@ -232,35 +235,35 @@ def test_memory_knows_what_came_before_and_no_question(reader: HMT) -> None:
     assert same == [True, False, False]
     assert kept.rest.tolist() == ids[-1:] and kept.sensory.tolist() == ids[-5:-1]
     memory = reader.read([Document("a", "The rent is 900 euros. " * 4)])
-    before = memory.remembered.content.memories.clone()
+    before = memory.compressed.content.memories.clone()
     reader.answer(memory, "What is the rent?")
-    assert torch.equal(memory.remembered.content.memories, before)
+    assert torch.equal(memory.compressed.content.memories, before)
 
 
-def test_what_is_kept_is_counted_and_what_is_forgotten_is_said(reader: HMT) -> None:
-    ids = torch.randint(2, 250, (3 * S,)).tolist()
-    kept = reader.remember(ids)
+def test_stored_bytes_are_counted_and_dropped_memory_is_noted(reader: HMT) -> None:
+    ids = torch.randint(2, 250, (3 * SEGMENT_TOKENS,)).tolist()
+    kept = reader.compress(ids)
     # Six vectors of 32 dimensions in two bytes, four sensory tokens and one unread.
     assert (kept.stored_bytes, kept.notes) == (6 * 32 * 2 + 4 * 5, ())
-    more = reader.remember([*ids, *ids])
+    more = reader.compress([*ids, *ids])
     assert len(more.content.memories) == 6
     assert more.notes == (
         "the context has 192 tokens, of its 12 memory vectors hmt recalls the newest 6 only",
     )
 
 
-def test_adapters_are_never_off(reader: HMT) -> None:
+def test_adapters_are_on_in_decoding(reader: HMT) -> None:
     names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names} == {"q_proj", "v_proj"}
-    kept, prompt = reader.remember(list(range(2, 60))).content, [0, 5, 6]
-    with torch.no_grad(), reader.answering():
-        before = reader.begin([kept], [58], [prompt]).logits
+    kept, prompt = reader.compress(list(range(2, 60))).content, [0, 5, 6]
+    with torch.no_grad(), reader.decoding_mode():
+        before = reader.prefill([kept], [58], [prompt]).logits
         for parameter in reader.backbone.lora_parameters():
             parameter.zero_()
-        assert not torch.allclose(before, reader.begin([kept], [58], [prompt]).logits)
+        assert not torch.allclose(before, reader.prefill([kept], [58], [prompt]).logits)
 
 
-def test_impossible_settings_are_refused(tiny_folder: Callable[..., str], reader: HMT) -> None:
+def test_impossible_settings_are_rejected(tiny_folder: Callable[..., str], reader: HMT) -> None:
     for change, message in (
         ({"memory": 0}, "memory is 0"),
         (
@@ -278,6 +281,8 @@ def test_impossible_settings_are_refused(tiny_folder: Callable[..., str], reader
     with pytest.raises(
         DataError, match="a last segment of 498 positions and an answer of up to 64"
     ):
-        long.seen(1000, 10, 64)
-    with pytest.raises(ConfigError, match="are 30 tokens, a segment has 32; nothing would be rem"):
+        long.context_tokens_used(1000, 10, 64)
+    with pytest.raises(
+        ConfigError, match="are 30 tokens, a segment has 32; no memory would be used"
+    ):
         reader.text_loss(torch.ones(1, 20).long(), torch.ones(1, 10).long())

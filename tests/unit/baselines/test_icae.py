@@ -1,4 +1,4 @@
-"""ICAE against a transcription of its equations in plain loops, on a tiny random backbone."""
+"""ICAE against its equations in plain loops, on a tiny random backbone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from unit.baselines.conftest import make
 
 from sedem import Document
 from sedem.baselines.icae import ICAE, ICAEConfig
-from sedem.baselines.memory import own_generator
+from sedem.baselines.memory import generator_for
 from sedem.errors import ConfigError
 from sedem.training.baseline_training import TextTraining
-from sedem.training.prepare import targets
+from sedem.training.targets import targets
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def reader(tiny_folder: Callable[..., str]) -> Any:
 
 
 def logits_of(reader: ICAE, embedded: Tensor) -> Tensor:
-    """Hugging Face's own forward over a row of embeddings `[P, D]`."""
+    """Hugging Face's forward over a row of embeddings `[P, D]`."""
     return reader.backbone.model(inputs_embeds=embedded[None]).logits[0]
 
 
 def naive_slots(reader: ICAE, ids: list[int]) -> Tensor:
-    """Segment by segment: [start; tokens; memory tokens] with adapters, last states after norm."""
+    """Slots segment by segment: final states at the memory tokens, with adapters."""
     table, memory = reader.parts()["tokens"].weight, reader.config.memory
     count = -(-len(ids) // (memory * reader.config.compression))
     size = -(-len(ids) // count)
@@ -49,7 +49,7 @@ def special(reader: ICAE, name: str) -> Tensor:
 
 
 def naive_loss(reader: ICAE, soft: Tensor, text: list[int], target: list[int], skip: int) -> float:
-    """Mean cross-entropy of `target` after [start; soft tokens; text], frozen weights alone."""
+    """Mean cross-entropy of `target` after [start; soft tokens; text], without adapters."""
     embed = reader.backbone.embed
     start = embed(torch.tensor([reader.backbone.bos_token_id]))
     row = [start, soft, embed(torch.tensor([*text, *target], dtype=torch.long))]
@@ -63,12 +63,12 @@ def naive_loss(reader: ICAE, soft: Tensor, text: list[int], target: list[int], s
 
 
 @torch.no_grad()
-def test_slots_are_those_of_the_equations(reader: ICAE) -> None:
+def test_slots_match_the_equations(reader: ICAE) -> None:
     for length in (3, 16, 17, 50):
         ids = torch.randint(2, 250, (length,)).tolist()
         (slots,) = reader._slots([torch.tensor(ids)])
         torch.testing.assert_close(slots, naive_slots(reader, ids), rtol=1e-4, atol=1e-5)
-        kept = reader.remember(ids)
+        kept = reader.compress(ids)
         torch.testing.assert_close(
             kept.content.states.flatten(0, 1), slots.bfloat16(), rtol=2e-2, atol=2e-2
         )
@@ -76,7 +76,7 @@ def test_slots_are_those_of_the_equations(reader: ICAE) -> None:
 
 
 @torch.no_grad()
-def test_the_loss_on_questions_is_that_of_the_equations(reader: ICAE) -> None:
+def test_the_question_loss_matches_the_equations(reader: ICAE) -> None:
     contexts = [torch.randint(2, 250, (n,)) for n in (40, 9)]
     pairs = [([0, 5, 6, 7], [8, 9, 1]), ([0, 4], [11, 12, 13, 1])]
     loss = reader.question_loss(contexts, **targets(pairs))["loss"]
@@ -94,7 +94,7 @@ def test_the_loss_on_questions_is_that_of_the_equations(reader: ICAE) -> None:
 
 
 @torch.no_grad()
-def test_the_losses_on_text_are_those_of_the_equations(tiny_folder: Callable[..., str]) -> None:
+def test_the_text_losses_match_the_equations(tiny_folder: Callable[..., str]) -> None:
     reader: Any = make("icae", tiny_folder(), seed=3)
     torch.manual_seed(0)
     context, continuation = torch.randint(2, 250, (6, 20)), torch.randint(2, 250, (6, 7))
@@ -107,9 +107,8 @@ def test_the_losses_on_text_are_those_of_the_equations(tiny_folder: Callable[...
             naive_loss(reader, torch.cat([slots, special(reader, "ae")]), [], [*row, end], 0)
         )
         on.append(naive_loss(reader, slots, [], after, reader.config.unscored))
-    # Which rows are reproduced is drawn; both kinds are here.
-
-    drawn = [own_generator(0, row).random() < 0.5 for row in context]
+    # The rows to reproduce are drawn; these contain both kinds.
+    drawn = [generator_for(0, row).random() < 0.5 for row in context]
     assert 0 < sum(drawn) < 6
     assert float(parts["autoencode"]) == pytest.approx(mean(again, drawn, True), rel=1e-4)
     assert float(parts["continue"]) == pytest.approx(mean(on, drawn, False), rel=1e-4)
@@ -123,7 +122,7 @@ def mean(values: list[float], drawn: list[bool], wanted: bool) -> float:
 
 
 @pytest.mark.parametrize(("share", "part"), [(1.0, "autoencode"), (0.0, "continue")])
-def test_the_mix_goes_from_one_objective_to_the_other(
+def test_the_mix_can_be_either_objective_alone(
     share: float, part: str, tiny_folder: Callable[..., str]
 ) -> None:
     reader: Any = make("icae", tiny_folder(), autoencode=share)
@@ -133,20 +132,20 @@ def test_the_mix_goes_from_one_objective_to_the_other(
     assert torch.equal(parts["loss"], parts[part])
 
 
-def test_memory_knows_no_question_and_no_other_segment(reader: ICAE) -> None:
+def test_memory_depends_on_neither_the_question_nor_other_segments(reader: ICAE) -> None:
     ids = torch.randint(2, 250, (48,)).tolist()
     with torch.no_grad():
-        states = reader.remember(ids).content.states
-        changed = reader.remember([*ids[:16], *[7] * 16, *ids[32:]]).content.states
+        states = reader.compress(ids).content.states
+        changed = reader.compress([*ids[:16], *[7] * 16, *ids[32:]]).content.states
     assert torch.equal(states[0], changed[0]) and torch.equal(states[2], changed[2])
     assert not torch.equal(states[1], changed[1])
     memory = reader.read([Document("a", "The rent is 900 euros.")])
-    before = memory.remembered.content.states.clone()
+    before = memory.compressed.content.states.clone()
     reader.answer(memory, "What is the rent?")
-    assert torch.equal(memory.remembered.content.states, before)
+    assert torch.equal(memory.compressed.content.states, before)
 
 
-def test_adapters_stand_on_q_and_v_and_decoding_goes_without(reader: ICAE) -> None:
+def test_adapters_are_on_q_and_v_and_off_in_decoding(reader: ICAE) -> None:
     names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
     assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names} == {"q_proj", "v_proj"}
     stage = TextTraining(reader)
@@ -160,17 +159,19 @@ def test_adapters_stand_on_q_and_v_and_decoding_goes_without(reader: ICAE) -> No
     assert reader.answer(memory, "What is the rent?").text == answer.text
 
 
-def test_slots_that_do_not_fit_are_dropped_by_whole_segments(reader: ICAE) -> None:
+def test_a_long_context_is_truncated_by_whole_segments(reader: ICAE) -> None:
     # 512 positions, 4 slots for each 16 tokens, FT.
-    assert reader.seen(1600, 100, 5) == 1600
-    assert reader.seen(1633, 100, 5) == 1616  # 103 segments of 16, 406 positions hold 101
+    assert reader.context_tokens_used(1600, 100, 5) == 1600
+    assert (
+        reader.context_tokens_used(1633, 100, 5) == 1616
+    )  # 103 segments of 16, 406 positions hold 101
     memory = reader.read([Document("a", "x" * 3000)])
     answer = reader.answer(memory, "What?")
     assert answer.conditioning and answer.conditioning + 64 <= 512
     assert "3,000 tokens" in answer.cut[0]
 
 
-def test_settings_are_checked(reader: ICAE) -> None:
+def test_impossible_settings_are_rejected(reader: ICAE) -> None:
     for change in ({"memory": 0}, {"compression": 0}, {"autoencode": 2}, {"unscored": -1}):
         with pytest.raises(ConfigError, match=next(iter(change))):
             ICAEConfig(backbone="some", **change)  # type: ignore[arg-type]

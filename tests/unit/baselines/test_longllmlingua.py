@@ -1,4 +1,4 @@
-"""LongLLMLingua against what the official code keeps, and against plain loops."""
+"""LongLLMLingua against the tokens that the official code keeps, and against plain loops."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from torch import Tensor
 from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines import longllmlingua
-from sedem.baselines.longllmlingua import PROMISE, LongLLMLingua, LongLLMLinguaConfig, spread
+from sedem.baselines.longllmlingua import (
+    RESTRICTIVE_STATEMENT,
+    LongLLMLingua,
+    LongLLMLinguaConfig,
+    rate_offsets,
+)
 from sedem.baselines.paragraphs import split
-from sedem.baselines.token_pruning import Reading, thin, windows
+from sedem.baselines.token_pruning import CachedScorer, plan_windows, prune_tokens
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
@@ -29,14 +34,14 @@ QUESTION = "What is the rent?"
 
 @pytest.fixture
 def wide(tiny_folder: Callable[..., str]) -> LongLLMLingua:
-    """On positions enough for real contexts in bytes."""
+    """On a backbone with enough positions for real contexts in bytes."""
     folder = tiny_folder(max_position_embeddings=16384)
     return LongLLMLingua(open_backbone(folder), SHORT)
 
 
 @pytest.fixture
 def small(tiny_folder: Callable[..., str]) -> LongLLMLingua:
-    """On 512 positions, with short windows."""
+    """On a backbone with 512 positions, with short windows."""
     config = LongLLMLinguaConfig(window=20, extra=10)
     return LongLLMLingua(open_backbone(tiny_folder()), SHORT, config)
 
@@ -49,25 +54,25 @@ def lease(count: int, name: str = "lease") -> list[Document]:
 
 
 @pytest.mark.parametrize("official", OFFICIAL, ids=[str(o["id"]) for o in OFFICIAL])
-def test_it_keeps_what_the_official_code_keeps(
+def test_it_keeps_the_tokens_that_the_official_code_keeps(
     official: dict[str, object], wide: LongLLMLingua, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = open_examples(FIXTURES / str(official["set"])).examples
     (example,) = (e for e in examples if e.id == official["id"])
-    # The official run had whole paragraphs; none of these is cut.
+    # The official run did not cut paragraphs, and this length cuts none.
     paragraphs = split(example.documents, wide.backbone, wide.backbone.max_positions)
     question = example.question.strip()
-    chosen = wide.choose(paragraphs, question)
+    chosen = wide.select(paragraphs, question)
     assert [-score for score in chosen.scores] == pytest.approx(official["surprise"], abs=1e-3)
     assert chosen.kept == official["kept"]
     left: list[Tensor] = []
 
-    def watched(backbone: object, ids_P: Tensor, *rest: object) -> Tensor:
-        left.append(thin(backbone, ids_P, *rest))  # type: ignore[arg-type]
+    def recorded(backbone: object, ids_P: Tensor, *rest: object) -> Tensor:
+        left.append(prune_tokens(backbone, ids_P, *rest))  # type: ignore[arg-type]
         return left[0]
 
-    monkeypatch.setattr(longllmlingua, "thin", watched)
-    text = wide.thinned([paragraphs[i] for i in chosen.kept], question, chosen.rates)
+    monkeypatch.setattr(longllmlingua, "prune_tokens", recorded)
+    text = wide.prune([paragraphs[i] for i in chosen.kept], question, chosen.rates)
     ids = wide.backbone.token_ids(
         question + "\n\n" + "\n\n".join(paragraphs[i].text for i in chosen.kept)
     )
@@ -76,47 +81,45 @@ def test_it_keeps_what_the_official_code_keeps(
     assert text == wide.backbone.tokenizer.decode(kept)
 
 
-def naive_surprise(reader: LongLLMLingua, ids: list[int]) -> list[float]:
-    """Of each token after the first, by Hugging Face's own forward."""
+def naive_nll(reader: LongLLMLingua, ids: list[int]) -> list[float]:
+    """NLL of each token after the first, by Hugging Face's forward."""
     logits = reader.backbone.model(input_ids=torch.tensor([ids])).logits[0]
     log_p = logits.log_softmax(-1)
     return [-float(log_p[i, token]) for i, token in enumerate(ids[1:])]
 
 
 @torch.no_grad()
-def test_a_paragraph_is_ranked_by_the_surprise_of_the_question_after_it(
+def test_a_paragraph_is_ranked_by_the_nll_of_the_question_after_it(
     small: LongLLMLingua,
 ) -> None:
     text = "The rent is 900 euros."
-    asked = QUESTION + PROMISE
+    asked = QUESTION + RESTRICTIVE_STATEMENT
     start, *ids = [small.backbone.bos_token_id, *small.backbone.token_ids(text + asked)]
-    wanted = naive_surprise(small, [start, *ids])[-len(asked) :]
-    found = small.surprise_after(text, QUESTION)
+    wanted = naive_nll(small, [start, *ids])[-len(asked) :]
+    found = small.question_nll(text, QUESTION)
     assert found == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)
 
 
 @torch.no_grad()
-def test_reading_on_after_going_back_is_reading_afresh(small: LongLLMLingua) -> None:
+def test_scoring_after_truncation_equals_scoring_from_scratch(small: LongLLMLingua) -> None:
     ids = torch.randint(2, 250, (60,))
     other = torch.cat([ids[:25], torch.randint(2, 250, (20,))])
-    reading = Reading(small.backbone)
-    assert reading.surprise(ids).tolist() == pytest.approx(
-        naive_surprise(small, ids.tolist()), rel=1e-4
-    )
-    reading.back_to(25)
-    assert reading.surprise(other).tolist() == pytest.approx(
-        naive_surprise(small, other.tolist())[25:], rel=1e-4
+    scorer = CachedScorer(small.backbone)
+    assert scorer.token_nll(ids).tolist() == pytest.approx(naive_nll(small, ids.tolist()), rel=1e-4)
+    scorer.truncate(25)
+    assert scorer.token_nll(other).tolist() == pytest.approx(
+        naive_nll(small, other.tolist())[25:], rel=1e-4
     )
 
 
-def test_windows_are_cut_from_paragraphs_laid_end_to_end() -> None:
-    assert windows([5, 4], [0.5, 0.1], 20) == [[(5, 0.5), (4, 0.1)]]
-    assert windows([25, 10, 16], [0.5, 0.2, 0.1], 20) == [
+def test_windows_are_cut_from_concatenated_paragraphs() -> None:
+    assert plan_windows([5, 4], [0.5, 0.1], 20) == [[(5, 0.5), (4, 0.1)]]
+    assert plan_windows([25, 10, 16], [0.5, 0.2, 0.1], 20) == [
         [(19, 0.5)],
         [(6, 0.5), (10, 0.2), (4, 0.1)],
         [(12, 0.1)],
     ]
-    assert windows([19, 40, 1], [0.5, 0.2, 0.1], 20) == [
+    assert plan_windows([19, 40, 1], [0.5, 0.2, 0.1], 20) == [
         [(19, 0.5)],
         [(20, 0.2)],
         [(20, 0.2)],
@@ -124,48 +127,48 @@ def test_windows_are_cut_from_paragraphs_laid_end_to_end() -> None:
     ]
 
 
-def test_the_best_paragraph_gets_the_largest_share() -> None:
-    assert spread(1, 0.4) == [0.0]
-    assert spread(2, 0.4) == [0.4, -0.4]
-    assert spread(3, 0.4) == pytest.approx([0.4, 0.0, -0.4])
+def test_the_best_paragraph_gets_the_highest_rate() -> None:
+    assert rate_offsets(1, 0.4) == [0.0]
+    assert rate_offsets(2, 0.4) == [0.4, -0.4]
+    assert rate_offsets(3, 0.4) == pytest.approx([0.4, 0.0, -0.4])
 
 
 @torch.no_grad()
-def test_one_window_is_thinned_by_what_the_question_tells_about_the_next_token(
+def test_one_window_is_pruned_by_contrastive_perplexity(
     small: LongLLMLingua,
 ) -> None:
     question, text = torch.randint(2, 250, (7,)), torch.randint(2, 250, (40,))
     ids = torch.cat([question, text])
-    stays = thin(small.backbone, ids, 7, [[(40, 0.5)]], 40).tolist()
-    with_it = naive_surprise(small, ids.tolist())[7:]
-    without = naive_surprise(small, text.tolist())
+    kept = prune_tokens(small.backbone, ids, 7, [[(40, 0.5)]], 40).tolist()
+    with_it = naive_nll(small, ids.tolist())[7:]
+    without = naive_nll(small, text.tolist())
     worth = [w - q for w, q in zip(without, with_it, strict=True)]
     # 39 tokens have one after them: int(39 * 0.5) - 1 of them are above the threshold.
     best = sorted(range(39), key=lambda i: -worth[i])[:18]
-    assert stays == [7 + i for i in sorted([*best, 39])]
+    assert kept == [7 + i for i in sorted([*best, 39])]
 
 
 @torch.no_grad()
-def test_what_follows_the_last_whole_window_stays(small: LongLLMLingua) -> None:
+def test_tokens_after_the_last_whole_window_are_kept(small: LongLLMLingua) -> None:
     ids = torch.randint(2, 250, (57,))
-    plan = windows([50], [0.3], 20)
-    stays = thin(small.backbone, ids, 7, plan, 20).tolist()
-    assert stays[-11:] == list(range(46, 57))  # 19 and 20 tokens were thinned
-    assert 12 < len(stays) < 30
+    plan = plan_windows([50], [0.3], 20)
+    kept = prune_tokens(small.backbone, ids, 7, plan, 20).tolist()
+    assert kept[-11:] == list(range(46, 57))  # 19 and 20 tokens were pruned
+    assert 12 < len(kept) < 30
 
 
 @torch.no_grad()
-def test_a_text_of_less_than_a_window_is_one(small: LongLLMLingua) -> None:
+def test_a_text_shorter_than_a_window_is_pruned_as_one(small: LongLLMLingua) -> None:
     ids = torch.randint(2, 250, (27,))
-    stays = thin(small.backbone, ids, 7, windows([20], [0.4], 200), 200).tolist()
-    assert 2 < len(stays) < 10 and stays[-1] == 26
-    assert thin(small.backbone, ids[:8], 7, [[(3, 0.4)]], 200).tolist() == [7]
+    kept = prune_tokens(small.backbone, ids, 7, plan_windows([20], [0.4], 200), 200).tolist()
+    assert 2 < len(kept) < 10 and kept[-1] == 26
+    assert prune_tokens(small.backbone, ids[:8], 7, [[(3, 0.4)]], 200).tolist() == [7]
 
 
-def test_the_budget_is_overdrawn_by_the_last_paragraph(small: LongLLMLingua) -> None:
+def test_the_last_kept_paragraph_exceeds_the_budget(small: LongLLMLingua) -> None:
     documents = lease(8)
     paragraphs = split(documents, small.backbone, 500)
-    chosen = small.choose(paragraphs, QUESTION)
+    chosen = small.select(paragraphs, QUESTION)
     lengths = [len(p.ids) + 1 for p in paragraphs]
     asked = len(QUESTION) + 1
     target = 0.25 * (1 + asked + sum(lengths)) - 1 - asked
@@ -175,7 +178,7 @@ def test_the_budget_is_overdrawn_by_the_last_paragraph(small: LongLLMLingua) -> 
     assert chosen.scores[chosen.ranked[0]] == max(chosen.scores)
     mean = target / (sum(len(paragraphs[i].ids) + 2 for i in chosen.kept) + 1)
     assert chosen.rates == pytest.approx(
-        [min(1, max(0, mean + more)) for more in spread(len(chosen.kept), 0.4)]
+        [min(1, max(0, mean + more)) for more in rate_offsets(len(chosen.kept), 0.4)]
     )
 
 
@@ -196,10 +199,11 @@ def test_an_answer_cites_the_paragraphs_that_were_kept(small: LongLLMLingua) -> 
     assert answer.context_tokens == 8 * 33 + 7 * 2
     assert answer.stored_bytes == 8 * 33
     assert answer.conditioning and answer.conditioning < 200
-    assert answer.cut == ("the answer was cut off at its limit of 4 tokens",) * bool(answer.cut)
+    limited = ("the answer was cut off at its limit of 4 tokens",)
+    assert answer.cut == (limited if answer.finish_reason == "length" else ())
 
 
-def test_what_it_did_to_a_context_that_it_cannot_rank_is_said(small: LongLLMLingua) -> None:
+def test_the_answer_notes_paragraphs_that_were_not_ranked_or_were_cut(small: LongLLMLingua) -> None:
     one = small.answer([Document("a", "The rent is 900 euros a month.")], QUESTION)
     assert one.cut[0] == "the context is one paragraph, so longllmlingua ranked nothing"
     long = [Document("long", "The rent is 900 euros a month. " * 40)]
@@ -212,7 +216,7 @@ def test_what_it_did_to_a_context_that_it_cannot_rank_is_said(small: LongLLMLing
     assert "does not fit the model's 512 positions" in many.cut[0]
 
 
-def test_a_question_that_cannot_be_scored_is_refused(small: LongLLMLingua) -> None:
+def test_a_question_that_cannot_be_scored_is_rejected(small: LongLLMLingua) -> None:
     with pytest.raises(DataError, match=r"the question is empty"):
         small.answer(lease(2), " ")
     with pytest.raises(DataError, match=r"the question has 314 tokens where paragraphs are ranked"):
@@ -222,7 +226,7 @@ def test_a_question_that_cannot_be_scored_is_refused(small: LongLLMLingua) -> No
 @pytest.mark.parametrize(
     "change", [{"rate": 1.5}, {"spread": -0.1}, {"extra": -1}, {"window": 1}, {"paragraph": 0}]
 )
-def test_impossible_settings_are_refused(change: dict[str, float]) -> None:
+def test_impossible_settings_are_rejected(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(change))):
         LongLLMLinguaConfig(**change)  # type: ignore[arg-type]
 

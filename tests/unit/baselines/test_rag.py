@@ -1,9 +1,8 @@
-"""Raw-text RAG: its selector against plain loops, its training against stage 2's, its answers."""
+"""Raw-text RAG: the selector against plain loops, training, and answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from unit.baselines.conftest import make
-from unit.baselines.test_baseline_training import assert_resumes_alike
+from unit.baselines.test_baseline_training import assert_resumes_equal
 
 from sedem import Document
 from sedem.baselines.paragraphs import split
@@ -26,9 +25,10 @@ from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe
-from sedem.training.prepare import Collator, Prepared
+from sedem.training.block_batch import BlockCollator
+from sedem.training.block_dataset import BlockDataset
 from sedem.training.rag import RAGBlocks, RAGTraining
-from sedem.training.selecting import ConditionedLosses
+from sedem.training.selection_losses import ConditionedLosses
 
 SHORT = Decoding(max_new_tokens=5)
 RENT = "What is the rent?"
@@ -44,7 +44,7 @@ def reader(tiny_folder: Callable[..., str]) -> Any:
 
 
 def naive_scores(reader: RAG, documents: list[Document], question: str) -> list[float]:
-    """MaxSim paragraph by paragraph, token by token, over Hugging Face's own hidden states."""
+    """MaxSim in plain loops over Hugging Face's hidden states."""
     backbone, selector = reader.backbone, reader.selector
 
     def states(text: str) -> Tensor:
@@ -75,7 +75,7 @@ def test_scores_are_late_interaction_over_frozen_states(reader: RAG) -> None:
     assert found.tolist() == pytest.approx(wanted, abs=0.1)  # keys are kept in bfloat16
 
 
-def test_paragraphs_stand_where_they_are_said_to(reader: RAG) -> None:
+def test_paragraph_spans_point_to_their_text(reader: RAG) -> None:
     paragraphs = split(TEXTS, reader.backbone, 48)
     assert [p.text for p in paragraphs[:3]] == [
         "Beat the eggs.",
@@ -88,8 +88,8 @@ def test_paragraphs_stand_where_they_are_said_to(reader: RAG) -> None:
         assert len(p.ids) == len(p.ends) and int(p.ends[-1]) == len(p.text)
 
 
-def test_the_best_paragraphs_are_read_in_their_order(reader: RAG) -> None:
-    reader.config = replace(reader.config, k=3)
+def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
+    reader.config = reader.config.with_changes(k=3)
     memory = reader.read(TEXTS)
     answer = reader.answer(memory, RENT, decoding=SHORT)
     scores = reader.scores(memory, RENT)
@@ -99,10 +99,10 @@ def test_the_best_paragraphs_are_read_in_their_order(reader: RAG) -> None:
     cited = [(c.document, c.start, c.end) for c in answer.citations]
     assert cited == [spans[i] for i in best[:3]]
     assert [c.score for c in answer.citations] == [float(scores[i]) for i in best[:3]]
-    picked = reader.picked(memory, sorted(best[:3]))
+    selected = reader.selected(memory, sorted(best[:3]))
     text = context_prompt([memory.paragraphs[i].text for i in sorted(best[:3])])
-    assert reader.backbone.tokenizer.decode(picked.remembered.content).split() == text.split()
-    assert picked.ends[-1] == len(text)
+    assert reader.backbone.tokenizer.decode(selected.compressed.content).split() == text.split()
+    assert selected.token_ends[-1] == len(text)
     assert (answer.k, answer.blocks) == (3, 5)
     keys = sum(2 * 32 * len(p.ids) for p in memory.paragraphs)
     assert answer.stored_bytes == sum(len(d.text.encode()) for d in TEXTS) + keys
@@ -110,7 +110,7 @@ def test_the_best_paragraphs_are_read_in_their_order(reader: RAG) -> None:
     assert timings["select_ms"] < timings["ttft_ms"] <= timings["total_ms"]
 
 
-def test_what_is_picked_is_all_that_is_read(reader: RAG) -> None:
+def test_only_the_selected_paragraphs_are_read(reader: RAG) -> None:
     memory = reader.read(TEXTS)
     (cited,) = reader.answer(memory, RENT, decoding=SHORT).citations
     alone = reader.read([Document("only", cited.text)])
@@ -123,21 +123,21 @@ def test_what_is_picked_is_all_that_is_read(reader: RAG) -> None:
 # Training
 
 
-def prepared(reader: RAG, fixtures: Path) -> Prepared:
-    found = Prepared(RAGBlocks.of(reader), 200)
+def prepared(reader: RAG, fixtures: Path) -> BlockDataset:
+    found = BlockDataset(RAGBlocks.of(reader), 200)
     found.add(open_examples(fixtures / "squad.json", records=":1", distractors=2), "evidence")
     return found
 
 
 def stage_of(reader: RAG, fixtures: Path, cache: Path | None = None, **losses: Any) -> RAGTraining:
-    collator = Collator(
+    collator = BlockCollator(
         prepared(reader, fixtures), max_blocks=99, budgets=(1,), seed=0, cache=cache
     )
     return RAGTraining(reader, ConditionedLosses(**losses), collator)
 
 
 @torch.no_grad()
-def test_training_scores_what_answering_scores(
+def test_training_and_answering_compute_the_same_scores(
     tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
 ) -> None:
     reader = make("rag", tiny_folder(), paragraph=128)
@@ -151,12 +151,12 @@ def test_training_scores_what_answering_scores(
     read: list[Tensor] = []
     whole = reader.question_loss
 
-    def watched(contexts: Any, *rest: Any) -> dict[str, Tensor]:
+    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
         read.extend(contexts)
         return whole(contexts, *rest)
 
-    reader.question_loss = watched  # type: ignore[method-assign]
-    parts = stage(**stage.collate([stage.collator.prepared[0]]))
+    reader.question_loss = recorded  # type: ignore[method-assign]
+    parts = stage(**stage.collate([stage.collator.dataset[0]]))
     assert seen[0][0].tolist() == pytest.approx(scores.tolist(), abs=0.3)  # states in bfloat16
     best = int(scores.argmax())
     assert read[0].tolist() == memory.paragraphs[best].ids.tolist()
@@ -178,27 +178,27 @@ def test_training_scores_what_answering_scores(
     assert float(parts["select"]) == pytest.approx(float(wanted + 0.5 * hinge), rel=1e-4)
 
 
-def test_gold_paragraphs_are_forced_and_each_loss_reaches_its_own_part(
+def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
     tiny_folder: Callable[..., str], fixtures: Path
 ) -> None:
     reader = make("rag", tiny_folder(), paragraph=128)
     assert isinstance(reader, RAG)
     stage = stage_of(reader, fixtures, conditioning="gold").train()
-    item = stage.collator.prepared[0]
+    item = stage.collator.dataset[0]
     batch = stage.collate([item])
     gold = [
-        stage.collator.prepared.segments[stage.collator.prepared.texts[t].first + b]
+        stage.collator.dataset.segments[stage.collator.dataset.documents[t].first_segment + b]
         for (t, b), label in zip(item.blocks, item.evidence, strict=True)
         if label
     ]
     read: list[Tensor] = []
     whole = reader.question_loss
 
-    def watched(contexts: Any, *rest: Any) -> dict[str, Tensor]:
+    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
         read.extend(contexts)
         return whole(contexts, *rest)
 
-    reader.question_loss = watched  # type: ignore[method-assign]
+    reader.question_loss = recorded  # type: ignore[method-assign]
     parts = stage(**batch)
     assert read[0].tolist() in gold
     selector, lora = list(reader.selector.parameters()), reader.backbone.lora_parameters()
@@ -215,7 +215,7 @@ def test_gold_paragraphs_are_forced_and_each_loss_reaches_its_own_part(
     assert all(g.abs().sum() > 0 for g in torch.autograd.grad(parts["select"], selector))
 
 
-def test_from_a_recipe_to_answers_with_any_budget(
+def test_a_trained_model_answers_with_any_budget(
     question_recipe: Callable[..., BaselineRecipe], fixtures: Path
 ) -> None:
     recipe = question_recipe("rag", losses=ConditionedLosses(normalize_scores=True))
@@ -231,23 +231,25 @@ def test_from_a_recipe_to_answers_with_any_budget(
     assert 0 <= one["recall@1"]["mean"] <= 100
 
 
-def test_a_killed_run_resumes_alike(question_recipe: Callable[..., BaselineRecipe]) -> None:
-    assert_resumes_alike(question_recipe("rag"))
+def test_an_interrupted_run_resumes_with_equal_weights(
+    question_recipe: Callable[..., BaselineRecipe],
+) -> None:
+    assert_resumes_equal(question_recipe("rag"))
 
 
-def test_settings_of_other_methods_are_refused(
+def test_settings_of_other_methods_are_rejected(
     question_recipe: Callable[..., BaselineRecipe], reader: RAG
 ) -> None:
     recipe = question_recipe("rag")
     assert recipe.data is not None
     with pytest.raises(ConfigError, match="rag learns to pick among all documents"):
         train_baseline(recipe.with_changes(data=recipe.data.with_changes(documents="gold")))
-    with pytest.raises(ConfigError, match="are for a method that picks paragraphs, 'icae' reads"):
+    with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
         train_baseline(question_recipe("icae", losses=ConditionedLosses()))
     with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
         Trained(reader, Setting("some", k=0))
     with pytest.raises(ConfigError, match=r"extract_layer is 9, .* has 4 layers"):
-        RAG(replace(reader.config, extract_layer=9), reader.backbone)
+        RAG(reader.config.with_changes(extract_layer=9), reader.backbone)
     for change in ({"heads": 0}, {"paragraph": 0}, {"extract_layer": 0}, {"k": 0}):
         with pytest.raises(ConfigError, match=next(iter(change))):
             RAGConfig(backbone="some", **change)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What holds for every trained baseline, on a tiny random backbone."""
+"""Tests that every trained baseline must pass, on a tiny random backbone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from unit.baselines.conftest import SMALL, make
 
 from sedem import Document, SeDeM
 from sedem.backbone.decoder import Backbone
+from sedem.baselines import settings
 from sedem.baselines.memory import ContextMemory
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
@@ -28,30 +29,29 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.method import Setting
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
+from sedem.inference.checkpoint import locate
 from sedem.inference.generation import Decoding
 from sedem.training.baseline_training import QuestionTraining
-from sedem.training.questions import Questions, collate_questions
+from sedem.training.question_dataset import QuestionDataset, collate_questions
 
 SHORT = Decoding(max_new_tokens=5)
 INVISIBLE = Document("invisible", "\u200b")
 RENT, EGGS = "What is the rent?", "How many eggs?"
 
 
-def drops_invisible_spaces(backbone: Backbone) -> None:
-    """Give a backbone a tokenizer that finds nothing where nothing can be seen."""
+def drop_invisible_spaces(backbone: Backbone) -> None:
+    """Make a backbone's tokenizer ignore zero-width spaces."""
     backbone.tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
 
 
-def test_every_trained_method_is_listed_and_has_small_settings_for_these_tests() -> None:
+def test_every_trained_method_is_registered_and_has_small_test_settings() -> None:
     assert set(SMALL) == set(TRAINED)
     assert set(TRAINED) <= set(METHODS)
     for name in TRAINED:
         assert reader_class(name).name == name
 
 
-def test_it_answers_and_says_what_it_cost(
-    any_reader: TrainedReader, documents: list[Document]
-) -> None:
+def test_an_answer_reports_its_costs(any_reader: TrainedReader, documents: list[Document]) -> None:
     memory = any_reader.read(documents)
     answer = any_reader.answer(memory, RENT, decoding=SHORT)
     assert answer.model == any_reader.name
@@ -59,15 +59,15 @@ def test_it_answers_and_says_what_it_cost(
     assert answer.timings.keys() >= {"select_ms", "prefill_ms", "ttft_ms", "total_ms"}
     assert answer.timings["ttft_ms"] <= answer.timings["total_ms"]
     assert answer.conditioning and answer.conditioning > len(RENT)
-    assert answer.stored_bytes and answer.context_tokens == len(memory.ends)
+    assert answer.stored_bytes and answer.context_tokens == len(memory.token_ends)
     texts = {document.name: document.text for document in documents}
     for citation in answer.citations:
         assert texts[citation.document][citation.start : citation.end] == citation.text
-        assert (citation.score is not None) == any_reader.picks
+        assert (citation.score is not None) == any_reader.has_selection_budget
     assert answer.citations and answer.blocks >= len(documents)
 
 
-def test_a_batch_answers_as_one_by_one(
+def test_a_batch_equals_single_answers(
     any_reader: TrainedReader, documents: list[Document]
 ) -> None:
     if not any_reader.batched:
@@ -80,7 +80,7 @@ def test_a_batch_answers_as_one_by_one(
         assert (answer.text, answer.conditioning) == (alone.text, alone.conditioning)
 
 
-def test_adapters_and_parts_matter(
+def test_adapters_and_parts_change_the_logits(
     any_reader: TrainedReader, tiny_folder: Callable[..., str], documents: list[Document]
 ) -> None:
     other = make(any_reader.name, tiny_folder(), seed=2)
@@ -88,14 +88,14 @@ def test_adapters_and_parts_matter(
     def logits(reader: TrainedReader) -> torch.Tensor:
         memory = reader.read(documents)
         prompt = [reader.backbone.bos_token_id, *reader.backbone.token_ids(RENT)]
-        with torch.no_grad(), reader.answering():
-            seen = reader.seen(len(memory.ends), len(prompt), 5)
-            return reader.begin([memory.remembered.content], [seen], [prompt]).logits
+        with torch.no_grad(), reader.decoding_mode():
+            seen = reader.context_tokens_used(len(memory.token_ends), len(prompt), 5)
+            return reader.prefill([memory.compressed.content], [seen], [prompt]).logits
 
     assert not torch.allclose(logits(any_reader), logits(other))
 
 
-def test_what_does_not_fit_is_said(tiny_folder: Callable[..., str]) -> None:
+def test_the_answer_says_what_did_not_fit(tiny_folder: Callable[..., str]) -> None:
     long = [Document("long", "The rent is 900 euros a month. " * 400)]
     for name in TRAINED:
         reader = make(name, tiny_folder())
@@ -103,19 +103,19 @@ def test_what_does_not_fit_is_said(tiny_folder: Callable[..., str]) -> None:
         (sentence, *_) = answer.cut
         assert "12,399 tokens" in sentence and reader.name in sentence
         (citation,) = answer.citations
-        # HMT reads on and on; what it forgets is its oldest memory.
+        # HMT reads any length; it drops its oldest memory.
         assert (len(citation.text) < len(long[0].text)) is (name != "hmt")
 
 
-def test_a_question_too_long_is_refused(
+def test_a_question_too_long_is_rejected(
     any_reader: TrainedReader, documents: list[Document]
 ) -> None:
     with pytest.raises(DataError, match=r"exceed the 512 positions"):
         any_reader.answer(any_reader.read(documents), "Why? " * 200)
 
 
-def test_a_context_without_tokens_is_refused(any_reader: TrainedReader) -> None:
-    drops_invisible_spaces(any_reader.backbone)
+def test_a_context_without_tokens_is_rejected(any_reader: TrainedReader) -> None:
+    drop_invisible_spaces(any_reader.backbone)
     with pytest.raises(DataError, match="the text has no tokens; give a document with words"):
         any_reader.read([INVISIBLE])
 
@@ -123,7 +123,7 @@ def test_a_context_without_tokens_is_refused(any_reader: TrainedReader) -> None:
 # Training
 
 
-def test_exactly_its_parameter_groups_are_trained_and_learn(
+def test_only_the_parameter_groups_are_trained_and_the_loss_falls(
     any_reader: TrainedReader, fixtures: Path
 ) -> None:
     stage = QuestionTraining(any_reader)
@@ -147,7 +147,7 @@ def test_exactly_its_parameter_groups_are_trained_and_learn(
             assert torch.equal(parameter, before[name]), name
 
 
-def test_a_loss_of_a_batch_is_the_mean_of_its_rows(
+def test_the_loss_of_a_batch_is_the_mean_of_its_rows(
     any_reader: TrainedReader, fixtures: Path
 ) -> None:
     questions = squad(any_reader, fixtures)
@@ -159,7 +159,7 @@ def test_a_loss_of_a_batch_is_the_mean_of_its_rows(
     assert together == pytest.approx(sum(map(float, alone)) / 3, rel=1e-4)
 
 
-def test_dropout_of_adapters_is_for_training_alone(tiny_folder: Callable[..., str]) -> None:
+def test_adapter_dropout_is_on_only_in_training(tiny_folder: Callable[..., str]) -> None:
     for name in TRAINED:
         reader = make(name, tiny_folder(), lora_dropout=0.5)
         drops = [m for m in reader.modules() if isinstance(m, torch.nn.Dropout)]
@@ -171,13 +171,13 @@ def test_dropout_of_adapters_is_for_training_alone(tiny_folder: Callable[..., st
         assert not any(module.training for module in drops)
 
 
-def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> Questions:
-    questions = Questions(reader, 200, **settings)
+def squad(reader: TrainedReader, fixtures: Path, **settings: Any) -> QuestionDataset:
+    questions = QuestionDataset(reader, 200, **settings)
     questions.add(open_examples(fixtures / "squad.json", records=":1", distractors=1), "evidence")
     return questions
 
 
-def test_contexts_are_cut_and_counted_as_in_answering(
+def test_contexts_are_truncated_in_training_as_in_answering(
     backbone: Backbone, fixtures: Path, tiny_folder: Callable[..., str]
 ) -> None:
     reader = make("full-context-tuned", tiny_folder())
@@ -192,7 +192,7 @@ def test_contexts_are_cut_and_counted_as_in_answering(
     assert max(len(i.context) for i in squad(reader, fixtures, context_limit=50).items) == 50
 
 
-def test_gold_documents_alone(fixtures: Path, tiny_folder: Callable[..., str]) -> None:
+def test_gold_documents_only(fixtures: Path, tiny_folder: Callable[..., str]) -> None:
     reader = make("icae", tiny_folder())
     every, gold = squad(reader, fixtures), squad(reader, fixtures, documents="gold")
     assert len(every) == len(gold)
@@ -204,8 +204,8 @@ def test_an_example_without_tokens_is_left_out_and_counted(
     tiny_folder: Callable[..., str], documents: list[Document]
 ) -> None:
     reader = make("icae", tiny_folder())
-    drops_invisible_spaces(reader.backbone)
-    questions = Questions(reader, 200)
+    drop_invisible_spaces(reader.backbone)
+    questions = QuestionDataset(reader, 200)
     given = (tuple(documents), (INVISIBLE,))
     examples = [Example(str(i), own, RENT, ("900 euros",)) for i, own in enumerate(given)]
     questions.add(ExampleSet("two", examples), "evidence")
@@ -213,7 +213,7 @@ def test_an_example_without_tokens_is_left_out_and_counted(
     assert questions.dropped == {"documents without tokens": 1}
 
 
-def test_some_documents_are_the_evidence_and_a_seeded_sample(fixtures: Path) -> None:
+def test_sampled_documents_are_the_evidence_and_a_seeded_sample(fixtures: Path) -> None:
     examples = open_examples(fixtures / "hotpotqa-native.json").examples
     for example in examples:
         some = some_documents(example, 4)
@@ -226,7 +226,7 @@ def test_some_documents_are_the_evidence_and_a_seeded_sample(fixtures: Path) -> 
     assert any(some_documents(e, 4) != some_documents(e, 4, seed=1) for e in examples)
 
 
-def test_a_training_reads_so_many_paragraphs_at_most(
+def test_training_reads_at_most_max_paragraphs(
     fixtures: Path, tiny_folder: Callable[..., str]
 ) -> None:
     reader = make("icae", tiny_folder())
@@ -252,14 +252,16 @@ def test_a_context_of_several_examples_is_read_once(
     method = Trained(any_reader, setting)
     once = [answer.text for example in same for answer in method.answer([example])]
     assert len(read) == 1
-    anew = [a.text for example in same for a in Trained(any_reader, setting).answer([example])]
-    assert once == anew and len(read) == 1 + len(same)
+    separately = [
+        a.text for example in same for a in Trained(any_reader, setting).answer([example])
+    ]
+    assert once == separately and len(read) == 1 + len(same)
 
 
 # Checkpoints
 
 
-def test_a_checkpoint_answers_alike(
+def test_a_saved_checkpoint_gives_the_same_answers(
     any_reader: TrainedReader, documents: list[Document], tmp_path: Path
 ) -> None:
     any_reader.save_pretrained(tmp_path / "kept")
@@ -272,6 +274,19 @@ def test_a_checkpoint_answers_alike(
     assert all(torch.equal(p, own[n]) for n, p in again.named_parameters())
     texts = [r.answer(r.read(documents), RENT, decoding=SHORT).text for r in (any_reader, again)]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_shipped_settings_are_loaded_and_saved_byte_for_byte(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = locate(default_checkpoint(name)) / "config.json"
+    written = json.loads(path.read_text(encoding="utf-8"))
+    monkeypatch.setattr(settings, "version", lambda package: written[f"{package}_version"])
+    config = reader_class(name).Config.load(path.parent)
+    assert isinstance(config.lora_targets, tuple)
+    config.save(tmp_path, name)
+    assert (tmp_path / "config.json").read_bytes() == path.read_bytes()
 
 
 def test_missing_and_unexpected_weights_are_errors(
@@ -289,7 +304,7 @@ def test_missing_and_unexpected_weights_are_errors(
         reader_class("icae").from_pretrained(tmp_path / "kept")
 
 
-def test_a_checkpoint_of_another_method_is_refused(
+def test_a_checkpoint_of_another_method_is_rejected(
     tiny_folder: Callable[..., str], tmp_path: Path, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     icae, own = tmp_path / "icae", tmp_path / "own"
@@ -310,7 +325,7 @@ def test_a_checkpoint_of_another_method_is_refused(
     assert default_checkpoint("icae") == "icae-nano"
 
 
-def test_another_backbone_under_the_same_name_is_another_setting(
+def test_a_changed_backbone_of_the_same_name_is_another_setting(
     tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_folder(), tmp_path / "backbone")
@@ -331,11 +346,16 @@ def test_another_backbone_under_the_same_name_is_another_setting(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_rank": -1}, "lora_rank is -1; it must be a whole number of at least 0"),
+        ({"lora_rank": -1}, "lora_rank is -1; it must be 0 or more"),
+        ({"lora_rank": True}, "lora_rank is True; a whole number is needed"),
+        ({"lora_alpha": 2.0}, r"lora_alpha is 2.0; a whole number is needed"),
         ({"lora_dropout": 1.5}, r"lora_dropout is 1.5; it is a share"),
-        ({"lora_targets": ("q",)}, "lora_targets has 'q'; it can have q_proj"),
+        ({"lora_dropout": True}, "lora_dropout is True; a number is needed"),
+        ({"lora_targets": "q_proj"}, "lora_targets is 'q_proj'; a list is needed"),
+        ({"lora_rnk": 4}, "unknown key 'lora_rnk'; did you mean 'lora_rank'"),
+        ({"lora_targets": ("q",)}, r"lora_targets\[0\] is 'q'; it can be q_proj"),
     ],
 )
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ReaderConfig(backbone="some", **changes)

@@ -1,4 +1,4 @@
-"""Weights that a formula gives, the same here and where the official code was run."""
+"""Weights from a formula: the official code was run with the same ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 def fill(named: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Fill parameters in the order of their names: sin(0.0137 (k + 1) i² + k), scaled.
 
-    Value i of parameter k is 0.2 times that, or 1 plus a tenth of it where the name has "norm".
+    Value i of parameter k is 0.2 times that, or 1 plus 0.1 times that if the name contains "norm".
     """
     for k, (name, parameter) in enumerate(sorted(named, key=lambda entry: entry[0])):
         at = torch.arange(parameter.numel(), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A tiny checkpoint that the bench can open like any other."""
+"""A tiny checkpoint for the bench."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sedem import SeDeM
 
 @pytest.fixture
 def checkpoint(model: SeDeM, tmp_path: Path) -> str:
-    """Four layers of random weights, 512 positions, bytes for tokens."""
+    """Four layers of random weights, 512 positions, a byte tokenizer."""
     folder = tmp_path / "tiny"
     model.decoder.add_lora(4, 8)
     model.save_pretrained(folder)

@@ -1,10 +1,9 @@
-"""The bench end to end on a tiny model: its document is whole; speed itself is never asserted."""
+"""The bench end to end on a tiny model: the document is complete; no test asserts a speed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
 
 @pytest.fixture(autouse=True)
 def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ceilings of any machine: probing real ones takes seconds."""
+    """Fixed ceilings; measuring the machine takes seconds."""
     ceilings = command.Ceilings(1e10, 1e11)
     monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
 
@@ -51,18 +50,18 @@ def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
     return [entry for entry in named if entry is not None]
 
 
-def test_a_budget_is_for_the_methods_that_have_one(plan: Plan) -> None:
+def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
     methods = ("sedem", "full-context", "bm25", "longllmlingua")
-    subjects, left_out = open_subjects(replace(plan, methods=methods, k=1), plan.checkpoint)
+    subjects, left_out = open_subjects(plan.with_changes(methods=methods, k=1), plan.checkpoint)
     assert [subject.name for subject in subjects] == list(methods) and not left_out
     documents = [Document(name, f"The {name} is 900 euros.") for name in ("rent", "fee")]
     used = {s.name: s.reader.answer(s.reader.read(documents), "The rent?").k for s in subjects}
     assert used["sedem"] == used["bm25"] == 1 and used["full-context"] == 2
 
 
-def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> None:
+def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
-    plan = replace(plan, batches=(1, 2), blocks=(40,))
+    plan = plan.with_changes(batches=(1, 2), blocks=(40,))
     document = run_bench(plan, tmp_path / "out", lambda *done: ticks.append(done))
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == document
     assert list(document["results"]) == list(METHODS)
@@ -79,8 +78,8 @@ def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> No
             assert memory["weights_bytes"] > 0 and (memory["caches_bytes"] > 0) == (
                 method == "sedem"
             )
-            held = memory["weights_bytes"] + memory["caches_bytes"]
-            assert min(memory["peak_bytes"], memory["steady_bytes"]) >= held
+            resident = memory["weights_bytes"] + memory["caches_bytes"]
+            assert min(memory["peak_bytes"], memory["steady_bytes"]) >= resident
             assert list(row["batches"]) == ["1", "2"]
             for batch in row["batches"].values():
                 assert batch["together"] == (method == "sedem")
@@ -89,14 +88,14 @@ def test_every_figure_of_every_method_is_there(plan: Plan, tmp_path: Path) -> No
     (selection,) = document["selection"].values()
     assert (selection["blocks"], selection["tokens"]) == (40, 640)
     assert selection["score_ms"]["n"] == 3 and selection["floor_ms"] > 0
-    # Five methods, two contexts, two turns to warm up and three that count; then the bank's.
+    # Five methods, two contexts, two warm-up and three counted rounds; then those of the bank.
     assert ticks[-1] == (5 * 2 * 5 + 5, 5 * 2 * 5 + 5)
     assert any("no GPU" in note or "GPU is here" in note for note in document["notes"])
     assert document["machine"]["processor"] and document["settings"]["weights_sha256"]
 
 
-def test_what_a_method_does_not_read_is_told(plan: Plan) -> None:
-    results = run_bench(replace(plan, runs=1))["results"]
+def test_the_table_says_how_much_a_method_reads(plan: Plan) -> None:
+    results = run_bench(plan.with_changes(runs=1))["results"]
     read = {name: [row["reads_tokens"] for row in rows.values()] for name, rows in results.items()}
     assert read["sedem"] == [64, 600]
     assert read["full-context"][0] == read["hf"][0] == 64
@@ -106,16 +105,18 @@ def test_what_a_method_does_not_read_is_told(plan: Plan) -> None:
     assert all(len(line) == len(HEADINGS) for line in lines({"results": results}))
 
 
-def test_merged_weights_count_beside_frozen_ones(plan: Plan) -> None:
-    (merged,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
-    (plain,), _ = open_subjects(replace(plan, methods=("sedem",), engine="eager"), plan.checkpoint)
+def test_merged_weights_count_in_addition_to_frozen_ones(plan: Plan) -> None:
+    (merged,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
+    (plain,), _ = open_subjects(
+        plan.with_changes(methods=("sedem",), engine="eager"), plan.checkpoint
+    )
     assert weights_bytes(merged.reader) > weights_bytes(plain.reader)
 
 
-def test_caches_of_the_pass_and_no_others_are_in_what_a_method_needs(
+def test_memory_counts_only_the_caches_of_the_measured_pass(
     plan: Plan, documents: list[Document]
 ) -> None:
-    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
     reader = subject.reader
     assert isinstance(reader, BoundSedem)
     device = torch.device("cpu")
@@ -129,7 +130,7 @@ def test_caches_of_the_pass_and_no_others_are_in_what_a_method_needs(
     assert again is not None and again["caches_bytes"] == first["caches_bytes"]
 
 
-def test_the_gpu_that_was_asked_for_is_waited_for_and_counted(
+def test_memory_is_measured_on_the_given_gpu(
     documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = torch.device("cuda:1")
@@ -150,11 +151,11 @@ def test_the_gpu_that_was_asked_for_is_waited_for_and_counted(
     assert len(asked) == 4 and set().union(*asked.values()) == {second}
 
 
-def test_a_static_cache_of_hugging_face_counts_too(
+def test_memory_counts_hugging_faces_static_cache(
     plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    plan = replace(plan, methods=("hf-compiled",))
+    plan = plan.with_changes(methods=("hf-compiled",))
     (subject,), _ = open_subjects(plan, plan.checkpoint)
     memory = subject.reader.read(documents)
     subject.reader.answer(memory, "Rent?")
@@ -178,8 +179,8 @@ class Mute:
         return Answer("", (), 0, len(memory), {}, "end", self.name)
 
 
-def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
-    results = run_bench(replace(plan, contexts=(64,), runs=1))["results"]
+def test_build_speed_is_reported_for_a_bank_but_not_for_text(plan: Plan) -> None:
+    results = run_bench(plan.with_changes(contexts=(64,), runs=1))["results"]
     rows = {name: rows["64"] for name, rows in results.items()}
     assert rows["full-context"]["build_tok_s"] is None
     assert rows["sedem"]["build_tok_s"]["median"] > 0
@@ -187,16 +188,18 @@ def test_text_is_not_built_and_a_bank_is(plan: Plan) -> None:
     assert set(stages) == {"segment_ms", "encode_ms", "compress_ms"}
     assert min(stages.values()) > 0
     assert {"encode_ms", "score_ms", "gather_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
-    # One kept prefix costs keys and values of every layer, a bank a quarter of one state.
+    # A cached prefix stores keys and values of every layer, a bank a quarter of one state.
     assert rows["hf-prefix"]["stored_bytes_per_token"] > 4 * rows["sedem"]["stored_bytes_per_token"]
 
 
-def test_each_type_of_memory_is_a_method_of_one_model(plan: Plan) -> None:
-    plan = replace(plan, methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "int8"))
+def test_memory_types_are_measured_as_methods_that_share_a_model(plan: Plan) -> None:
+    plan = plan.with_changes(
+        methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "int8")
+    )
     subjects, _ = open_subjects(plan, plan.checkpoint)
-    plain, packed = (subject.reader for subject in subjects)
-    assert isinstance(plain, BoundSedem) and isinstance(packed, BoundSedem)
-    assert plain.model is packed.model
+    plain, quantized = (subject.reader for subject in subjects)
+    assert isinstance(plain, BoundSedem) and isinstance(quantized, BoundSedem)
+    assert plain.model is quantized.model
     results = run_bench(plan)["results"]
     assert list(results) == ["sedem", "sedem-int8"]
     sizes = [results[name]["64"]["stored_bytes_per_token"] for name in results]
@@ -205,25 +208,27 @@ def test_each_type_of_memory_is_a_method_of_one_model(plan: Plan) -> None:
     assert [line[1] for line in lines({"results": results})[1:]] == list(results)
 
 
-def test_the_same_layers_by_hugging_face_are_clocked_beside_a_bank(
+def test_hugging_faces_encoder_layers_are_timed_for_comparison(
     plan: Plan, documents: list[Document]
 ) -> None:
-    (subject,), _ = open_subjects(replace(plan, methods=("sedem",)), plan.checkpoint)
+    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
     assert isinstance(subject.reader, BoundSedem) and subject.layers is not None
     model, layers = subject.reader.model, subject.layers
     for ids_BP in layers.batches(documents):
         expected = encode(model.encoder, ids_BP[:, 1:], model.config.extract_layers)[0]
         torch.testing.assert_close(layers.states(ids_BP)[:, 1:], expected)
-    results = run_bench(replace(plan, methods=("sedem", "hf"), contexts=(64,), runs=1))["results"]
+    results = run_bench(plan.with_changes(methods=("sedem", "hf"), contexts=(64,), runs=1))[
+        "results"
+    ]
     assert results["sedem"]["64"]["layers_tok_s"]["median"] > 0
     assert results["hf"]["64"]["layers_tok_s"] is None
 
 
-def test_a_run_that_was_killed_goes_on(
+def test_an_interrupted_run_resumes(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    first = replace(plan, contexts=(64,), runs=1)
+    first = plan.with_changes(contexts=(64,), runs=1)
     before = run_bench(first, out)
     measured: list[int] = []
 
@@ -232,34 +237,34 @@ def test_a_run_that_was_killed_goes_on(
         return context(text, backbone, tokens)
 
     monkeypatch.setattr(command, "context", counted)
-    after = run_bench(replace(first, contexts=(64, 80)), out)
+    after = run_bench(first.with_changes(contexts=(64, 80)), out)
     assert measured == [80]
     for method in METHODS:
         kept, again = before["results"][method]["64"], after["results"][method]["64"]
         assert kept["online_ttft_ms"] == again["online_ttft_ms"]
     with pytest.raises(ConfigError, match="results of other settings"):
-        run_bench(replace(first, runs=2), out)
+        run_bench(first.with_changes(runs=2), out)
 
 
-def test_a_bench_names_everyone_who_measured_its_parts(
+def test_provenance_names_every_machine_that_measured_a_part(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    plan = replace(plan, methods=("hf",), runs=1)
+    plan = plan.with_changes(methods=("hf",), runs=1)
 
     def run(commit: str, *contexts: int) -> dict[str, Any]:
         made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
         monkeypatch.setattr(results, "provenance", lambda device: made)
         ceilings = command.Ceilings(float(len(commit)), 1e11)
         monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
-        return run_bench(replace(plan, contexts=contexts), out)
+        return run_bench(plan.with_changes(contexts=contexts), out)
 
     first = run("one", 64)
     assert first["commit"] == {"id": "one"} and "earlier" not in first
     both = run("three", 80, 64)
     assert both["commit"] == {"id": "three"}
     assert [made["commit"] for made in both["earlier"]] == [{"id": "one"}]
-    # Nothing is left to measure: neither who signs nor what bounds it changes.
+    # Nothing is left to measure, so neither provenance nor ceilings change.
     assert run("another", 80, 64) == both
     again = run("another", 64)
     assert again["commit"] == {"id": "one"} and "earlier" not in again
@@ -274,7 +279,7 @@ def test_a_bench_names_everyone_who_measured_its_parts(
     assert [made["commit"] for made in old["earlier"]] == [{"id": "one"}]
 
 
-def test_a_folder_that_cannot_be_written_is_told(plan: Plan, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be a folder for results"):
         run_bench(plan, tmp_path / "file" / "out")
@@ -289,12 +294,12 @@ def test_a_peer_that_cannot_run_is_left_out_with_its_reason(
 
     monkeypatch.setitem(PEERS, "hf-compiled", (Broken, ""))
     methods = ("full-context", "hf-compiled")
-    document = run_bench(replace(plan, methods=methods, contexts=(64,), runs=1))
+    document = run_bench(plan.with_changes(methods=methods, contexts=(64,), runs=1))
     assert list(document["results"]) == ["full-context"]
     assert document["left_out"]["hf-compiled"].startswith("nothing can be compiled")
 
 
-def test_peers_say_what_full_context_says() -> None:
+def test_peers_give_the_same_answer_as_full_context() -> None:
     methods = ("full-context", "hf", "hf-prefix")
     subjects, _ = open_subjects(Plan(methods=methods, answer_tokens=8, device="cpu"), "sedem-nano")
     documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
@@ -308,7 +313,7 @@ def test_peers_say_what_full_context_says() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_step_says_the_same() -> None:
+def test_a_compiled_step_gives_the_same_answer() -> None:
     plan = Plan(methods=("hf", "hf-compiled"), answer_tokens=8, device="cpu")
     subjects, left_out = open_subjects(plan, "sedem-nano")
     assert not left_out
@@ -319,8 +324,8 @@ def test_a_compiled_step_says_the_same() -> None:
             assert one.text == other.text != ""
 
 
-def test_the_picture_is_drawn(plan: Plan, tmp_path: Path) -> None:
-    document = run_bench(replace(plan, runs=1))
+def test_the_plot_is_drawn_reproducibly(plan: Plan, tmp_path: Path) -> None:
+    document = run_bench(plan.with_changes(runs=1))
     for name in ("a.svg", "b.svg", "c.png"):
         draw(document, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

@@ -1,4 +1,4 @@
-"""Contexts have exactly as many tokens as were asked for, whatever the text."""
+"""Contexts have exactly the requested number of tokens, for any text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def nano() -> Backbone:
 
 
 @pytest.mark.parametrize("tokens", [1, 511, 512, 513, 2048, 20_000])
-def test_the_demos_text_is_cut_to_the_token(nano: Backbone, tokens: int) -> None:
+def test_the_demo_text_is_cut_to_the_exact_length(nano: Backbone, tokens: int) -> None:
     documents = context(source(None)[0], nano, tokens)
     counts = [len(nano.token_ids(document.text)) for document in documents]
     assert sum(counts) == tokens
@@ -25,12 +25,12 @@ def test_the_demos_text_is_cut_to_the_token(nano: Backbone, tokens: int) -> None
     assert len({document.name for document in documents}) == len(documents)
 
 
-def test_a_short_text_goes_round(backbone: Backbone) -> None:
+def test_a_short_text_is_repeated(backbone: Backbone) -> None:
     (document,) = context("One two three. ", backbone, 100)
     assert len(backbone.token_ids(document.text)) == 100
     assert document.text.startswith("One two three. One two three. ")
 
 
-def test_a_text_that_gives_no_piece_is_refused(backbone: Backbone) -> None:
+def test_a_text_without_words_is_rejected(backbone: Backbone) -> None:
     with pytest.raises(DataError, match="cannot be cut to 3 tokens"):
         context("   ", backbone, 3)

@@ -1,4 +1,4 @@
-"""Floors written out: work over ceilings, the longer of the two, stage after stage."""
+"""Floors against hand-written formulas: work over ceilings, stage by stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = Decoding(max_new_tokens=1)
 
 
 def last_layer(tokens: int, before: int = 0) -> int:
-    """A tiny model's last layer: keys and values of all tokens, and the rest of the last one."""
+    """FLOPs of a tiny model's last layer: keys and values of all tokens, the rest of the last."""
     width, inner, heads, key_heads, head = 32, 64, 4, 2, 8
     keys_and_values = 2 * tokens * width * 2 * key_heads * head
     query_and_out = 2 * 2 * width * heads * head
@@ -33,7 +33,7 @@ def test_a_stage_takes_the_longer_of_its_flops_and_its_bytes() -> None:
     assert Work(2000, 500).seconds(ceilings) == 5.0
 
 
-def test_floors_add_stages_up() -> None:
+def test_floors_are_sums_over_stages() -> None:
     work = {
         "read": [Work(0, 100)],
         "first": [Work(20, 0)],
@@ -60,7 +60,7 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     (read,) = work["read"]
     selecting, restoring, prefill = work["answer"]
     assert read.bytes == 3 * layer + model.compressor.w_in.weight.numel() * 4
-    # Keys are made with the first question, and held.
+    # Keys are computed for the first question and cached.
     (first,) = work["first"]
     slots, key_weights = 4 * -(-bank.tokens // 16), model.selector.w_key.weight
     assert first.flops == 2 * slots * key_weights.numel()
@@ -69,27 +69,27 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     assert selecting.bytes == 3 * layer + 4 * (beside + slots * len(key_weights))
     assert restoring.bytes == sum(p.numel() for p in model.decompressor.parameters()) * 4
     assert prefill.bytes == 4 * layer + head
-    # Two layers over the prompt, one over states too, and the last for the last position alone.
+    # Two layers read the prompt, one also the states, and the last only its last position.
     prompt, states = len(question_ids(model.decoder, question)), 2 * 16
     shape = model.decoder.model.config
     layers_before = 2 * layer_flops(shape, prompt) + layer_flops(shape, states + prompt)
     assert prefill.flops == layers_before + last_layer(states + prompt) + 2 * 32 * 258
-    # Two of four layers hold the states of two blocks beside the prompt.
+    # Two of four layers cache the states of two blocks in addition to the prompt.
     pairs = 4 * len(question_ids(model.decoder, question)) + 2 * 2 * 16
     assert work["token"][0].bytes == prefill.bytes + pairs * 2 * 2 * 8 * 4
 
 
-def test_keys_are_counted_in_the_type_in_which_they_are_held(
+def test_keys_are_counted_in_the_type_of_the_cache(
     model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank = model.read(documents)
     answer = model.answer(bank, "Rent?", k=2, decoding=ONE)
     on_cpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
-    held = key_index(bank, model.selector).cached
-    assert held is not None and held.values.dtype == cache_dtype(held.values.device)
+    cached = key_index(bank, model.selector).cached
+    assert cached is not None and cached.values.dtype == cache_dtype(cached.values.device)
     monkeypatch.setattr(floors_module, "cache_dtype", lambda device: torch.bfloat16)
     on_gpu = sedem_work(model, answer, "Rent?")["answer"][0].bytes
-    assert on_cpu - on_gpu == held.nbytes / 2
+    assert on_cpu - on_gpu == cached.nbytes / 2
 
 
 def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[Document]) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be measured is refused before anything is opened."""
+"""An impossible plan is rejected before anything is opened."""
 
 from __future__ import annotations
 
@@ -18,53 +18,62 @@ from sedem.evaluation.registry import METHODS
     ("changes", "message"),
     [
         ({"methods": ("sedemm",)}, "there is no method 'sedemm'; there are sedem, full-context"),
-        ({"methods": ("sedem", "sedem")}, "named twice"),
-        ({"contexts": (0,)}, "a context of 0 tokens was asked for; it can have 1 to 4,194,304"),
-        ({"contexts": (5_000_000,)}, "a context of 5,000,000 tokens"),
-        ({"contexts": (8, 8)}, "a context length is named twice"),
-        ({"k": 0}, "k is 0"),
-        ({"runs": 0}, "runs is 0; it must be at least 1"),
-        ({"batches": (0,)}, r"batches are \[0\]; give different numbers of at least 1"),
-        ({"batches": (2, 2)}, r"batches are \[2, 2\]"),
+        ({"methods": ("sedem", "sedem")}, r"methods is .*; give each entry once"),
+        ({"contexts": (0,)}, r"contexts\[0\] is 0; a context can have 1 to 4,194,304 tokens"),
+        ({"contexts": (8, 5_000_000)}, r"contexts\[1\] is 5000000; a context can have"),
+        ({"contexts": (8, 8)}, r"contexts is \(8, 8\); give each entry once"),
+        ({"k": 0}, "k is 0; it must be a whole number of at least 1, or 'all'"),
+        ({"runs": 0}, "runs is 0; it must be above 0"),
+        ({"runs": True}, "runs is True; a whole number is needed"),
+        ({"rns": 2}, "unknown key 'rns'; did you mean 'runs'"),
+        ({"batches": (0,)}, r"batches\[0\] is 0; it must be above 0"),
+        ({"batches": (2, 2)}, r"batches is \(2, 2\); give each entry once"),
         ({"memory": ("int9",)}, "vectors cannot be stored as 'int9'"),
-        ({"memory": ("int8", "int8")}, r"memory is \['int8', 'int8'\]; give different types"),
-        ({"answer_tokens": 1}, "answer_tokens is 1; it must be at least 2"),
-        ({"answer_tokens": 1000}, "it can be 512 at most"),
-        ({"blocks": (0,)}, r"blocks are \[0\]"),
+        ({"memory": ("int8", "int8")}, r"memory is \('int8', 'int8'\); give each entry once"),
+        ({"memory": ()}, "memory is empty; give at least one"),
+        ({"answer_tokens": 1}, "answer_tokens is 1; it must be 2 or more"),
+        ({"answer_tokens": 1000}, "answer_tokens is 1000; it must be 512 or less"),
+        ({"blocks": (0,)}, r"blocks\[0\] is 0; it must be above 0"),
         ({"blocks": (5,), "methods": ("hf",)}, "scored by 'sedem'"),
         ({"backbone": "llama"}, "there is no shape 'llama'; there are llama-3.2-1b"),
         ({"dtype": "int3"}, "dtype is 'int3'; it can be float32 or bfloat16"),
         ({"device": "toaster"}, "device is 'toaster'; it can be cpu or cuda"),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(changes: dict[str, Any], message: str) -> None:
+def test_an_impossible_plan_is_rejected_with_one_sentence(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         Plan(**changes)
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="there is no GPU here"):
+def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ConfigError, match="device is 'cuda:1'; this machine has no GPU, leave it out"
+    ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         Plan(device="cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert Plan(device="cuda:1").place == torch.device("cuda", 1)
-    with pytest.raises(ConfigError, match="device is 'cuda:2', but the last GPU here is cuda:1"):
+    with pytest.raises(
+        ConfigError, match="device is 'cuda:2'; the last GPU of this machine is cuda:1"
+    ):
         Plan(device="cuda:2")
 
 
-def test_without_names_everything_that_needs_no_training_is_measured() -> None:
+def test_the_default_is_all_untrained_methods() -> None:
     untrained = [name for name in METHODS if name not in TRAINED]
     assert Plan().methods == (*untrained, "hf", "hf-compiled", "hf-prefix")
 
 
-def test_a_baseline_trained_anew_is_another_setting(
+def test_a_retrained_baseline_is_another_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     plan = Plan(methods=("sedem", "icae"))
     digests = [plan.settings()["baselines_sha256"]["icae"]]
-    # A folder of that name here comes before what sedem brings.
+    # A local folder of that name takes precedence over the shipped checkpoint.
     folder = tmp_path / "icae-nano"
     folder.mkdir()
     for content in ("one", "two"):
@@ -73,7 +82,7 @@ def test_a_baseline_trained_anew_is_another_setting(
     assert len(set(digests)) == 3
 
 
-def test_lengths_are_no_setting_and_what_decides_figures_is() -> None:
+def test_lengths_are_not_settings_but_all_that_affects_figures_is() -> None:
     one, other = Plan(contexts=(8,), blocks=(3,)).settings(), Plan(contexts=(9,)).settings()
     assert one == other
     assert one != Plan(runs=21).settings()

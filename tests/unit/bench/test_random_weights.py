@@ -1,4 +1,4 @@
-"""A public shape on random weights goes the way of every checkpoint, and is told for what it is."""
+"""A public shape on random weights is benched as any checkpoint, and the notes say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real records and a way to write small files."""
+"""Real records, small files and a small corpus."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sedem.backbone.decoder import Backbone
+from sedem.data.tokenized_corpus import TokenizedCorpus
 
 Write = Callable[[str, Any], Path]
 
@@ -33,3 +36,21 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return to_file
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """Nine texts of 60 to 164 letters."""
+    return ["".join(chr(97 + (7 * i + j) % 26) for j in range(60 + 13 * i)) for i in range(9)]
+
+
+@pytest.fixture
+def path(write: Write, texts: list[str]) -> Path:
+    """A file of the nine texts, titled by their number."""
+    return write("texts.jsonl", [{"title": str(i), "text": t} for i, t in enumerate(texts)])
+
+
+@pytest.fixture
+def corpus(path: Path, backbone: Backbone, tmp_path: Path) -> TokenizedCorpus:
+    """The nine texts, tokenized; every letter is a token."""
+    return TokenizedCorpus.open(path, backbone, tmp_path / "cache")

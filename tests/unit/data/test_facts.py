@@ -203,5 +203,5 @@ def test_articles_give_the_fillers(fixtures: Path) -> None:
 
 
 def test_an_unknown_split_is_refused(fixtures: Path) -> None:
-    with pytest.raises(ConfigError, match="split is 'dev'; it can be 'train' or 'evaluation'"):
+    with pytest.raises(ConfigError, match="split is 'dev'; it can be train or evaluation"):
         load(fixtures / "articles.jsonl", split="dev")  # type: ignore[arg-type]

@@ -216,7 +216,7 @@ def test_records_stop_a_stream(hub: SimpleNamespace, monkeypatch: pytest.MonkeyP
 def test_a_malformed_row_is_named(hub: SimpleNamespace) -> None:
     hub.rows = [{"id": "a", "question": "?", "answer": None, "supporting_facts": None}]
     with pytest.raises(
-        DataError, match=r"hotpotqa/hotpot_qa, record 1 \(id 'a'\), field 'context'"
+        DataError, match=r"hotpotqa/hotpot_qa, record 1 \(id 'a'\): answer is None; text"
     ):
         open_examples("hotpotqa")
 

@@ -8,6 +8,7 @@ import pytest
 
 from sedem import Document
 from sedem.bank.blocks import BlockRow
+from sedem.data.corpus import holds_texts, read_texts
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.data.inspection import (
     MOST_BINS,
@@ -19,7 +20,6 @@ from sedem.data.inspection import (
 )
 from sedem.data.labels import from_evidence
 from sedem.data.question_sets import open_examples
-from sedem.data.texts import holds_texts, read_texts
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
 from sedem.errors import ConfigError, DataError
 

@@ -214,7 +214,7 @@ def test_extra_fields_of_copies_are_passed_over(write: Write) -> None:
 
 
 def test_an_unknown_layout_is_refused(write: Write) -> None:
-    with pytest.raises(DataError, match="neither pairs, objects nor columns of title and sent"):
+    with pytest.raises(DataError, match=r"context is \{'0': 'Bridge'\}; a list is needed"):
         load_2wiki(write("odd.json", [{**RECORD, "context": {"0": "Bridge"}}]))
 
 

@@ -88,23 +88,23 @@ def test_an_unknown_option_is_refused(fixtures: Path) -> None:
 @pytest.mark.parametrize(
     ("schema", "options", "message"),
     [
-        ("squad", {"distractors": "abc"}, "distractors is 'abc'; it must be a whole number"),
-        ("squad", {"distractors": 2.5}, "distractors is 2.5; it must be a whole number"),
-        ("squad", {"distractors": True}, "distractors is True; it must be a whole number"),
-        ("squad", {"distractors": -3}, "distractors is -3; it must be at least 0"),
-        ("squad", {"seed": None}, "seed is None; it must be a whole number"),
-        ("ruler-qa2", {"length": "4k"}, "length is '4k'; it must be a whole number"),
-        ("ruler-qa2", {"count": "abc"}, "count is 'abc'; it must be a whole number"),
-        ("ruler-qa2", {"count": 0}, "count is 0; it must be at least 1"),
-        ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; it must be at least 0"),
-        ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; it must be text or null"),
-        ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; it must be true or false"),
-        ("cloze", {"count": "5x"}, "count is '5x'; it must be a whole number"),
-        ("cloze", {"count": -1}, "count is -1; it must be at least 1"),
-        ("exact-facts", {"count": "x"}, "count is 'x'; it must be a whole number"),
-        ("exact-facts", {"count": 0}, "count is 0; it must be at least 1"),
-        ("exact-facts", {"split": 5}, "split is '5'; it can be 'train' or 'evaluation'"),
-        ("qasper", {"drop": ["none"]}, r"drop is '\['none'\]'; it can be no-text-evidence"),
+        ("squad", {"distractors": "abc"}, "distractors is 'abc'; a whole number is needed"),
+        ("squad", {"distractors": 2.5}, "distractors is 2.5; a whole number is needed"),
+        ("squad", {"distractors": True}, "distractors is True; a whole number is needed"),
+        ("squad", {"distractors": -3}, "distractors is -3; it must be 0 or more"),
+        ("squad", {"seed": None}, "seed is None; a whole number is needed"),
+        ("ruler-qa2", {"length": "4k"}, "length is '4k'; a whole number is needed"),
+        ("ruler-qa2", {"count": "abc"}, "count is 'abc'; a whole number is needed"),
+        ("ruler-qa2", {"count": 0}, "count is 0; it must be above 0"),
+        ("ruler-qa2", {"answer_tokens": -1}, "answer_tokens is -1; it must be 0 or more"),
+        ("ruler-qa2", {"tokenizer": 5}, "tokenizer is 5; text is needed"),
+        ("ruler-qa2", {"repeat": "yes"}, "repeat is 'yes'; true or false is needed"),
+        ("cloze", {"count": "5x"}, "count is '5x'; a whole number is needed"),
+        ("cloze", {"count": -1}, "count is -1; it must be above 0"),
+        ("exact-facts", {"count": "x"}, "count is 'x'; a whole number is needed"),
+        ("exact-facts", {"count": 0}, "count is 0; it must be above 0"),
+        ("exact-facts", {"split": 5}, "split is 5; it can be train or evaluation"),
+        ("qasper", {"drop": ["none"]}, r"drop is \['none'\]; it can be no-text-evidence"),
     ],
 )
 def test_an_option_of_another_type_or_size_is_refused(
@@ -118,79 +118,6 @@ def test_options_reach_the_loader(fixtures: Path) -> None:
     few = open_examples(fixtures / "squad.json", records="1:", distractors=2, seed=3)
     assert len(few.examples) == 24
     assert {len(example.documents) for example in few.examples} == {3}
-
-
-@pytest.mark.parametrize(
-    ("schema", "content", "message"),
-    [
-        ("squad", {"data": [{"paragraphs": [{"context": "one"}]}]}, "article 1, field 'qas'"),
-        ("squad", {"data": ["Ada"]}, "article 1, field 'paragraphs': a list is needed"),
-        ("squad", {"data": [{"title": "Ada"}]}, "field 'paragraphs': .* got nothing"),
-        (
-            "squad",
-            [{"id": 1, "context": "one", "question": "?", "answers": {"text": ["one"]}}],
-            r"entry 1, field 'answers': the field 'answer_start' is missing",
-        ),
-        (
-            "covidqa",
-            {"data": [{"paragraphs": [{"context": "one", "qas": []}]}]},
-            "article 1: the field 'document_id' is missing",
-        ),
-        ("hotpotqa", [{"_id": "a"}], r"entry 1 \(id 'a'\), field 'context': it is missing"),
-        ("hotpotqa", [{"question": "?"}], "entry 1: the field 'id' is missing"),
-        (
-            "hotpotqa",
-            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": None}],
-            r"\(id 'a'\), field 'supporting_facts': it is not in the set's schema",
-        ),
-        (
-            "hotpotqa",
-            [{"_id": "a", "context": [["T", [1]]], "supporting_facts": []}],
-            "field 'context': .*titles and sentences must be strings",
-        ),
-        (
-            "2wikimultihopqa",
-            [{"_id": "a", "context": [["T", ["s"]]], "supporting_facts": [{"title": "T"}]}],
-            r"\(id 'a'\), field 'supporting_facts': the field 'sent_id' is missing",
-        ),
-        (
-            "2wikimultihopqa",
-            [{"_id": "a", "context": "[broken", "supporting_facts": []}],
-            r"\(id 'a'\), field 'context': .*Expecting value",
-        ),
-        (
-            "musique",
-            [{"id": "a", "paragraphs": [{"title": "T"}]}],
-            r"field 'paragraphs\[0\]', field 'paragraph_text': a string is needed, got nothing",
-        ),
-        (
-            "musique",
-            [{"id": "a", "paragraphs": [PARAGRAPH], "question": "What?", "answer": None}],
-            r"entry 1 \(id 'a'\), field 'answer': a string is needed, got None",
-        ),
-        (
-            "qasper",
-            {"p1": {"abstract": "A", "full_text": []}},
-            r"\(id 'p1'\), field 'qas': it is missing",
-        ),
-        (
-            "qasper",
-            {
-                "p1": {
-                    "full_text": [],
-                    "abstract": "A",
-                    "qas": [{"question": "?", "answers": [{"answer": {}}]}],
-                }
-            },
-            r"\(id 'p1'\), question 0: the field 'unanswerable' is missing",
-        ),
-    ],
-)
-def test_a_malformed_record_is_named_with_its_field(
-    write: Write, schema: str, content: Any, message: str
-) -> None:
-    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
-        open_examples(write("odd.json", content), schema)
 
 
 HALF = "\ud83e"
@@ -228,13 +155,107 @@ PAPER = {
 @pytest.mark.parametrize(
     ("schema", "content", "message"),
     [
-        ("hotpotqa", [{**HOTPOT, "question": HALF}], r"\(id 'a'\), field 'question' is not"),
-        ("hotpotqa", [{**HOTPOT, "answer": HALF}], r"\(id 'a'\), field 'answer' is not Unicode"),
-        ("hotpotqa", [{**HOTPOT, "_id": HALF}], "entry 1, field 'id' is not Unicode text"),
+        (
+            "squad",
+            {"data": [{"paragraphs": [{"context": "one"}]}]},
+            r"article 1: paragraphs\[0\]: missing key 'qas'",
+        ),
+        ("squad", {"data": ["Ada"]}, "article 1: keys are needed here, got 'Ada'"),
+        ("squad", {"data": [{"title": "Ada"}]}, "article 1: missing key 'paragraphs'"),
+        (
+            "squad",
+            [{"id": 1, "context": "one", "question": "?", "answers": {"text": ["one"]}}],
+            r"entry 1: paragraphs\[0\]\.qas\[0\]\.answers\[0\]: missing key 'answer_start'",
+        ),
+        (
+            "covidqa",
+            {"data": [{"paragraphs": [{"context": "one", "qas": []}]}]},
+            r"article 1: paragraphs\[0\]: missing key 'document_id'",
+        ),
+        (
+            "hotpotqa",
+            [{"_id": "a"}],
+            r"entry 1 \(id 'a'\): missing key 'question'; add it \(and 3 more problems\)",
+        ),
+        ("hotpotqa", [{"question": "?"}], "entry 1: missing key '_id'; add it"),
+        (
+            "hotpotqa",
+            [{**HOTPOT, "supporting_facts": None}],
+            r"\(id 'a'\): supporting_facts is None; a list is needed",
+        ),
+        (
+            "hotpotqa",
+            [{**HOTPOT, "context": [["T", [1]]]}],
+            r"\(id 'a'\): context\[0\]\.sentences\[0\] is 1; text is needed",
+        ),
+        (
+            "2wikimultihopqa",
+            [{**HOTPOT, "supporting_facts": [{"title": "T"}]}],
+            r"\(id 'a'\): supporting_facts\[0\]: missing key 'sent_id'",
+        ),
+        (
+            "2wikimultihopqa",
+            [{**HOTPOT, "context": "[broken"}],
+            r"\(id 'a'\): context: Expecting value",
+        ),
+        (
+            "2wikimultihopqa",
+            [{**HOTPOT, "context": {"title": ["T", "U"], "sentences": [["s"]]}}],
+            r"\(id 'a'\): context: the columns title, sentences differ in length",
+        ),
+        (
+            "musique",
+            [{"id": "a", "question": "?", "answer": "This", "paragraphs": [{"title": "T"}]}],
+            r"\(id 'a'\): paragraphs\[0\]: missing key 'paragraph_text'",
+        ),
+        (
+            "musique",
+            [{"id": "a", "paragraphs": [PARAGRAPH], "question": "What?", "answer": None}],
+            r"entry 1 \(id 'a'\): answer is None; text is needed",
+        ),
+        (
+            "qasper",
+            {"p1": {"abstract": "A", "full_text": []}},
+            r"\(id 'p1'\): missing key 'qas'",
+        ),
+        (
+            "qasper",
+            {
+                "p1": {
+                    "full_text": [],
+                    "abstract": "A",
+                    "qas": [{"question": "?", "answers": [{"answer": {}}]}],
+                }
+            },
+            r"\(id 'p1'\): qas\[0\]\.answers\[0\]\.answer: missing key 'unanswerable'",
+        ),
+    ],
+)
+def test_a_malformed_record_is_named_with_its_field(
+    write: Write, schema: str, content: Any, message: str
+) -> None:
+    with pytest.raises(DataError, match=rf"odd\.json', .*{message}"):
+        open_examples(write("odd.json", content), schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        (
+            "hotpotqa",
+            [{**HOTPOT, "question": HALF}],
+            r"\(id 'a'\): question is '\\ud83e'; Unicode text",
+        ),
+        (
+            "hotpotqa",
+            [{**HOTPOT, "answer": HALF}],
+            r"\(id 'a'\): answer is '\\ud83e'; Unicode text",
+        ),
+        ("hotpotqa", [{**HOTPOT, "_id": HALF}], r"entry 1 .*: _id is '\\ud83e'; Unicode text"),
         (
             "ruler-qa2",
             [{**HOTPOT, "context": [["T", ["s", HALF]]]}],
-            r"\(id 'a'\), field 'context': paragraph 'T' is not Unicode text",
+            r"\(id 'a'\): context\[0\]\.sentences\[1\] is '\\ud83e'; Unicode text is needed",
         ),
         (
             "squad",
@@ -244,15 +265,19 @@ PAPER = {
         (
             "squad",
             {"data": [{"paragraphs": [{"context": "one", "qas": [{**QA, "id": HALF}]}]}]},
-            "article 1, field 'id' is not Unicode text",
+            r"article 1: paragraphs\[0\]\.qas\[0\]\.id is '\\ud83e'; Unicode text is",
         ),
-        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\): the name of a"),
+        ("qasper", {"p1": {**PAPER, "title": HALF}}, r"\(id 'p1'\): title is '\\ud83e'; Unicode"),
         (
             "qasper",
             {"p1": {**PAPER, "qas": [{**PAPER["qas"][0], "question": HALF}]}},
-            r"\(id 'p1'\), question 0: the question of example 'p1-0' is not Unicode text",
+            r"\(id 'p1'\): qas\[0\]\.question is '\\ud83e'; Unicode text is needed",
         ),
-        ("cloze", [{"title": "A", "text": HALF}], "entry 1, field 'text' is not Unicode text"),
+        (
+            "cloze",
+            [{"title": "A", "text": HALF}],
+            r"entry 1: text is '\\ud83e'; Unicode text is needed",
+        ),
     ],
 )
 def test_half_a_surrogate_pair_is_named_with_its_place(

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import Dataset
 
 from sedem.data import records
-from sedem.data.records import read_records
+from sedem.data.records import first_field_names, read_records
 from sedem.errors import DataError
 
 Write = Callable[[str, Any], Path]
@@ -50,27 +54,106 @@ def test_an_object_over_many_lines_is_one_record(write: Write, tmp_path: Path) -
     assert entries(write("none.json", "")) == []
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 50])
-def test_an_array_is_read_in_pieces_of_any_size(
-    write: Write, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    monkeypatch.setattr(records, "CHARACTERS", size)
-    path = write("array.json", {"unused": 1})
-    path.write_text(json.dumps(ENTRIES, indent=1, ensure_ascii=False), encoding="utf-8")
-    assert entries(path) == ENTRIES
+@pytest.fixture
+def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the chunks that are read from JSON files from now on."""
+    sizes: list[int] = []
+    opened = records.open_bytes
+
+    @contextmanager
+    def counting(path: Path) -> Iterator[Any]:
+        with opened(path) as file:
+
+            def read(size: int = -1) -> bytes:
+                chunk = file.read(size)
+                sizes.append(len(chunk))
+                return chunk
+
+            yield SimpleNamespace(read=read)
+
+    monkeypatch.setattr(records, "open_bytes", counting)
+    return sizes
 
 
-def test_an_array_is_not_read_further_than_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def large_array(path: Path) -> int:
+    """Writes 20,000 records, and returns the size of the file."""
+    with path.open("w") as file:
+        for number in range(20_000):
+            file.write(f'{"," if number else "["}{{"id": {number}, "text": "{"x" * 1000}"}}\n')
+        file.write("]")
+    return path.stat().st_size
+
+
+def test_the_first_records_of_a_large_array_are_read_alone(
+    tmp_path: Path, bytes_read: list[int]
 ) -> None:
-    monkeypatch.setattr(records, "CHARACTERS", 64)
+    size = large_array(tmp_path / "large.json")
+    found = read_records(tmp_path / "large.json")
+    assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
+    assert list(first_field_names(tmp_path / "large.json")) == ["id", "text"]
+    assert 0 < sum(bytes_read) < size / 100
+
+
+def test_a_large_array_is_streamed_in_little_memory(tmp_path: Path) -> None:
+    size = large_array(tmp_path / "large.json")
+    tracemalloc.start()
+    assert sum(1 for _ in read_records(tmp_path / "large.json")) == 20_000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size / 10
+
+
+def test_an_array_is_streamed_up_to_a_malformed_entry(tmp_path: Path) -> None:
     path = tmp_path / "array.json"
-    # What stands behind the first records is broken, and nobody looks at it.
-    path.write_text(json.dumps([{"id": i, "text": "x" * 30} for i in range(9)])[:-1] + ", oops")
+    entries = [{"id": i, "text": "x" * 30_000} for i in range(9)]
+    path.write_text(json.dumps(entries)[:-1] + ", oops")
     found = read_records(path)
     assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(DataError, match=r"array\.json' is not JSON: .* at line 1"):
+    with pytest.raises(
+        DataError, match=r"array\.json' is not JSON: .* at line 1, column 270\d\d\d"
+    ):
         list(found)
+
+
+VALUES = [
+    '0, -1, 1.5, 1e-7, 0.1, 1E3, -0.0, true, null, "", {}, []',
+    "123456789012345678901234567890",
+    "NaN, Infinity, -Infinity, 1E400",
+    r'"\u0000 \" \\ \/ \n \ud83e\udd67 \\ud83e ö"',
+    r'"\ud83e"',
+    r'"\ud83e pie"',
+    r'"\ud83e\\udd67"',
+    r'"\ud83e\u0041"',
+    r'"\ud83e\ud83e\udd67"',
+    r'"\udd67 pie"',
+    r'"\\ud83e\udd67"',
+]
+
+
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("before", [0, 65_520, 65_525, 65_530])
+def test_values_of_an_array_are_those_of_json(tmp_path: Path, values: str, before: int) -> None:
+    # Escapes may be split between the 65,536 bytes that are read at a time.
+    text = f'[{{"id": 1}},{" " * before}{{"values": [{values}]}}, {{"id": 2}}]'
+    (tmp_path / "array.json").write_text(text, encoding="utf-8")
+    assert repr(entries(tmp_path / "array.json")) == repr(json.loads(text))
+
+
+def test_an_array_is_read_without_ijson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ijson", None)
+    (tmp_path / "array.json").write_text(json.dumps(ENTRIES))
+    assert entries(tmp_path / "array.json") == ENTRIES
+    assert list(first_field_names(tmp_path / "array.json")) == ["id", "text", "parts", "a"]
+
+
+@pytest.mark.parametrize("name", ["array.json", "lines.jsonl", "object.json", "rows.parquet"])
+def test_field_names_are_those_of_the_first_record(tmp_path: Path, name: str) -> None:
+    first = {"id": 1, "text": "'b': 2", "parts": [{"a": 1}, {"c": [[]]}]}
+    (tmp_path / "array.json").write_text(json.dumps([first, {"z": 1}]))
+    (tmp_path / "lines.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps({'z': 1})}\n")
+    (tmp_path / "object.json").write_text(json.dumps(first, indent=1))
+    Dataset.from_list([first]).to_parquet(tmp_path / "rows.parquet")
+    assert set(first_field_names(tmp_path / name)) == {"id", "text", "parts", "a", "c"}
 
 
 @pytest.mark.parametrize("text", ['[{"id": 1}, 2]', "[[]]"])

@@ -135,7 +135,7 @@ def test_hotpotqas_fixtures_make_a_set(fixtures: Path) -> None:
 
 
 def test_impossible_settings_are_refused(path: Path, write: Write) -> None:
-    with pytest.raises(ConfigError, match="length is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match="length is 0; it must be above 0"):
         load(path, length=0)
     with pytest.raises(DataError, match="no question to build RULER's qa_2 of"):
         load(write("none.jsonl", ""))

@@ -19,27 +19,27 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of CUDA, in order; the current GPU is the first."""
-    asked: list[str] = []
+    """The calls to CUDA in order; the current GPU is the first."""
+    calls: list[str] = []
 
     @contextmanager
     def device(place: torch.device) -> Iterator[None]:
-        asked.append(f"on {place}")
+        calls.append(f"on {place}")
         yield
-        asked.append(f"off {place}")
+        calls.append(f"off {place}")
 
     def current_stream(place: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: asked.append(f"waited for {place}"))
+        return SimpleNamespace(synchronize=lambda: calls.append(f"waited for {place}"))
 
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(device_module, "_LOCKS", {})
-    return asked
+    return calls
 
 
 def waits(mine: str, other: str) -> bool:
-    """Whether another thread has to wait for the lock that this one holds."""
+    """Whether a thread that wants the lock of `other` waits while this one holds that of `mine`."""
     entered = Event()
 
     def enter() -> None:
@@ -60,7 +60,7 @@ def test_one_thread_at_a_time_has_a_gpu(gpus: list[str]) -> None:
     assert not waits("cuda:0", "cuda:1")
 
 
-def test_the_lock_is_reentrant_and_make_the_gpu_current(gpus: list[str]) -> None:
+def test_the_lock_is_reentrant_and_makes_the_gpu_current(gpus: list[str]) -> None:
     first = torch.device("cuda:1")
     with device_lock(first), device_lock(first):
         assert gpus == ["on cuda:1", "on cuda:1"]

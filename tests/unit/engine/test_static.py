@@ -1,4 +1,4 @@
-"""The fast path on its own: buffers that stay, rows that leave, room, memory, refusals."""
+"""The static engine on its own: fixed buffers, dropped rows, room for answers, memory, errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def starts(model: SeDeM, bank: MemoryBank, rows: int, k: int = 2) -> list[Start]
 # Replays
 
 
-def test_a_buffer_that_was_moved_is_noticed_without_a_gpu() -> None:
+def test_a_moved_buffer_is_detected_without_a_gpu() -> None:
     given, result = torch.ones(3), torch.zeros(3)
 
     def double() -> None:
@@ -90,7 +90,7 @@ def test_a_buffer_that_was_moved_is_noticed_without_a_gpu() -> None:
         replay(double)
 
 
-def test_a_rehearsal_leaves_what_is_carried_as_it_was() -> None:
+def test_a_rehearsal_restores_the_state() -> None:
     count, seen = torch.zeros(1), torch.zeros(1)
 
     def step() -> None:
@@ -110,49 +110,51 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
     seen = []
     for rehearsed in (False, True):
         with fast.engine.start(rows, 8) as (_, step):
-            (batch,) = engine_of(fast)._used
+            (batch,) = engine_of(fast)._active_batches
             if rehearsed:
                 batch.ids.copy_(tokens)
-                batch._step.rehearse(batch._run_step)
+                batch._replay_step.rehearse(batch._run_step)
             seen.append([step(tokens, [0, 1]).clone() for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
-# Lanes
+# Batches
 
 
-def test_sizes_are_few_and_never_too_small() -> None:
+def test_bucket_sizes_are_few_and_large_enough() -> None:
     sizes = {round_up(count, 1) for count in range(1, 65)}
     assert sizes == {*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64}
     assert all(count <= round_up(count, 16) < 1.25 * count + 16 for count in range(2000))
     assert round_up(0, 16) == 0
 
 
-def test_nothing_moves_between_questions_and_nothing_of_the_last_is_left(
+def test_buffers_stay_in_place_and_keep_nothing_of_the_last_question(
     slow: SeDeM, fast: SeDeM, bank: MemoryBank
 ) -> None:
     first, other = "What is the rent?", "What is a plum?!?"
     fast.answer(bank, first)
-    (batch,) = engine_of(fast)._free
+    (batch,) = engine_of(fast)._idle_batches
     before = [buffer.data_ptr() for buffer in batch.buffers]
     assert fast.answer(bank, other).text == slow.answer(bank, other).text
-    assert engine_of(fast)._free == [batch]
+    assert engine_of(fast)._idle_batches == [batch]
     assert [buffer.data_ptr() for buffer in batch.buffers] == before
 
 
-def test_a_full_lane_is_refused_before_anything_is_run(fast: SeDeM, bank: MemoryBank) -> None:
+def test_a_step_in_a_full_batch_is_refused_before_anything_runs(
+    fast: SeDeM, bank: MemoryBank
+) -> None:
     batch = StaticBatch(engine_of(fast).decoder, Bucket(rows=1, prefix=48, slots=16, steps=2))
     batch.prefill(starts(fast, bank, 1))
     token = torch.tensor([50])
     batch.step(token)
     batch.step(token)
     before = [buffer.clone() for buffer in batch.buffers]
-    with pytest.raises(ConfigError, match="room for 2 tokens after its prefix"):
+    with pytest.raises(ConfigError, match="filled its room for 2 tokens after its prefix"):
         batch.step(token)
     assert all(torch.equal(a, b) for a, b in zip(before, batch.buffers, strict=True))
 
 
-def test_a_long_answer_moves_on_to_more_room(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+def test_a_long_answer_moves_to_a_larger_batch(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
     limit = 2 * FIRST_STEPS + 20
     tokens = torch.randint(2, 258, (limit - 1, 2), generator=torch.Generator().manual_seed(0))
     rows = starts(slow, bank, 2)
@@ -162,10 +164,12 @@ def test_a_long_answer_moves_on_to_more_room(slow: SeDeM, fast: SeDeM, bank: Mem
             with model.engine.start(rows, limit) as (_, step):
                 logits.append(torch.stack([step(ids, [0, 1]).clone() for ids in tokens]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
-    assert {batch.bucket.steps for batch in engine_of(fast)._free} == {64, 128, 160}
+    assert {batch.bucket.steps for batch in engine_of(fast)._idle_batches} == {64, 128, 160}
 
 
-def test_rows_that_are_finished_leave_the_batch(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+def test_finished_rows_are_dropped_from_the_batch(
+    slow: SeDeM, fast: SeDeM, bank: MemoryBank
+) -> None:
     rows = starts(slow, bank, 7)
     lives = [list(range(7)), [0, 2, 3, 5, 6], [2, 5, 6], [2, 5, 6], [5]]
     tokens = torch.randint(2, 258, (len(lives), 7), generator=torch.Generator().manual_seed(0))
@@ -176,13 +180,13 @@ def test_rows_that_are_finished_leave_the_batch(slow: SeDeM, fast: SeDeM, bank: 
         with fast.engine.start(rows, 9) as (_, step):
             for ids, live in zip(tokens, lives, strict=True):
                 actual.append(step(ids, live)[live].clone())
-                sizes.append(engine_of(fast)._used[0].bucket.rows)
+                sizes.append(engine_of(fast)._active_batches[0].bucket.rows)
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
     assert sizes == [7, 7, 3, 3, 1]
 
 
-def test_many_questions_together_are_answered_as_one_by_one(
+def test_many_questions_together_get_the_answers_of_each_alone(
     slow: SeDeM, fast: SeDeM, bank: MemoryBank
 ) -> None:
     lease = slow.read(DOCUMENTS[:1])
@@ -197,29 +201,31 @@ def test_many_questions_together_are_answered_as_one_by_one(
     assert len(together) == 64
 
 
-def test_sampled_answers_are_the_reference_s(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+def test_sampled_answers_equal_those_of_the_reference(
+    slow: SeDeM, fast: SeDeM, bank: MemoryBank
+) -> None:
     decoding = Decoding(12, temperature=0.7, top_k=20, top_p=0.9, seed=5)
     expected = slow.answer(bank, QUESTIONS, decoding=decoding)
     answers = fast.answer(bank, QUESTIONS, decoding=decoding)
     assert [a.text for a in answers] == [a.text for a in expected]
 
 
-def test_two_streams_do_not_disturb_each_other_and_give_their_lanes_back(
+def test_two_streams_are_independent_and_return_their_batches(
     slow: SeDeM, fast: SeDeM, bank: MemoryBank
 ) -> None:
     first, second = (fast.stream(bank, q, decoding=Decoding(9)) for q in QUESTIONS[:2])
     for _ in range(3):
         next(first)
         next(second)
-    assert len(engine_of(fast)._used) == 2
+    assert len(engine_of(fast)._active_batches) == 2
     list(first)
     del second
     assert first.answer is not None
     assert first.answer.text == slow.answer(bank, QUESTIONS[0], decoding=Decoding(9)).text
-    assert not engine_of(fast)._used
+    assert not engine_of(fast)._active_batches
 
 
-def test_threads_take_turns(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+def test_threads_share_an_engine(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
     expected = [slow.answer(bank, q, decoding=Decoding(6)).text for q in QUESTIONS]
     given: dict[int, str] = {}
 
@@ -246,12 +252,12 @@ def test_no_weight_is_kept_twice(slow: SeDeM, fast: SeDeM) -> None:
     layers = slow.decoder.model.get_decoder().layers[: slow.config.extract_layer]
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     beside = size([getattr(la.self_attn, n).base_layer.weight for la in layers for n in names])
-    # The encoder's attention stays beside the merged one; no other weight has a copy.
+    # The encoder's attention is kept beside the merged one; no other weight has a copy.
     assert slow.engine.memory()["weights"] == own
     assert fast.engine.memory()["weights"] == own + beside
 
 
-def test_without_adapters_encoder_and_decoder_are_one(config: SedemConfig) -> None:
+def test_without_adapters_encoder_and_decoder_share_every_weight(config: SedemConfig) -> None:
     backbone = open_backbone(config.encoder)
     model = SeDeM(config.with_changes(lora_rank=0), backbone, backbone).requires_grad_(False)
     own = model.engine.memory()["weights"]
@@ -259,15 +265,15 @@ def test_without_adapters_encoder_and_decoder_are_one(config: SedemConfig) -> No
     assert model.engine.memory()["weights"] == own
 
 
-def test_lanes_and_questions_are_counted(fast: SeDeM, bank: MemoryBank) -> None:
+def test_memory_counts_batches_and_question_buffers(fast: SeDeM, bank: MemoryBank) -> None:
     assert fast.engine.memory()["caches"] == 0
     fast.answer(bank, QUESTIONS[0], decoding=Decoding(4))
     engine = engine_of(fast)
-    (batch,), (questions,) = engine._free, engine._questions.values()
+    (batch,), (questions,) = engine._idle_batches, engine._question_buffers.values()
     assert fast.engine.memory()["caches"] == size([*batch.buffers, *questions.buffers])
 
 
-def test_bytes_of_graphs_are_those_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_graphs_is_that_of_their_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [
         {"segment_pool_id": (0, 0), "total_size": 1},
         {"segment_pool_id": (0, 7), "total_size": 20},
@@ -278,30 +284,32 @@ def test_bytes_of_graphs_are_those_of_their_pool(monkeypatch: pytest.MonkeyPatch
     assert pool_bytes((0, 7)) == 320
 
 
-def test_lanes_that_nobody_uses_are_let_go(
+def test_idle_batches_above_the_limit_are_freed(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sedem.engine.static.FREE_BYTES", 0)
+    monkeypatch.setattr("sedem.engine.static.IDLE_BYTES", 0)
     for k in (1, 3, 8):
         fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
-    (batch,) = engine_of(fast)._free
+    (batch,) = engine_of(fast)._idle_batches
     assert batch.bucket.slots == 32
 
 
-def test_what_is_let_go_is_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
+def test_released_buffers_are_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
     fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
     engine = engine_of(fast)
-    batch, questions = ref(engine._free[0]), ref(next(iter(engine._questions.values())))
-    gc.disable()  # only what nothing refers to may go
+    idle = [*engine._idle_batches, *engine._question_buffers.values()]
+    freed = [ref(buffers) for buffers in idle]
+    del idle
+    gc.disable()  # so that only unreferenced objects are freed
     try:
         engine.release()
-        assert (batch(), questions()) == (None, None)
+        assert [reference() for reference in freed] == [None, None]
         assert engine.memory()["caches"] == 0
     finally:
         gc.enable()
 
 
-def test_a_prefill_that_fails_leaves_its_lane(
+def test_a_failed_prefill_returns_its_batch(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(batch: StaticBatch) -> None:
@@ -311,7 +319,7 @@ def test_a_prefill_that_fails_leaves_its_lane(
         patch.setattr(StaticBatch, "_run_prefill", fail)
         with pytest.raises(RuntimeError, match="memory"):
             fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
-    assert not engine_of(fast)._used
+    assert not engine_of(fast)._active_batches
 
 
 def test_a_separate_encoder_keeps_the_layers_it_needs(
@@ -334,10 +342,10 @@ def test_a_separate_encoder_keeps_the_layers_it_needs(
         assert [c.text for c in ours.citations] == [c.text for c in theirs.citations]
 
 
-# The modules that the weights came from
+# The modules whose weights were fused
 
 
-def test_the_modules_go_on_working(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
+def test_the_modules_keep_working(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
     expected = slow.answer(bank, QUESTIONS)
     fast.engine = Eager(fast)
     assert [a.text for a in fast.answer(fast.read(DOCUMENTS), QUESTIONS)] == [
@@ -345,7 +353,7 @@ def test_the_modules_go_on_working(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -
     ]
 
 
-def test_merged_layers_are_not_run_without_their_adapters(fast: SeDeM) -> None:
+def test_merged_layers_refuse_to_run_without_adapters(fast: SeDeM) -> None:
     decoder, positions = fast.decoder, torch.arange(3)[None]
     hidden = decoder.embed(torch.tensor([[5, 6, 7]]))
     with decoder.without_lora():
@@ -361,10 +369,10 @@ def test_a_model_that_was_moved_or_cast_is_refused(fast: SeDeM, bank: MemoryBank
         fast.answer(bank, QUESTIONS[0])
 
 
-# Choosing one
+# Opening an engine
 
 
-def test_engines_are_named_and_others_refused(slow: SeDeM) -> None:
+def test_engines_are_opened_by_name_and_unknown_ones_refused(slow: SeDeM) -> None:
     assert open_engine("eager", slow).name == "eager"
     assert open_engine("auto", slow, "eager").name == "eager"
     with pytest.raises(ConfigError, match="engine is 'turbo'; it can be auto, eager"):

@@ -81,13 +81,14 @@ def test_reading_and_answering(
     kept: list[Any] = []
 
     def remember() -> None:
-        kept.append(reader.remember([30 + i % 60 for i in range(context)]).content)
+        kept.append(reader.compress([30 + i % 60 for i in range(context)]).content)
 
     def answer() -> None:
-        with reader.answering():
-            begun = reader.begin(kept, [reader.seen(context, len(prompt), ANSWER)], [prompt])
+        with reader.decoding_mode():
+            used = reader.context_tokens_used(context, len(prompt), ANSWER)
+            filled = reader.prefill(kept, [used], [prompt])
             for _ in range(ANSWER - 1):
-                begun.advance(torch.tensor([50]), [0])
+                filled.advance(torch.tensor([50]), [0])
 
     flops = baseline_flops(
         method, folder, reader.config, Workload(context=context, question=question, answer=ANSWER)

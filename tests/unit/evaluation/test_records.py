@@ -47,6 +47,27 @@ def test_ranks_are_those_of_the_whole_ranking_where_there_is_one() -> None:
     assert values(record([LAKE], ranking), depth=1)["mrr"] == 50
 
 
+@pytest.mark.parametrize(
+    ("span", "evidence"),
+    [
+        (("hill", 0, 10), False),
+        (("hill", 0, 11), True),
+        (("hill", 19, 30), True),
+        (("hill", 20, 30), False),
+        (("hill", 12, 13), True),
+        (("lake", 10, 20), False),
+    ],
+)
+def test_a_block_is_evidence_from_one_shared_character_on(
+    span: tuple[str, int, int], evidence: bool
+) -> None:
+    example = replace(EXAMPLE, evidence=(replace(EXAMPLE.evidence[0], start=10, end=20),))
+    answer = replace(ANSWER, citations=cited(span), k=1, blocks=9, ranking=(span,))
+    found = to_record(example, answer)
+    assert found["selected"][0]["evidence"] is evidence
+    assert found["evidence_ranks"] == ([1] if evidence else [])
+
+
 def test_ranks_are_among_the_selected_where_nothing_else_is_ranked() -> None:
     found = values(record([LAKE, HILL], None), depth=2)
     assert found["mrr"] == 50

@@ -1,4 +1,4 @@
-"""A checkpoint comes back as it was written, or is refused in words; nothing is left random."""
+"""A checkpoint opens as it was saved, or is refused in a sentence; no weight is left random."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ SHORT = Decoding(max_new_tokens=12)
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with HF_HUB_OFFLINE=1, which the hub's client reads only once."""
+    """As HF_HUB_OFFLINE=1 does, which the hub's client reads only when it is imported."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
 def replies(model: SeDeM) -> list[tuple[object, ...]]:
-    """Everything about some answers that is not a time: reading, selection and decoding count."""
+    """Answers without their times; they depend on reading, selection and decoding."""
     bank = model.read(DOCUMENTS)
     answers = model.answer(bank, QUESTIONS, decoding=SHORT)
     return [(a.text, a.citations, a.k, a.finish_reason) for a in answers]
 
 
 def reopen(folder: Path, **options: Any) -> SeDeM:
-    """A checkpoint with the arithmetic of the model that wrote it: equal weights, equal answers."""
+    """Open a checkpoint with the eager engine, so that equal weights give equal answers."""
     return SeDeM.from_pretrained(folder, engine="eager", **options)
 
 
 def make(config: SedemConfig, encoder: Backbone, decoder: Backbone, *, lora: bool = True) -> SeDeM:
-    """A model none of whose weights has its starting value."""
+    """A model whose weights all differ from their initial values."""
     torch.manual_seed(5)
     model = SeDeM(config, encoder, decoder)
     if lora:
@@ -75,7 +75,7 @@ def saved(trained: SeDeM, tmp_path: Path) -> Path:
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A small BPE over the usual texts: other ids and longer tokens than single bytes."""
+    """A small BPE tokenizer with other ids and longer tokens than the byte tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -93,7 +93,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A backbone of another width, depth and tokenizer than the usual one."""
+    """A backbone whose width, depth and tokenizer differ from the usual one."""
     tokenizer = word_tokenizer()
     folder = tmp_path_factory.mktemp("wide")
     save_tiny(folder, width=48, depth=6, seed=3, vocab_size=len(tokenizer))
@@ -114,7 +114,7 @@ def test_a_saved_model_reads_and_answers_as_before(trained: SeDeM, saved: Path) 
     assert not any(p.requires_grad for p in reopened.parameters())
 
 
-def test_adapters_are_part_of_what_is_saved(trained: SeDeM, saved: Path, config: Any) -> None:
+def test_adapters_are_saved(trained: SeDeM, saved: Path, config: Any) -> None:
     bare = SeDeM(config, open_backbone(config.encoder), open_backbone(config.encoder))
     bare.parts().load_state_dict(trained.parts().state_dict())
     assert replies(bare.eval()) != replies(trained), "the adapters must matter for this test"
@@ -124,7 +124,7 @@ def test_adapters_are_part_of_what_is_saved(trained: SeDeM, saved: Path, config:
     ]
 
 
-def test_a_model_without_adapters_says_so_and_comes_back(
+def test_a_model_without_adapters_is_saved_without_them(
     config: SedemConfig, backbone: Backbone, tmp_path: Path
 ) -> None:
     model = make(config, backbone, backbone, lora=False)
@@ -157,7 +157,7 @@ def test_a_model_without_adapters_says_so_and_comes_back(
     ],
     ids=lambda changes: ",".join(changes),
 )
-def test_every_shape_comes_back(
+def test_every_configuration_can_be_saved_and_opened(
     changes: dict[str, object], config: SedemConfig, backbone: Backbone, tmp_path: Path
 ) -> None:
     model = make(config.with_changes(**changes), backbone, backbone)
@@ -167,7 +167,7 @@ def test_every_shape_comes_back(
     assert replies(reopened) == replies(model)
 
 
-def test_a_cross_model_checkpoint_comes_back(
+def test_a_cross_model_checkpoint_can_be_saved_and_opened(
     config: SedemConfig, backbone: Backbone, wide_folder: str, tmp_path: Path
 ) -> None:
     decoder = open_backbone(wide_folder)
@@ -180,12 +180,12 @@ def test_a_cross_model_checkpoint_comes_back(
     assert (reopened.encoder.width, reopened.decoder.width) == (32, 48)
     assert not reopened.encoder.has_lora
     assert replies(reopened) == replies(model)
-    with pytest.raises(ConfigError, match="cannot travel with the checkpoint; that needs one"):
+    with pytest.raises(ConfigError, match="cannot be copied into the checkpoint; that needs one"):
         model.save_pretrained(tmp_path / "other", with_backbone=True)
     assert not (tmp_path / "other").exists()
 
 
-def test_a_backbone_travels_with_its_checkpoint(config: SedemConfig, tmp_path: Path) -> None:
+def test_a_backbone_can_be_copied_into_its_checkpoint(config: SedemConfig, tmp_path: Path) -> None:
     original = save_tiny(tmp_path / "original")
     backbone = open_backbone(original)
     model = make(config.with_changes(encoder=original), backbone, backbone)
@@ -219,7 +219,7 @@ def test_a_checkpoint_with_its_backbone_inside_can_be_saved_over_itself(
 
 
 def quantize(folder: Path) -> str:
-    """Turn the weights of a backbone folder into int8."""
+    """Store the weights of a backbone folder as int8."""
     weights = load_file(folder / "model.safetensors")
     weights.pop("lm_head.weight", None)
     save_file(quantize_int8(weights), folder / INT8_FILE)
@@ -227,16 +227,14 @@ def quantize(folder: Path) -> str:
     return str(folder)
 
 
-def test_an_int8_backbone_travels_and_comes_back_bit_for_bit(
-    config: SedemConfig, tmp_path: Path
-) -> None:
+def test_a_copied_int8_backbone_is_equal_bit_for_bit(config: SedemConfig, tmp_path: Path) -> None:
     exact = open_backbone(save_tiny(tmp_path / "original"))
-    packed = open_backbone(quantize(tmp_path / "original"))
+    rounded = open_backbone(quantize(tmp_path / "original"))
     for name, weight in exact.model.state_dict().items():
         limit = weight.abs().max() / 127
-        assert (packed.model.state_dict()[name] - weight).abs().max() <= limit, name
+        assert (rounded.model.state_dict()[name] - weight).abs().max() <= limit, name
     changed = config.with_changes(encoder=str(tmp_path / "original"))
-    model = make(changed, packed, packed)
+    model = make(changed, rounded, rounded)
     expected = replies(model)
     model.save_pretrained(tmp_path / "whole", with_backbone=True)
     shutil.rmtree(tmp_path / "original")
@@ -246,7 +244,7 @@ def test_an_int8_backbone_travels_and_comes_back_bit_for_bit(
     assert reopened.fingerprint() == model.fingerprint()
 
 
-def test_an_int8_checkpoint_comes_back_rounded_and_a_third_as_large(
+def test_an_int8_checkpoint_is_rounded_and_much_smaller(
     trained: SeDeM, saved: Path, tmp_path: Path
 ) -> None:
     trained.save_pretrained(tmp_path / "small", int8=True)
@@ -268,7 +266,7 @@ def test_an_int8_checkpoint_comes_back_rounded_and_a_third_as_large(
     assert small.answer(small.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).citations
 
 
-def test_saving_over_a_checkpoint_replaces_it_and_keeps_foreign_files(
+def test_saving_over_a_checkpoint_keeps_other_files_of_the_folder(
     trained: SeDeM, saved: Path
 ) -> None:
     (saved / "README.md").write_text("mine")
@@ -285,7 +283,7 @@ def test_saving_over_a_checkpoint_replaces_it_and_keeps_foreign_files(
 
 
 @pytest.mark.parametrize("step", ["save_file", "write_text"])
-def test_a_checkpoint_that_could_not_be_finished_does_not_appear(
+def test_an_unfinished_checkpoint_does_not_appear(
     step: str, trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -300,7 +298,7 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_appear(
     assert replies(reopen(tmp_path / "checkpoint")) == replies(trained)
 
 
-def test_a_checkpoint_opened_in_bfloat16_reads_the_same_fingerprint(saved: Path) -> None:
+def test_a_checkpoint_opened_in_bfloat16_has_the_same_fingerprint(saved: Path) -> None:
     low = reopen(saved, dtype=torch.bfloat16)
     assert low.decoder.dtype == torch.bfloat16
     assert {p.dtype for p in low.parts().parameters()} == {torch.float32}
@@ -390,20 +388,20 @@ def test_a_folder_without_config_says_what_a_checkpoint_is(saved: Path, tmp_path
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}", b"not json"])
-def test_garbage_for_a_config_is_refused(content: bytes, saved: Path) -> None:
+def test_a_config_that_is_not_json_is_refused(content: bytes, saved: Path) -> None:
     (saved / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
         SeDeM.from_pretrained(saved)
 
 
 @pytest.mark.parametrize("content", ["[]", '"text"', "3", "{}", '{"model_type": "llama"}'])
-def test_a_foreign_config_is_refused(content: str, saved: Path) -> None:
+def test_a_config_of_something_else_is_refused(content: str, saved: Path) -> None:
     (saved / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"is not a sedem configuration .*'extract_layers'"):
         SeDeM.from_pretrained(saved)
 
 
-def test_the_folder_of_a_backbone_is_no_checkpoint(tiny_folder: Callable[..., str]) -> None:
+def test_the_folder_of_a_backbone_is_not_a_checkpoint(tiny_folder: Callable[..., str]) -> None:
     with pytest.raises(CheckpointError, match="is not a sedem configuration"):
         SeDeM.from_pretrained(tiny_folder())
 
@@ -427,7 +425,7 @@ def test_the_folder_of_a_backbone_is_no_checkpoint(tiny_folder: Callable[..., st
     ],
     ids=str,
 )
-def test_settings_that_cannot_work_are_refused_in_words(
+def test_invalid_settings_are_refused_with_a_reason(
     changes: dict[str, object], words: str, saved: Path
 ) -> None:
     change_config(saved, **changes)
@@ -441,7 +439,7 @@ def test_a_backbone_that_lacks_weights_is_refused(saved: Path, tmp_path: Path) -
     lost = "model.layers.1.mlp.up_proj.weight"
     change_weights(folder / "model.safetensors", lambda weights: weights.pop(lost))
     change_config(saved, encoder=str(folder))
-    with pytest.raises(CheckpointError, match=f"'.*backbone' lacks 1 weights, '{lost}' among them"):
+    with pytest.raises(CheckpointError, match=f"'.*backbone' lacks 1 weights, such as '{lost}'"):
         SeDeM.from_pretrained(saved)
 
 
@@ -498,11 +496,9 @@ def test_an_int8_backbone_that_lacks_a_scale_or_a_row_is_refused(
         (folder / INT8_FILE).write_bytes(intact)
 
 
-def test_a_backbone_that_is_gone_is_named(saved: Path) -> None:
+def test_a_missing_backbone_is_named(saved: Path) -> None:
     change_config(saved, encoder="/nowhere/at/all")
-    with pytest.raises(
-        ConfigError, match="backbone '/nowhere/at/all' is neither a folder here nor"
-    ):
+    with pytest.raises(ConfigError, match="backbone '/nowhere/at/all' is neither a local folder"):
         SeDeM.from_pretrained(saved)
 
 
@@ -510,15 +506,15 @@ def test_a_backbone_of_another_layout_is_refused(saved: Path, tmp_path: Path) ->
     (tmp_path / "gpt").mkdir()
     (tmp_path / "gpt" / "config.json").write_text('{"model_type": "gpt2"}')
     change_config(saved, encoder=str(tmp_path / "gpt"))
-    with pytest.raises(ConfigError, match=r"has the layout 'gpt2'; sedem runs .* llama, mistral"):
+    with pytest.raises(ConfigError, match="has the layout 'gpt2'; sedem supports llama, mistral"):
         SeDeM.from_pretrained(saved)
 
 
 # Names
 
 
-HUB = "is neither a folder here nor to be had"
-PATH = "is no folder here; 'sedem train' leaves one in 'final'"
+HUB = "is neither a local folder nor available from the hub"
+PATH = "is not a local folder; a finished 'sedem train' leaves one in 'final'"
 
 
 @pytest.mark.parametrize(
@@ -539,11 +535,11 @@ def test_an_unknown_name_gives_one_sentence(name: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../checkpoints/sedem-nano", "sedem-nano/..", "", ".", "nobody"])
-def test_only_names_lead_to_what_sedem_brings(name: str) -> None:
+def test_only_plain_names_lead_to_shipped_checkpoints(name: str) -> None:
     assert checkpoint.embedded(name) is None
 
 
-def test_what_is_inside_of_what_sedem_brings_has_a_name() -> None:
+def test_a_folder_inside_a_shipped_checkpoint_has_a_name() -> None:
     folder = checkpoint.embedded("sedem-nano")
     assert folder is not None and checkpoint.embedded("sedem-nano/backbone") == folder / "backbone"
 
@@ -554,7 +550,7 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
         SeDeM.from_pretrained(tmp_path / "model.bin")
 
 
-def test_attention_that_is_not_known_is_refused(saved: Path) -> None:
+def test_unknown_attention_is_refused(saved: Path) -> None:
     with pytest.raises(ConfigError, match="attention is 'flash'; it can be sdpa or eager"):
         SeDeM.from_pretrained(saved, attention="flash")
 
@@ -564,7 +560,7 @@ def test_eager_attention_answers_as_sdpa_does(saved: Path, trained: SeDeM) -> No
     assert [answer[0] for answer in eager] == [answer[0] for answer in replies(trained)]
 
 
-def test_a_checkpoint_from_the_hub_signs_with_its_id(
+def test_a_checkpoint_from_the_hub_is_named_after_its_id(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, str | None]] = []
@@ -584,7 +580,7 @@ def test_a_checkpoint_from_the_hub_signs_with_its_id(
 
 
 class RecordingApi:
-    """Stands in for the hub's client; nothing leaves the machine."""
+    """Replaces the hub's client and records what it is asked to do."""
 
     calls: list[tuple[str, dict[str, Any]]]
     uploaded: dict[str, bytes]

@@ -28,7 +28,7 @@ def writer(tiny_folder: Callable[..., str]) -> Backbone:
 
 
 def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
-    """Logits after a prefix without memory, and what runs one token more."""
+    """Logits after a prefix without memory, and the step."""
     filled = prefill(
         backbone,
         2,
@@ -82,7 +82,7 @@ def test_greedy_equals_hugging_face(family: str, tiny_folder: Callable[..., str]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_ends_at_its_end_token_and_the_others_go_on(
+def test_a_row_ends_at_its_end_token_and_the_others_continue(
     family: str, tiny_folder: Callable[..., str]
 ) -> None:
     backbone = open_backbone(tiny_folder(family, tie_word_embeddings=False))
@@ -108,9 +108,7 @@ def test_the_end_token_counts_as_one_of_the_limit(writer: Backbone) -> None:
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_no_more_tokens_than_the_limit_and_no_step_too_many(
-    writer: Backbone, limit: int, ahead: bool
-) -> None:
+def test_the_limit_bounds_both_tokens_and_steps(writer: Backbone, limit: int, ahead: bool) -> None:
     logits_BV, advance = start(writer, PROMPTS)
     steps: list[Tensor] = []
 
@@ -128,7 +126,7 @@ def test_no_more_tokens_than_the_limit_and_no_step_too_many(
     assert len(steps) == limit - 1
 
 
-def test_a_step_that_is_started_before_its_token_is_read_changes_no_answer(
+def test_running_a_step_ahead_changes_no_answer(
     writer: Backbone,
 ) -> None:
     plain = written(writer, Decoding(max_new_tokens=12), NEVER)
@@ -151,7 +149,7 @@ def test_a_step_that_is_started_before_its_token_is_read_changes_no_answer(
     assert order[:6] == ["token", "step", "step", "token", "step", "token"]
 
 
-def test_an_answer_at_its_limit_says_that_it_was_cut(writer: Backbone) -> None:
+def test_an_answer_at_its_limit_reports_that_it_was_cut(writer: Backbone) -> None:
     row = written(writer, Decoding(max_new_tokens=3), NEVER)[0]
     assert row.cut() == ("the answer was cut off at its limit of 3 tokens",)
 
@@ -209,7 +207,7 @@ def test_sampled_frequencies_follow_the_temperature() -> None:
         ({"stop": ("\n", "")}, "a stop string is empty"),
     ],
 )
-def test_a_bad_setting_is_refused(settings_: dict[str, Any], words: str) -> None:
+def test_a_setting_out_of_range_is_refused(settings_: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Decoding(**settings_)
 
@@ -217,7 +215,7 @@ def test_a_bad_setting_is_refused(settings_: dict[str, Any], words: str) -> None
 def told(
     backbone: Backbone, tokens: list[int], decoding: Decoding, takes: list[bool] | None = None
 ) -> tuple[Transcript, list[str]]:
-    """Feed tokens and the end token; take after those that `takes` says, and at the end."""
+    """Add tokens and the end token; call `take` after those that `takes` marks, and at the end."""
     transcript = Transcript(backbone.tokenizer, backbone.eos_token_id, decoding)
     pieces = []
     for at, token in enumerate([*tokens, backbone.eos_token_id]):
@@ -233,7 +231,7 @@ def text_tokens(backbone: Backbone, text: str) -> list[int]:
     return backbone.token_ids(text)
 
 
-def test_an_answer_is_stripped_and_given_piece_by_piece(writer: Backbone) -> None:
+def test_an_answer_is_stripped_and_returned_in_pieces(writer: Backbone) -> None:
     transcript, pieces = told(writer, text_tokens(writer, " two  words \n"), Decoding())
     assert transcript.text == "two  words"
     assert transcript.finish_reason == "end"
@@ -241,22 +239,20 @@ def test_an_answer_is_stripped_and_given_piece_by_piece(writer: Backbone) -> Non
     assert transcript.cut() == ()
 
 
-def test_nothing_is_given_twice(writer: Backbone) -> None:
+def test_no_text_is_returned_twice(writer: Backbone) -> None:
     transcript, _ = told(writer, text_tokens(writer, "word"), Decoding())
     assert transcript.take() == ""
 
 
 @pytest.mark.parametrize("text", ["é", "a€b", "🥧", "pie 🥧🥧 é", "e\u0301"])
-def test_a_character_of_several_bytes_comes_out_whole(writer: Backbone, text: str) -> None:
+def test_a_character_of_several_bytes_is_returned_whole(writer: Backbone, text: str) -> None:
     _, pieces = told(writer, text_tokens(writer, text), Decoding())
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
-def test_a_character_that_the_limit_cuts_in_half_is_left_out(
-    writer: Backbone, missing: int
-) -> None:
+def test_a_character_that_the_limit_splits_is_left_out(writer: Backbone, missing: int) -> None:
     tokens = text_tokens(writer, "pie 🥧")[:-missing]
     transcript, pieces = told(writer, tokens, Decoding(max_new_tokens=len(tokens)))
     assert transcript.finish_reason == "length"
@@ -265,7 +261,7 @@ def test_a_character_that_the_limit_cuts_in_half_is_left_out(
 
 @pytest.fixture(scope="module")
 def bytewise() -> PreTrainedTokenizerFast:
-    """A tokenizer that spells every character in bytes and decodes them run by run."""
+    """A tokenizer whose tokens are bytes, decoded together."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -273,7 +269,7 @@ def bytewise() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_half_a_character_does_not_spoil_those_before_it(
+def test_an_incomplete_character_does_not_change_those_before_it(
     bytewise: PreTrainedTokenizerFast, missing: int
 ) -> None:
     tokens = list("a€漢".encode())[: 7 - missing]
@@ -286,7 +282,7 @@ def test_half_a_character_does_not_spoil_those_before_it(
     assert transcript.text == "".join(pieces) == ("a€" if missing else "a€漢")
 
 
-def test_a_character_that_the_end_token_cuts_in_half_is_left_out(writer: Backbone) -> None:
+def test_a_character_that_the_end_token_splits_is_left_out(writer: Backbone) -> None:
     transcript, pieces = told(writer, text_tokens(writer, "pie 🥧")[:-1], Decoding())
     assert transcript.finish_reason == "end"
     assert transcript.text == "".join(pieces) == "pie"
@@ -307,7 +303,7 @@ def test_a_character_that_the_end_token_cuts_in_half_is_left_out(writer: Backbon
         ("aaab", ("aab",), "a"),
     ],
 )
-def test_a_stop_string_ends_the_answer_and_never_leaks(
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
     writer: Backbone, text: str, stop: tuple[str, ...], expected: str
 ) -> None:
     transcript, pieces = told(writer, text_tokens(writer, text), Decoding(stop=stop))
@@ -316,7 +312,7 @@ def test_a_stop_string_ends_the_answer_and_never_leaks(
     assert transcript.finish_reason == ("end" if stop == ("abc",) else "stop")
 
 
-def test_of_two_stops_in_one_token_the_earlier_ends_the_answer() -> None:
+def test_the_first_of_two_stop_strings_in_a_token_ends_the_answer() -> None:
     tokenizer = Tokenizer(models.WordLevel(vocab={"a one b two": 0}, unk_token="a one b two"))
     tokenizer.decoder = decoders.Fuse()
     transcript = Transcript(
@@ -340,7 +336,7 @@ ANY_TEXT = st.text(alphabet=st.sampled_from("ab \n\té€🥧\u0301"), max_size=
 @example(text="bé", stop=["é"], takes=[True], limit=40)
 @example(text="a  b🥧", stop=["b🥧"], takes=[True], limit=40)
 @example(text="a 🥧", stop=[], takes=[True], limit=4)
-def test_pieces_join_to_the_answer_whatever_the_text_the_stops_and_the_limit(
+def test_pieces_join_to_the_answer_for_any_text_stop_strings_and_limit(
     writer: Backbone, text: str, stop: list[str], takes: list[bool], limit: int
 ) -> None:
     decoding = Decoding(max_new_tokens=limit, stop=tuple(stop))
@@ -359,7 +355,7 @@ def test_pieces_join_to_the_answer_whatever_the_text_the_stops_and_the_limit(
     stop=st.lists(ANY_TEXT.filter(bool).map(lambda text: text[:3]), max_size=2),
     takes=st.lists(st.booleans(), min_size=1, max_size=4),
 )
-def test_pieces_join_to_the_answer_even_when_bytes_make_no_characters(
+def test_pieces_join_to_the_answer_for_any_bytes(
     writer: Backbone, tokens: list[int], stop: list[str], takes: list[bool]
 ) -> None:
     transcript, pieces = told(writer, tokens, Decoding(stop=tuple(stop)), takes)

@@ -14,11 +14,11 @@ from sedem.inference.prompts import (
 )
 
 
-def test_answer_limits_are_the_papers() -> None:
+def test_answer_limits_are_those_of_the_paper() -> None:
     assert (ANSWER_LIMIT, LONG_ANSWER_LIMIT) == (64, 128)
 
 
-def test_a_question_stands_after_the_context_and_before_its_answer(backbone: Backbone) -> None:
+def test_the_prompt_has_the_question_between_context_and_answer(backbone: Backbone) -> None:
     ids = question_ids(backbone, "  Who signed?\n")
     assert ids[0] == backbone.bos_token_id
     assert backbone.tokenizer.decode(ids[1:]) == "\n\nQuestion: Who signed?\nAnswer:"
@@ -43,7 +43,7 @@ def test_prompt_and_answer_join_without_a_double_space(backbone: Backbone) -> No
     assert backbone.tokenizer.decode(ids) == question_prompt("Who?") + " Me"
 
 
-def test_documents_are_parted_by_a_blank_line() -> None:
+def test_documents_are_separated_by_a_blank_line() -> None:
     assert context_prompt([" one\n", "two"]) == "one\n\ntwo"
 
 

@@ -59,7 +59,7 @@ def test_states_equal_the_mlp_and_stand_in_the_order_of_their_slots(
     )
 
 
-def test_every_slot_is_decompressed_on_its_own(decompressor: Decompressor) -> None:
+def test_every_slot_is_decompressed_separately(decompressor: Decompressor) -> None:
     memory_JD = torch.randn(5, 4).double()
     restored = decompressor(memory_JD)
     assert restored.shape == (15, 4)
@@ -67,7 +67,7 @@ def test_every_slot_is_decompressed_on_its_own(decompressor: Decompressor) -> No
     torch.testing.assert_close(restored, alone)
 
 
-def test_calibrate_starts_at_the_place_and_scale_of_the_sample(decompressor: Decompressor) -> None:
+def test_calibrate_starts_at_the_mean_and_scale_of_the_sample(decompressor: Decompressor) -> None:
     states_PD = torch.randn(50, 4) * torch.tensor([100.0, 3.0, 0.5, 20.0]) + torch.arange(4.0)
     before_JCD = decompressor(torch.ones(1, 4).double()) / decompressor.spread
     bias_CD = decompressor.w_2.bias.clone().view(3, 4)
@@ -103,7 +103,7 @@ def test_the_spread_is_saved_and_not_trained(decompressor: Decompressor) -> None
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [(None, 8), (12, 12)])
-def test_the_hidden_width_is_that_of_the_decoder_unless_named(
+def test_the_hidden_width_is_that_of_the_decoder_by_default(
     hidden: int | None, expected: int
 ) -> None:
     config = SedemConfig(

@@ -30,7 +30,7 @@ def direct(config: SedemConfig, backbone: Backbone) -> SeDeM:
     return model
 
 
-def test_a_slot_is_put_at_the_place_and_scale_of_embeddings() -> None:
+def test_a_slot_is_moved_to_the_mean_and_scale_of_embeddings() -> None:
     torch.manual_seed(0)
     embeddings = torch.randn(200, 6) * torch.tensor([0.1, 0.2, 3.0, 1.0, 0.5, 2.0]) + 4
     module = Direct(6)
@@ -75,7 +75,7 @@ def test_a_slot_takes_one_position_and_padding_none(
         direct.answer(bank, QUESTION, k="all", decoding=Decoding(limit - slots + 1))
 
 
-def test_the_next_token_teaches_the_compressor_in_stage_1(direct: SeDeM) -> None:
+def test_the_next_token_loss_trains_the_compressor_in_stage_1(direct: SeDeM) -> None:
     stage = Stage1(direct, NEXT_TOKEN)
     ids = torch.randint(2, 258, (2, 21), generator=torch.Generator().manual_seed(0))
     parts = stage(ids[:, :16], ids[:, 16:])
@@ -117,7 +117,7 @@ def test_slots_cannot_enter_at_a_middle_layer(config: SedemConfig) -> None:
         replace(config, decompressor="none")
 
 
-def test_it_is_saved_and_opened_again(
+def test_a_model_without_a_decompressor_is_saved_and_opened_again(
     direct: SeDeM, documents: list[Document], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("direct")

@@ -27,7 +27,7 @@ def test_every_state_depends_on_the_start_token(backbone: Backbone) -> None:
     assert (encode(backbone, IDS_ST, [2]) != before).any(-1).all()
 
 
-def test_states_come_in_the_order_of_the_layers_asked_for(backbone: Backbone) -> None:
+def test_states_come_in_the_order_of_the_requested_layers(backbone: Backbone) -> None:
     mixed = encode(backbone, IDS_ST, [3, 1, 3])
     assert mixed.shape == (3, 3, 10, backbone.width)
     for place, layer in enumerate([3, 1, 3]):
@@ -51,6 +51,16 @@ def test_padding_on_the_right_never_reaches_real_tokens(backbone: Backbone) -> N
     assert torch.equal(first[:, 0, :6], second[:, 0, :6])
     assert torch.equal(first[:, 1:], second[:, 1:])
     torch.testing.assert_close(first[:, :1, :6], encode(backbone, IDS_ST[:1, :6], [3]))
+
+
+def test_adapters_are_off_while_encoding_and_on_again_afterwards(backbone: Backbone) -> None:
+    frozen_STE = encode(backbone, IDS_ST, [2])[0]
+    backbone.add_lora(4, 8)
+    for parameter in backbone.lora_parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    assert torch.equal(encode(backbone, IDS_ST, [2])[0], frozen_STE)
+    adapted_STE = states_at(backbone, IDS_ST, [2])[2][:, 1:]
+    assert (adapted_STE != frozen_STE).any(-1).all()
 
 
 def test_encoding_is_not_differentiated(backbone: Backbone) -> None:

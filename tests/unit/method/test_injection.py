@@ -18,7 +18,7 @@ INJECT = 2
 def naive_positions(
     valid: list[bool], restored_valid: list[bool], placement: str
 ) -> tuple[list[int], list[int]]:
-    """Positions of one row, counted out in the order in which the decoder reads."""
+    """Positions of one row, counted in the order in which the decoder reads."""
     prefix, memory = [0] * len(valid), [0] * len(restored_valid)
     real = [("prefix", at) for at, ok in enumerate(valid) if ok]
     states = [("memory", at) for at, ok in enumerate(restored_valid) if ok]
@@ -37,7 +37,7 @@ def naive_positions(
     ),
     placement=st.sampled_from(PLACEMENTS),
 )
-def test_positions_count_what_is_real_in_reading_order(
+def test_positions_count_real_tokens_and_states_in_reading_order(
     rows: list[tuple[int, list[bool]]], placement: StartPlacement
 ) -> None:
     valid = [[at >= 6 - length for at in range(6)] for length, _ in rows]
@@ -112,12 +112,12 @@ def test_the_first_token_after_a_start_token_alone_comes_after_the_memory(
     torch.testing.assert_close(state_1D, longer.prefix[:, -1], rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_kept_without_a_cache(backbone: Backbone) -> None:
+def test_a_prefill_without_a_cache_has_no_stream(backbone: Backbone) -> None:
     assert fill(backbone, "front").stream is None
 
 
 @pytest.mark.parametrize(("placement", "start_sees_memory"), [("front", False), ("between", True)])
-def test_memory_is_seen_by_what_stands_after_it_and_by_nothing_else(
+def test_only_later_positions_see_the_memory(
     backbone: Backbone, placement: StartPlacement, start_sees_memory: bool
 ) -> None:
     generator = torch.Generator().manual_seed(2)

@@ -46,7 +46,7 @@ def mean_of(vectors: list[Vector]) -> Vector:
 
 
 def naive_direction(restored: list[list[Vector]], target: list[list[Vector]]) -> float:
-    """Mean over segments of 1 - mean cosine; segments hold their real tokens alone."""
+    """Mean over segments of 1 - mean cosine; segments without their padding."""
     losses = []
     for own, other in zip(restored, target, strict=True):
         total = 0.0
@@ -74,7 +74,7 @@ def test_direction_loss_is_one_minus_the_mean_cosine_of_real_tokens() -> None:
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, 0.0), (-1.0, 2.0)])
-def test_direction_loss_knows_direction_and_not_scale(sign: float, expected: float) -> None:
+def test_direction_loss_ignores_scale(sign: float, expected: float) -> None:
     loss = direction_loss(sign * 300 * TARGET_STD, TARGET_STD, MASK_ST)
     assert loss.item() == pytest.approx(expected, abs=1e-6)
 
@@ -166,7 +166,7 @@ SCORES_BN = torch.tensor(
         [2.0, 0.5, -1.0, 1.5, 0.0],  # two evidence blocks
         [0.3, 0.2, 0.1, -torch.inf, -torch.inf],  # one, and two blocks of padding
         [1.0, 2.0, 3.0, 4.0, -torch.inf],  # none
-        [0.5, -0.5, -torch.inf, -torch.inf, -torch.inf],  # nothing but evidence
+        [0.5, -0.5, -torch.inf, -torch.inf, -torch.inf],  # evidence alone
     ]
 )
 EVIDENCE_BN = torch.tensor(
@@ -183,7 +183,7 @@ BLOCKS_BN = torch.tensor(
 
 
 def rows_of_blocks() -> list[tuple[Vector, list[bool]]]:
-    """Scores and evidence of each example, its real blocks alone."""
+    """Scores and evidence of each example, without padded blocks."""
     return [
         (
             [s for s, block in zip(scores, blocks, strict=True) if block],
@@ -230,7 +230,7 @@ def test_info_nce_equals_its_equation(temperature: float) -> None:
     assert loss.item() == pytest.approx(naive_info_nce(temperature), rel=1e-5)
 
 
-def test_info_nce_takes_one_temperature_an_example() -> None:
+def test_info_nce_takes_one_temperature_per_example() -> None:
     temperature_B1 = torch.tensor([[0.5], [1.0], [2.0], [3.0]])
     rows = [
         info_nce_loss(

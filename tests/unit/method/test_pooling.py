@@ -63,7 +63,7 @@ def test_a_slot_of_padding_alone_is_zero_and_not_nan() -> None:
     compression=st.sampled_from([1, 2, 3, 4, 6]),
     seed=st.integers(0, 2**16),
 )
-def test_what_stands_in_the_padding_never_changes_a_pooled_slot(
+def test_the_content_of_padding_never_changes_a_pooled_slot(
     lengths: list[int], compression: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -76,7 +76,7 @@ def test_what_stands_in_the_padding_never_changes_a_pooled_slot(
 
 
 @pytest.mark.parametrize("compression", [1, 3, 4])
-def test_slot_tokens_counts_the_real_tokens_behind_each_slot(compression: int) -> None:
+def test_slot_tokens_counts_the_real_tokens_of_each_slot(compression: int) -> None:
     lengths = [12, 7, 0]
     expected = [
         [

@@ -55,7 +55,7 @@ def test_windows_hold_t_tokens_each_and_the_last_one_the_rest(reader: Backbone, 
 
 
 @pytest.mark.parametrize(("shift", "expected"), [(3, ["abc", "defghijk", "lmno"]), (7, None)])
-def test_a_shift_makes_the_first_segment_short_and_moves_every_later_boundary(
+def test_a_shift_shortens_the_first_segment_and_moves_every_later_boundary(
     reader: Backbone, shift: int, expected: list[str] | None
 ) -> None:
     text = "abcdefghijklmno"
@@ -87,7 +87,7 @@ def test_a_paragraph_starts_a_segment_and_a_long_one_is_cut(reader: Backbone) ->
     assert segments.lengths.tolist() == [5, 8, 8, 5]
 
 
-def test_paragraphs_are_parted_by_blank_lines_alone() -> None:
+def test_only_blank_lines_separate_paragraphs() -> None:
     text = "\n\n one\ntwo  \n\t\nthree\r\n\r\nfour \n"
     found = list(paragraphs(text))
     assert [piece for _, piece in found] == ["one\ntwo", "three", "four"]
@@ -107,7 +107,7 @@ def test_a_character_of_several_bytes_that_a_window_cuts_belongs_to_both(reader:
     assert [text[start:end] for start, end in spans(segments)] == ["aé€", "€🥧", "🥧b"]
 
 
-def test_special_tokens_written_in_a_text_are_cut_like_any_other_text(reader: Backbone) -> None:
+def test_special_tokens_written_in_a_text_are_treated_as_plain_text(reader: Backbone) -> None:
     text = "<start>a<end>"
     segments = segment_text(text, reader, 32, "window")
     assert int(segments.lengths[0]) == len(text)
@@ -155,7 +155,7 @@ def test_paragraphs_cover_all_but_white_space_between_them(
 
 @settings(max_examples=40, deadline=None)
 @given(text=TEXTS, length=st.integers(1, 9), how=st.sampled_from(["window", "paragraph"]))
-def test_a_span_holds_its_tokens_and_spans_stand_in_order(
+def test_spans_contain_their_tokens_and_are_in_order(
     reader: Backbone, text: str, length: int, how: str
 ) -> None:
     assume(text.strip())
@@ -164,7 +164,7 @@ def test_a_span_holds_its_tokens_and_spans_stand_in_order(
     for row, (start, end) in enumerate(spans(segments)):
         ids = segments.ids[row, : int(segments.lengths[row])].tolist()
         inside = reader.token_ids(text[start:end])
-        # A window may begin or end inside a character; its tokens still stand in the span's.
+        # A window may cut a character; its span still contains its tokens.
         assert any(inside[at : at + len(ids)] == ids for at in range(len(inside)))
         assert previous <= start < end <= len(text)
         previous = start

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from unit.method.conftest import case
 
-from sedem.bank.scores import key_scores
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.method.selector import (
@@ -19,7 +19,6 @@ from sedem.method.selector import (
     resolve_budget,
     select,
 )
-from sedem.quantization import DTYPES, Quantized, quantize
 
 Vector = list[float]
 
@@ -49,23 +48,6 @@ def naive_score(
     return scores
 
 
-def unit(generator: torch.Generator, *shape: int) -> Tensor:
-    vectors = torch.randn(*shape, generator=generator)
-    return vectors / vectors.norm(dim=-1, keepdim=True)
-
-
-def case(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two questions of 3 and 2 tokens against 4 blocks of 3 slots, some of them padding."""
-    generator = torch.Generator().manual_seed(seed)
-    query_BQRH, keys_BNJRH = unit(generator, 2, 3, 2, 4), unit(generator, 2, 4, 3, 2, 4)
-    query_mask_BQ = torch.tensor([[True, True, True], [True, True, False]])
-    slot_mask_BNJ = torch.ones(2, 4, 3, dtype=torch.bool)
-    slot_mask_BNJ[0, 3, 1:] = False
-    slot_mask_BNJ[1, 2, 2] = False
-    slot_mask_BNJ[1, 3] = False
-    return query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_block_scores_equal_four_nested_loops(seed: int) -> None:
     tensors = case(seed)
@@ -85,7 +67,7 @@ def test_a_block_of_padding_alone_scores_minus_infinity() -> None:
     assert block_scores(*case())[1, 3] == -torch.inf
 
 
-def test_scores_are_float32_whatever_the_vectors_are() -> None:
+def test_scores_of_bfloat16_vectors_are_float32() -> None:
     query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
     scores = block_scores(
         query_BQRH.bfloat16(), query_mask_BQ, keys_BNJRH.bfloat16(), slot_mask_BNJ
@@ -95,6 +77,14 @@ def test_scores_are_float32_whatever_the_vectors_are() -> None:
         query_BQRH.bfloat16().float(), query_mask_BQ, keys_BNJRH.bfloat16().float(), slot_mask_BNJ
     )
     assert torch.equal(scores, exact)
+
+
+def test_maxsim_is_float32_under_autocast() -> None:
+    tensors = case()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = block_scores(*tensors)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, block_scores(*tensors))
 
 
 @settings(max_examples=50, deadline=None)
@@ -120,25 +110,6 @@ def test_padding_never_changes_a_score(
     wide = block_scores(wide_query, wide_query_mask, wide_keys, wide_slots)
     torch.testing.assert_close(wide[:, :4], block_scores(*case(seed)), rtol=0, atol=1e-6)
     assert wide[:, 4:].eq(-torch.inf).all()
-
-
-@pytest.mark.parametrize("room", [1, 40, 2**16])
-@pytest.mark.parametrize("dtype", [None, *DTYPES])
-def test_scores_of_a_bank_are_those_of_its_blocks_whatever_fits_together(
-    dtype: str | None, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query_BQRH, query_mask_BQ, keys_BNJRH, slot_mask_BNJ = case()
-    keys_NJRH, slot_mask_NJ = keys_BNJRH[1], slot_mask_BNJ[1]
-    packed = Quantized(keys_NJRH) if dtype is None else quantize(keys_NJRH, dtype)
-    monkeypatch.setattr("sedem.bank.scores.PRODUCTS", room)
-    padding_P = (~slot_mask_NJ).flatten().nonzero()[:, 0]
-    scores = key_scores(query_BQRH, query_mask_BQ, packed, padding_P)
-    keys_BNJRH = packed.dequantize().float().expand_as(keys_BNJRH)
-    slots_BNJ = slot_mask_NJ.expand_as(slot_mask_BNJ)
-    torch.testing.assert_close(
-        scores, block_scores(query_BQRH, query_mask_BQ, keys_BNJRH, slots_BNJ)
-    )
-    assert scores[:, 3].eq(-torch.inf).all(), "padding alone"
 
 
 def naive_projection(
@@ -201,7 +172,19 @@ def test_queries_and_keys_are_unit_vectors() -> None:
         torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(vectors.shape[:-1]))
 
 
-def test_projections_start_alike_and_orthogonal_by_head_when_widths_agree() -> None:
+def test_queries_and_keys_have_length_one_under_autocast() -> None:
+    """Rounding of the projections may turn them a little; it must not change their length."""
+    selector = Selector(8, 8, heads=2, dim=4)
+    states = torch.randn(50, 8, generator=torch.Generator().manual_seed(0))
+    for project in (selector.queries, selector.keys):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            vectors = project(states)
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(50, 2), rtol=0, atol=1e-6)
+        torch.testing.assert_close(vectors, project(states), rtol=0, atol=0.03)
+
+
+def test_both_projections_start_as_the_same_orthogonal_one_when_widths_agree() -> None:
     selector = Selector(8, 8, heads=2, dim=4)
     assert torch.equal(selector.w_query.weight, selector.w_key.weight)
     for head in selector.w_query.weight.unflatten(0, (2, 4)):
@@ -216,7 +199,7 @@ def test_projections_start_alike_and_orthogonal_by_head_when_widths_agree() -> N
     torch.testing.assert_close(score, torch.ones(1, 1))
 
 
-def test_a_selector_between_two_widths_has_both_widths() -> None:
+def test_a_selector_projects_from_encoder_and_decoder_width() -> None:
     selector = build_selector(
         SedemConfig(encoder="-", extract_layers=(1,), inject_layer=1, selector_heads=2), 6, 8
     )
@@ -238,7 +221,7 @@ def test_select_gives_the_best_blocks_best_first() -> None:
         assert select(torch.tensor(scores), count).tolist() == expected[:count]
 
 
-def test_of_equal_scores_the_earlier_block_wins() -> None:
+def test_ties_go_to_the_earlier_block() -> None:
     scores_N = torch.tensor([1.0, 2.0] * 50)
     assert select(scores_N, 60).tolist() == [*range(1, 100, 2), *range(0, 20, 2)]
 

@@ -1,4 +1,4 @@
-"""Small sets of questions and texts, and backbones that differ from the tiny Llama."""
+"""Small sets of questions, a second backbone, and training runs that tests share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
+from unit.training.runs import Recipe, copied, killed_in_step, one_thread, train
 
 from sedem import Document, SedemConfig
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.run import Stage1Recipe, Stage2Data, Stage2Recipe
 from sedem.training.stage1 import Stage1Losses
+from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 RENT = "The flat in Mill Lane is let from May. The rent is 900 euros a month, due on the third."
 CAKE = "Take two eggs and flour. Beat the eggs first and bake for 25 minutes."
@@ -22,7 +24,7 @@ SHIP = "The ship left on 4 June."
 
 
 def example(identity: str, texts: list[str], question: str, answer: str, gold: int = 0) -> Example:
-    """A question whose evidence is where its answer first stands."""
+    """A question whose evidence is the first occurrence of its answer."""
     start = texts[gold].index(answer)
     return Example(
         identity,
@@ -49,7 +51,7 @@ def examples() -> ExampleSet:
 
 @pytest.fixture(scope="session")
 def other_decoder(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A backbone of other width and depth whose tokenizer knows a few pairs of letters."""
+    """A backbone of another width and depth whose tokenizer merges a few pairs of letters."""
     folder = tmp_path_factory.mktemp("other") / "decoder"
     shutil.copytree(tiny_folder("qwen3", width=48, depth=3, vocab_size=261, seed=5), folder)
     path = folder / "tokenizer.json"
@@ -62,16 +64,13 @@ def other_decoder(tiny_folder: Callable[..., str], tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Sums in one order, whatever the machine: what is compared exactly must not depend on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def single_thread() -> Iterator[None]:
+    """Exact comparisons must not depend on the number of cores."""
+    with one_thread():
+        yield
 
 
-@pytest.fixture
-def stage1_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage1Recipe:
+def stage1_recipe_in(folder: Path, config: SedemConfig) -> Stage1Recipe:
     """Six steps of stage 1 on nine articles, the last two of them held out."""
     return Stage1Recipe(
         model=config,
@@ -84,16 +83,15 @@ def stage1_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage1
             bf16=False,
             backbone_dtype="float32",
         ),
-        run=RunSettings(output=str(tmp_path / "stage1"), log_every=1, save_every=2, eval_every=3),
+        run=RunSettings(output=str(folder / "stage1"), log_every=1, save_every=2, eval_every=3),
         losses=Stage1Losses(regress=0.5, regress_first=0.5, recall=0.5),
-        data_root=str(fixtures),
-        cache=str(tmp_path / "cache"),
+        data_root=str(FIXTURES),
+        cache=str(folder / "cache"),
     )
 
 
-@pytest.fixture
-def stage2_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage2Recipe:
-    """Six steps of stage 2 on the questions of one article, those of another followed."""
+def stage2_recipe_in(folder: Path, config: SedemConfig) -> Stage2Recipe:
+    """Six steps of stage 2 on the questions of one article, evaluated on those of another."""
     return Stage2Recipe(
         model=config,
         data=Stage2Data(
@@ -117,13 +115,66 @@ def stage2_recipe(config: SedemConfig, fixtures: Path, tmp_path: Path) -> Stage2
             bf16=False,
             backbone_dtype="float32",
         ),
-        run=RunSettings(output=str(tmp_path / "stage2"), log_every=1, save_every=2, eval_every=3),
-        data_root=str(fixtures),
-        cache=str(tmp_path / "cache"),
+        run=RunSettings(output=str(folder / "stage2"), log_every=1, save_every=2, eval_every=3),
+        data_root=str(FIXTURES),
+        cache=str(folder / "cache"),
     )
+
+
+@pytest.fixture
+def stage1_recipe(config: SedemConfig, tmp_path: Path) -> Stage1Recipe:
+    """A recipe of stage 1 that has not run."""
+    return stage1_recipe_in(tmp_path, config)
+
+
+@pytest.fixture
+def stage2_recipe(config: SedemConfig, tmp_path: Path) -> Stage2Recipe:
+    """A recipe of stage 2 that has not run."""
+    return stage2_recipe_in(tmp_path, config)
+
+
+@pytest.fixture(scope="session")
+def finished_stage1(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> Stage1Recipe:
+    """A finished run of stage 1, which no test may change."""
+    recipe = stage1_recipe_in(tmp_path_factory.mktemp("finished"), config)
+    with one_thread():
+        train(recipe)
+    return recipe
+
+
+@pytest.fixture(scope="session")
+def finished_stage2(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> Stage2Recipe:
+    """A finished run of stage 2, which no test may change."""
+    recipe = stage2_recipe_in(tmp_path_factory.mktemp("finished"), config)
+    with one_thread():
+        train(recipe)
+    return recipe
+
+
+@pytest.fixture(params=["stage1", "stage2"])
+def finished(request: pytest.FixtureRequest) -> Recipe:
+    """A finished run of each stage in turn, which no test may change."""
+    recipe: Recipe = request.getfixturevalue(f"finished_{request.param}")
+    return recipe
+
+
+@pytest.fixture(scope="session")
+def killed_stage2(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> Stage2Recipe:
+    """A stage-2 run killed after its checkpoint of step 4, which no test may change."""
+    recipe = stage2_recipe_in(tmp_path_factory.mktemp("killed"), config)
+    with one_thread(), killed_in_step(5):
+        train(recipe)
+    return recipe
+
+
+@pytest.fixture
+def stopped(killed_stage2: Stage2Recipe, tmp_path: Path) -> Stage2Recipe:
+    """A copy of the killed stage-2 run."""
+    copy: Stage2Recipe = copied(killed_stage2, tmp_path)
+    return copy
 
 
 @pytest.fixture
 def fixtures() -> Path:
     """Folder of real records."""
-    return Path(__file__).parents[2] / "fixtures"
+    return FIXTURES

@@ -1,4 +1,4 @@
-"""Which parameters each stage and each loss reaches (appendices Gradient Flow, Two-Stage)."""
+"""Which parameters each loss of each stage trains (appendices Gradient Flow, Two-Stage)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet
-from sedem.training.prepare import Collator, Prepared
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 
@@ -33,10 +33,10 @@ SELECTOR = {
 
 @pytest.fixture
 def mixed(config: SedemConfig, backbone: Backbone) -> SeDeM:
-    """A model with a learned mixture of layers, a part that the plain one lacks."""
+    """A model with a learned mixture of layers, which the default lacks, and adapters."""
     backbone.add_lora(2, 4)
     torch.manual_seed(1)
-    # A fresh B is zero, and so would be every gradient of A.
+    # A new B is zero, which would make every gradient of A zero.
     for parameter in backbone.lora_parameters():
         nn.init.normal_(parameter, std=0.1)
     shape = replace(config, extract_layers=(1, 3), layer_mixing="learned")
@@ -50,7 +50,7 @@ def lora(stage: nn.Module) -> set[str]:
 
 
 def reached(stage: nn.Module, loss: Tensor) -> set[str]:
-    """Names of the parameters that a loss has a gradient for."""
+    """Names of the parameters that a loss has a nonzero gradient for."""
     stage.zero_grad()
     loss.backward(retain_graph=True)
     return {
@@ -67,19 +67,17 @@ def windows() -> dict[str, Tensor]:
 
 @pytest.fixture
 def stage2(mixed: SeDeM, examples: ExampleSet) -> Stage2:
-    prepared = Prepared(mixed, 64)
-    prepared.add(examples, "evidence")
-    collator = Collator(prepared, max_blocks=100, budgets=(2,), seed=0, cache=None)
-    return Stage2(mixed, Stage2Losses(conditioning="gold"), collator).train()
+    batches = collator(block_dataset(mixed, examples))
+    return Stage2(mixed, Stage2Losses(conditioning="gold"), batches).train()
 
 
-def test_stage_1_trains_compressor_and_decompressor_alone(mixed: SeDeM) -> None:
+def test_stage_1_trains_only_compressor_and_decompressor(mixed: SeDeM) -> None:
     stage = Stage1(mixed, Stage1Losses(regress=0.5)).train()
     found = stage(**windows())
     assert reached(stage, found["loss"]) == COMPRESSOR | DECOMPRESSOR
     trained = {name for name, p in stage.named_parameters() if p.requires_grad}
     assert trained == COMPRESSOR | DECOMPRESSOR
-    # Adapters were there before; they have to stay as they are.
+    # The adapters exist, but stage 1 must not train them.
     assert len(lora(stage)) == 4 * 4 * 2
 
 
@@ -95,42 +93,40 @@ def test_the_first_phase_of_stage_1_reaches_both_parts(mixed: SeDeM) -> None:
     assert reached(stage, stage(**windows())["loss"]) == COMPRESSOR | DECOMPRESSOR
 
 
-def test_the_reconstruction_target_stands_still(mixed: SeDeM, stage2: Stage2) -> None:
-    # Cut off the way through memory: what is left of W_in's gradient would come by the target.
+def test_the_reconstruction_target_has_no_gradient(mixed: SeDeM, stage2: Stage2) -> None:
+    # With the path through memory detached, a gradient of W_in could only come from the target.
     restore = mixed.decompressor.forward
     mixed.decompressor.forward = lambda memory: restore(memory.detach())  # type: ignore[method-assign]
-    found = stage2(**stage2.collate(stage2.collator.prepared.items))
+    found = stage2(**stage2.collate(stage2.collator.dataset.items))
     assert reached(stage2, found["reconstruct"]) == DECOMPRESSOR
     stage1 = Stage1(mixed, Stage1Losses())
     assert reached(stage1, stage1(**windows())["reconstruct"]) == DECOMPRESSOR
 
 
-def test_stage_2_trains_every_part_and_the_adapters_alone(stage2: Stage2) -> None:
-    found = stage2(**stage2.collate(stage2.collator.prepared.items))
+def test_stage_2_trains_only_the_parts_and_the_adapters(stage2: Stage2) -> None:
+    found = stage2(**stage2.collate(stage2.collator.dataset.items))
     expected = COMPRESSOR | DECOMPRESSOR | SELECTOR | lora(stage2)
     assert reached(stage2, found["loss"]) == expected
     assert {name for name, p in stage2.named_parameters() if p.requires_grad} == expected
 
 
-def test_each_loss_of_stage_2_reaches_what_the_paper_says(stage2: Stage2) -> None:
-    found = stage2(**stage2.collate(stage2.collator.prepared.items))
+def test_each_loss_of_stage_2_reaches_the_parts_that_the_paper_says(stage2: Stage2) -> None:
+    found = stage2(**stage2.collate(stage2.collator.dataset.items))
     assert reached(stage2, found["answer"]) == COMPRESSOR | DECOMPRESSOR | lora(stage2)
     assert reached(stage2, found["select"]) == COMPRESSOR | SELECTOR
     assert reached(stage2, found["reconstruct"]) == COMPRESSOR | DECOMPRESSOR
 
 
-def test_adapters_learn_below_and_above_the_injection_layer(stage2: Stage2) -> None:
-    found = stage2(**stage2.collate(stage2.collator.prepared.items))
+def test_adapters_have_gradients_below_and_above_the_injection_layer(stage2: Stage2) -> None:
+    found = stage2(**stage2.collate(stage2.collator.dataset.items))
     names = reached(stage2, found["answer"]) & lora(stage2)
     layers = {int(name.split(".layers.")[1].split(".")[0]) for name in names}
     assert layers == {0, 1, 2, 3}
 
 
 def test_stage_2_works_without_adapters(model: SeDeM, examples: ExampleSet) -> None:
-    prepared = Prepared(model, 64)
-    prepared.add(examples, "evidence")
-    collator = Collator(prepared, max_blocks=100, budgets=(2,), seed=0, cache=None)
-    stage = Stage2(model, Stage2Losses(), collator)
+    dataset = block_dataset(model, examples)
+    stage = Stage2(model, Stage2Losses(), collator(dataset))
     assert set(stage.parameter_groups()) == {"compressor", "decompressor", "selector"}
-    found = reached(stage, stage(**stage.collate(prepared.items))["loss"])
+    found = reached(stage, stage(**stage.collate(dataset.items))["loss"])
     assert found == {"model.compressor.w_in.weight"} | DECOMPRESSOR | SELECTOR

@@ -9,7 +9,7 @@ import yaml
 
 from sedem.errors import ConfigError
 from sedem.training.recipe import as_yaml, load_recipe
-from sedem.training.run import Stage1Recipe, Stage2Recipe
+from sedem.training.stages import Stage1Recipe, Stage2Recipe
 
 STAGE1: dict[str, Any] = {
     "model": {"encoder": "tiny", "extract_layers": [3], "inject_layer": 2},
@@ -32,7 +32,7 @@ Save = Callable[[Any], Path]
 
 @pytest.fixture
 def save(tmp_path: Path) -> Save:
-    """Writes a recipe; text stays as it is."""
+    """Writes a recipe, given as entries or as text."""
 
     def to_file(recipe: Any) -> Path:
         path = tmp_path / "recipe.yaml"
@@ -55,7 +55,7 @@ def test_a_recipe_is_read_with_its_defaults(save: Save) -> None:
     assert [source.repeat for source in recipe.data.training] == [1, 2]
     assert recipe.optimization.learning_rates == {"compressor": 0.001, "decompressor": 0.01}
     assert recipe.data.budgets == (2,)
-    # The paper's weights stand where a recipe says nothing.
+    # The defaults are the paper's weights.
     losses = recipe.losses
     assert (losses.select, losses.margin_weight, losses.margin) == (1.0, 0.5, 2.0)
     assert (losses.selection_temperature, losses.reconstruct) == (0.07, 0.1)
@@ -89,7 +89,7 @@ def test_an_unknown_key_of_a_source_is_refused_with_the_nearest(save: Save) -> N
         load_recipe(Stage2Recipe, save(changed(STAGE2, "data.training", sources)))
 
 
-def test_an_unknown_key_like_no_other_is_refused_with_all(save: Save) -> None:
+def test_an_unknown_key_without_a_similar_one_is_refused_with_all(save: Save) -> None:
     with pytest.raises(ConfigError, match="unknown key 'zzz'; known are path, continuation"):
         load_recipe(Stage1Recipe, save(changed(STAGE1, "text.zzz", 1)))
 
@@ -143,7 +143,9 @@ def test_a_value_of_another_type_is_refused(save: Save, key: str, value: Any, me
         ("losses.conditioning", "golden", "conditioning is 'golden'; it can be selected, mixed"),
     ],
 )
-def test_stage_2_checks_its_own_types(save: Save, key: str, value: Any, message: str) -> None:
+def test_a_value_of_another_type_in_stage_2_is_refused(
+    save: Save, key: str, value: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(Stage2Recipe, save(changed(STAGE2, key, value)))
 
@@ -209,7 +211,9 @@ def test_an_impossible_value_is_refused(save: Save, key: str, value: Any, messag
         ),
     ],
 )
-def test_stage_2_refuses_what_cannot_be(save: Save, key: str, value: Any, message: str) -> None:
+def test_an_impossible_value_of_stage_2_is_refused(
+    save: Save, key: str, value: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(Stage2Recipe, save(changed(STAGE2, key, value)))
 
@@ -244,7 +248,7 @@ def test_set_replaces_values_at_any_depth(save: Save) -> None:
     assert recipe.optimization.bf16 is False
 
 
-def test_set_can_take_a_value_back(save: Save) -> None:
+def test_set_can_remove_a_value(save: Save) -> None:
     changes = ["optimization.steps=null", "optimization.epochs=3"]
     recipe = load_recipe(Stage1Recipe, save(STAGE1), changes)
     assert (recipe.optimization.steps, recipe.optimization.epochs) == (None, 3.0)
@@ -263,13 +267,11 @@ def test_numbers_may_be_written_with_an_exponent(save: Save, number: str) -> Non
     [
         ("optimization.steps", "'optimization.steps' is not of the form key=value"),
         ("=5", "'=5' is not of the form key=value"),
-        ("optimization.steps.more=5", "'steps' holds a value, not keys"),
+        ("optimization.steps.more=5", "'steps' has a value, not keys"),
         ("optimization.steps=[5", r"'optimization.steps=\[5' has a value that is not YAML"),
     ],
 )
-def test_a_set_that_cannot_be_understood_is_refused(
-    save: Save, override: str, message: str
-) -> None:
+def test_an_invalid_override_is_refused(save: Save, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(Stage1Recipe, save(STAGE1), [override])
 
@@ -300,20 +302,120 @@ def test_a_recipe_written_out_is_the_same_recipe(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not a recipe: it holds no keys"),
-        ("- 1\n- 2\n", "is not a recipe: it holds no keys"),
+        ("", "is not a recipe: it has no keys"),
+        ("- 1\n- 2\n", "is not a recipe: it has no keys"),
         ("model: {encoder: [", "recipe.yaml' is not YAML"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(save: Save, content: str, message: str) -> None:
+def test_a_file_without_a_recipe_is_refused(save: Save, content: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(Stage1Recipe, save(content))
 
 
-def test_a_recipe_that_is_not_utf8_or_not_there_is_refused(save: Save, tmp_path: Path) -> None:
+def test_a_recipe_that_is_not_utf8_or_missing_is_refused(save: Save, tmp_path: Path) -> None:
     path = save(STAGE1)
     path.write_bytes(b"model: \xff\xfe")
     with pytest.raises(ConfigError, match=r"recipe\.yaml' is not YAML"):
         load_recipe(Stage1Recipe, path)
-    with pytest.raises(ConfigError, match=r"there is no recipe '.*nowhere.yaml'; recipes/ holds"):
+    with pytest.raises(ConfigError, match=r"there is no recipe '.*nowhere.yaml'; recipes/ has"):
         load_recipe(Stage1Recipe, tmp_path / "nowhere.yaml")
+
+
+# Inheritance
+
+WHOLE: dict[str, Any] = {
+    "model": {"encoder": "tiny", "extract_layers": [3], "inject_layer": 2},
+    "text": {"path": "texts.jsonl", "exclude_titles": ["Trier", "Maldives"], "windows": 9},
+    "optimization": {"learning_rates": {"compressor": 0.001, "decompressor": 0.01}, "steps": 10},
+    "run": {"output": "runs/one"},
+}
+
+
+def save_at(path: Path, entries: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(entries))
+    return path
+
+
+def test_a_recipe_inherits_from_its_base(tmp_path: Path) -> None:
+    save_at(tmp_path / "shared" / "base.yaml", WHOLE)
+    middle = {
+        "base": "../shared/base.yaml",
+        "optimization": {"learning_rates": {"decompressor": 0.5}, "seed": 3},
+        "text": {"exclude_titles": ["Trier"]},
+    }
+    save_at(tmp_path / "large" / "middle.yaml", middle)
+    last = {"base": "middle.yaml", "run": {"output": "runs/two"}, "optimization": {"seed": 4}}
+    path = save_at(tmp_path / "large" / "last.yaml", last)
+    recipe = load_recipe(Stage1Recipe, path, ["text.held_out=5"])
+    # Mappings are merged at every depth; lists are replaced.
+    assert recipe.optimization.learning_rates == {"compressor": 0.001, "decompressor": 0.5}
+    assert (recipe.optimization.steps, recipe.optimization.seed) == (10, 4)
+    assert recipe.text.exclude_titles == ("Trier",)
+    assert (recipe.text.windows, recipe.text.held_out) == (9, 5)
+    assert recipe.run.output == "runs/two"
+    # The base itself is unchanged.
+    assert load_recipe(Stage1Recipe, tmp_path / "shared" / "base.yaml").optimization.seed == 0
+
+
+def test_null_removes_an_inherited_key(tmp_path: Path) -> None:
+    base = {**WHOLE, "losses": {"regress": 0.5}, "data": {"training": []}}
+    save_at(tmp_path / "base.yaml", base)
+    own = {
+        "base": "base.yaml",
+        "data": None,
+        "text": {"windows": None},
+        "losses": {"regress": None},
+    }
+    recipe = load_recipe(Stage1Recipe, save_at(tmp_path / "own.yaml", own))
+    assert recipe.text.windows is None
+    assert recipe.losses.regress == 0.0
+    # Without an inherited value, null is a value like any other.
+    wrong = {"base": "base.yaml", "data": None, "optimization": {"warmup": None}}
+    with pytest.raises(ConfigError, match=r"optimization\.warmup is None; a whole number is"):
+        load_recipe(Stage1Recipe, save_at(tmp_path / "wrong.yaml", wrong))
+
+
+def test_a_written_recipe_is_complete(tmp_path: Path) -> None:
+    save_at(tmp_path / "base.yaml", WHOLE)
+    path = save_at(tmp_path / "own.yaml", {"base": "base.yaml", "run": {"output": "runs/two"}})
+    entries = yaml.safe_load(as_yaml(load_recipe(Stage1Recipe, path)))
+    assert "base" not in entries
+    assert entries["model"]["encoder"] == "tiny"
+    assert entries["run"] == {
+        "output": "runs/two", "log_every": 50, "save_every": 500, "eval_every": 0, "keep": 2,
+        "workers": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"a": "b.yaml", "b": "c.yaml", "c": "a.yaml"},
+            r"a\.yaml' inherits from itself \('a\.yaml' -> 'b\.yaml' -> 'c\.yaml' -> 'a\.yaml'\)",
+        ),
+        ({"a": "a.yaml"}, r"inherits from itself \('a\.yaml' -> 'a\.yaml'\); remove one of"),
+        ({"a": "b.yaml", "b": "b.yaml"}, r"inherits from itself \('b\.yaml' -> 'b\.yaml'\)"),
+        ({"a": "no.yaml"}, r"there is no recipe '.*no\.yaml', which '.*a\.yaml' names as its base"),
+        ({"a": ["b.yaml"]}, r"a\.yaml: base is \['b\.yaml'\]; the path of one recipe is needed"),
+        ({"a": None}, r"base is None; the path of one recipe is needed"),
+    ],
+)
+def test_an_invalid_base_is_refused(files: dict[str, Any], message: str, tmp_path: Path) -> None:
+    for name, base in files.items():
+        save_at(tmp_path / f"{name}.yaml", {"base": base})
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(Stage1Recipe, tmp_path / "a.yaml")
+
+
+def test_an_error_in_a_base_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("- 1")
+    path = save_at(tmp_path / "own.yaml", {"base": "base.yaml"})
+    with pytest.raises(ConfigError, match=r"base\.yaml' is not a recipe: it has no keys"):
+        load_recipe(Stage1Recipe, path)
+
+
+def test_a_base_cannot_be_set(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown key 'base'"):
+        load_recipe(Stage1Recipe, save_at(tmp_path / "own.yaml", WHOLE), ["base=other.yaml"])

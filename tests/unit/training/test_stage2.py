@@ -10,26 +10,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bank.blocks import partition
 from sedem.data.examples import Example, ExampleSet
-from sedem.errors import ConfigError
 from sedem.inference.prompts import answer_ids, question_ids
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
-from sedem.training.prepare import Collator, Prepared
-from sedem.training.selecting import CONDITIONING
 from sedem.training.stage2 import Stage2, Stage2Losses
-
-
-def prepare(model: SeDeM, examples: ExampleSet) -> Prepared:
-    prepared = Prepared(model, answer_limit=64)
-    prepared.add(examples, "evidence")
-    return prepared
 
 
 def staged(
@@ -40,20 +32,18 @@ def staged(
     budget: int = 2,
     cache: Path | None = None,
 ) -> Stage2:
-    collator = Collator(
-        prepare(model, examples), max_blocks=100, budgets=(budget,), seed=0, cache=cache
-    )
-    return Stage2(model, losses, collator)
+    dataset = block_dataset(model, examples)
+    return Stage2(model, losses, collator(dataset, budgets=(budget,), cache=cache))
 
 
 def items(stage: Stage2) -> list[Any]:
     assert stage.collator is not None
-    return stage.collator.prepared.items
+    return stage.collator.dataset.items
 
 
 @pytest.fixture
 def adapted(model: SeDeM) -> SeDeM:
-    """A model whose adapters already say something, and whose output is at the decoder's scale."""
+    """A model with nonzero adapters and restored states at the decoder's scale."""
     model.decoder.add_lora(2, 4)
     torch.manual_seed(2)
     for parameter in model.decoder.lora_parameters():
@@ -62,7 +52,7 @@ def adapted(model: SeDeM) -> SeDeM:
     return model
 
 
-# Naive computations
+# The losses written out with loops
 
 
 class Naive:
@@ -112,7 +102,7 @@ class Naive:
         )[0]
 
     def scores(self) -> list[float]:
-        """s_n by loops: cosines, best slot a token, summed over tokens, mean over heads."""
+        """s_n: the best cosine of each question token, summed over tokens, averaged over heads."""
         selector = self.model.selector
         ids = torch.tensor(self.model.encoder.token_ids(self.example.question))
         queries_QRH = selector.queries(self.encode(ids))
@@ -127,7 +117,7 @@ class Naive:
         return scores
 
     def answer_loss(self, chosen: list[int]) -> Tensor:
-        """L_LM: mean over answer tokens, the chosen blocks in document order."""
+        """L_LM: mean over answer tokens; chosen blocks in document order."""
         model = self.model
         restored = torch.cat(
             [model.decompressor(self.blocks[n])[: self.tokens[n]] for n in sorted(chosen)]
@@ -151,7 +141,7 @@ class Naive:
         return total / len(answer)
 
     def select_parts(self, losses: Stage2Losses, scores: list[float]) -> tuple[float, float | None]:
-        """InfoNCE and margin by loops; no margin where every block is evidence."""
+        """InfoNCE and margin; the margin is None if every block is evidence."""
         scale = losses.selection_temperature
         if losses.normalize_scores:
             scale *= len(self.model.encoder.token_ids(self.example.question))
@@ -165,7 +155,7 @@ class Naive:
 
 
 def selection(each: list[Naive], losses: Stage2Losses) -> float:
-    """L_ret (appendix Selection Supervision); each term over the examples that have it."""
+    """L_ret (appendix Selection Supervision); each term averaged over examples that have it."""
     parts = [naive.select_parts(losses, naive.scores()) for naive in each]
     margins = [margin for _, margin in parts if margin is not None]
     contrast = sum(contrast for contrast, _ in parts) / len(parts)
@@ -173,7 +163,7 @@ def selection(each: list[Naive], losses: Stage2Losses) -> float:
 
 
 def reconstruction(pairs: list[tuple[Tensor, Tensor]], losses: Stage2Losses) -> float:
-    """L_rec by loops over segments, slots of four tokens."""
+    """L_rec over segments, with slots of four tokens."""
     total = 0.0
     for restored, wanted in pairs:
         direction = F.cosine_similarity(restored, wanted, dim=-1).mean()
@@ -226,7 +216,7 @@ def test_losses_equal_those_written_out(
     hits = [
         any(naive.evidence[n] for n in blocks) for naive, blocks in zip(each, chosen, strict=True)
     ]
-    # A document that several examples hold is regularized once.
+    # A document in several examples counts once.
     once: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for example in examples.examples:
         for document in example.documents:
@@ -261,17 +251,15 @@ def test_another_decoder_of_other_width_depth_and_tokens(
 
 
 @torch.no_grad()
-def test_scores_are_those_the_trained_model_selects_by(
-    adapted: SeDeM, examples: ExampleSet
-) -> None:
+def test_scores_equal_those_of_the_trained_model(adapted: SeDeM, examples: ExampleSet) -> None:
     for example in examples.examples:
         bank = adapted.read(example.documents)
         asked = adapted.scores(bank, example.question)
-        # A bank holds bfloat16.
+        # A bank stores bfloat16.
         assert asked.tolist() == pytest.approx(Naive(adapted, example).scores(), abs=0.05)
 
 
-# A batch is its examples
+# Batches
 
 
 @torch.no_grad()
@@ -285,7 +273,7 @@ def test_a_batch_is_the_mean_of_its_examples(adapted: SeDeM, examples: ExampleSe
 
 
 @torch.no_grad()
-def test_examples_without_evidence_do_not_dilute_the_selection_loss(
+def test_examples_without_evidence_do_not_change_the_selection_loss(
     adapted: SeDeM, examples: ExampleSet
 ) -> None:
     first, second, *_ = examples.examples
@@ -303,7 +291,7 @@ def test_examples_without_evidence_do_not_dilute_the_selection_loss(
 def test_cached_states_give_the_losses_of_online_encoding(
     tiny_folder: Callable[..., str], config: SedemConfig, examples: ExampleSet, tmp_path: Path
 ) -> None:
-    # Frozen weights in bfloat16, as in training on a CPU: what is cached is what is computed.
+    # With bfloat16 weights, as in training on a CPU, caching does not round the states.
     backbone = open_backbone(tiny_folder(), dtype=torch.bfloat16)
     torch.manual_seed(1)
     model = SeDeM(config, backbone, backbone)
@@ -316,19 +304,7 @@ def test_cached_states_give_the_losses_of_online_encoding(
         assert float(found[name]) == pytest.approx(float(value), rel=5e-3), name
 
 
-# Which blocks condition the answer
-
-
-def test_schedules_by_training_progress() -> None:
-    shares = {name: [share(p) for p in (0.0, 0.5, 1.0)] for name, share in CONDITIONING.items()}
-    assert shares == {
-        "selected": [0.0, 0.0, 0.0],
-        "mixed": [0.5, 0.5, 0.5],
-        "gold": [1.0, 1.0, 1.0],
-        "gold-then-selected": [1.0, 0.25, 0.0],
-    }
-    with pytest.raises(ConfigError, match="conditioning is 'golden'; it can be selected, mixed"):
-        Stage2Losses(conditioning="golden")
+# Blocks that condition the answer
 
 
 def conditioned(model: SeDeM, how: str, progress: float = 0.0, training: bool = True) -> Any:
@@ -349,15 +325,15 @@ def test_selected_blocks_are_the_best_in_document_order(model: SeDeM) -> None:
     assert condition(SCORES, EVIDENCE, COINS, 9).tolist() == [[0, 1, 2, 3, 4]] * 2
 
 
-def test_forced_gold_comes_before_every_score(model: SeDeM) -> None:
+def test_forced_evidence_comes_before_every_score(model: SeDeM) -> None:
     condition = conditioned(model, "gold")
-    # One evidence block and the best of the rest; with too little room, the better evidence.
+    # Evidence first, then the best of the rest; a budget below the evidence takes the best of it.
     assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[2, 3], [1, 3]]
     assert condition(SCORES, EVIDENCE, COINS, 1).tolist() == [[2], [1]]
     assert condition(SCORES, EVIDENCE, COINS, 3).tolist() == [[1, 2, 3], [0, 1, 3]]
 
 
-def test_mixed_forces_gold_for_a_share_of_the_examples(model: SeDeM) -> None:
+def test_mixed_forces_gold_for_half_of_the_examples(model: SeDeM) -> None:
     condition = conditioned(model, "mixed")
     # The first coin is below one half, the second above.
     assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == [[2, 3], [0, 2]]
@@ -373,12 +349,12 @@ def test_gold_then_selected_follows_progress(model: SeDeM) -> None:
     ):
         condition = conditioned(model, "gold-then-selected", progress)
         assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == expected
-    # Evaluation sees what the end of training sees.
+    # Evaluation conditions as at the end of training.
     condition = conditioned(model, "gold-then-selected", 0.0, training=False)
     assert condition(SCORES, EVIDENCE, COINS, 2).tolist() == selected
 
 
-def test_no_evidence_leaves_the_choice_to_the_selector(model: SeDeM) -> None:
+def test_without_evidence_the_selector_chooses(model: SeDeM) -> None:
     condition = conditioned(model, "gold")
     nothing = torch.zeros_like(EVIDENCE)
     assert condition(SCORES, nothing, COINS, 2).tolist() == [[1, 3], [0, 2]]
@@ -397,7 +373,7 @@ def test_the_answer_is_conditioned_on_the_forced_evidence(
         gold = [n for n, label in enumerate(naive.evidence) if label]
         losses.append(float(naive.answer_loss([max(gold, key=lambda n: scores[n])])))
     assert float(found["answer"]) == pytest.approx(sum(losses) / 4, rel=2e-4)
-    # Recall is the selector's own, whatever is forced.
+    # Recall counts the selector's own choice, not the forced one.
     own = [best(Naive(adapted, e).scores(), 1)[0] for e in examples.examples]
     hits = [Naive(adapted, e).evidence[n] for e, n in zip(examples.examples, own, strict=True)]
     assert float(found["recall"]) == pytest.approx(sum(hits) / 4)

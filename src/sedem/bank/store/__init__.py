@@ -1,1 +1,1 @@
-"""Where a bank is kept: the interface of a store and the one on local disk."""
+"""Where a bank is kept: the interface of a store, and the store on local disk."""

@@ -1,7 +1,16 @@
-"""What a store of banks can do, and what it keeps of a bank.
+"""What a store is: it keeps one bank, and every change to it happens whole or not at all.
 
-A store holds the documents and blocks of one bank. The one on local disk is `local`; another kind
-of store implements the same calls.
+A bank is written and read through four steps:
+
+    with store.creating(meta) as unfinished:     # a new bank; it exists once the block has ended
+        unfinished.append(fingerprint, documents, blocks, memory)
+    contents = store.open()                      # documents and blocks now, memory when it is used
+    store.append(...), store.remove(name)        # one commit each
+    problems = store.verify()                    # every byte against its checksum
+
+`MemoryBank.open_from` and `save_to` take any store. `local.LocalStore` is the one on local disk.
+
+Letters: N blocks, J slots of a block, D decoder width.
 """
 
 from __future__ import annotations
@@ -18,12 +27,12 @@ from sedem.quantization import BFLOAT16, Quantized
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known of a bank as a whole.
+    """What holds for a bank as a whole.
 
     Attributes:
-        fingerprint: of the model that made it.
-        made_by: the same for people.
-        dtype: what its slots are stored as.
+        fingerprint: hash of the model that made it.
+        made_by: the settings behind the fingerprint, for people; `width` is D.
+        dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
     """
 
     fingerprint: str
@@ -33,14 +42,14 @@ class Meta:
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a store keeps of a bank; memory is read when it is first used.
+    """All that a store keeps of a bank, as of one commit.
 
     Attributes:
-        meta: of the bank as a whole.
+        meta: what holds for the bank as a whole.
         documents: names and texts, in reading order.
-        blocks: where each block comes from.
-        pieces: the memory.
-        places: piece and row of each block.
+        blocks: the span behind each block, in reading order.
+        pieces: the memory; a piece is read when it is first used.
+        places: piece and row of each block's memory.
     """
 
     meta: Meta
@@ -51,16 +60,16 @@ class Contents:
 
 
 class Store(Protocol):
-    """Keeps one bank. Every change is one commit: it happens whole or not at all."""
+    """Keeps one bank. One process writes at a time; readers keep the commit they have opened."""
 
     def creating(self, meta: Meta) -> AbstractContextManager[Store]:
-        """Make the bank; it appears, whole, when the block ends without an error.
+        """Create the bank; it appears, complete, when the block ends without an error.
 
         Yields:
-            The unfinished bank, to append to.
+            A store that holds the unfinished bank, to append to.
 
         Raises:
-            BankError: something is there already, or it cannot be written.
+            BankError: a bank exists already, or it cannot be written.
         """
         ...
 
@@ -71,22 +80,23 @@ class Store(Protocol):
         blocks: Sequence[BlockRow],
         memory_NJD: Quantized,
     ) -> None:
-        """Add documents and their blocks; a document of the same name is replaced.
+        """Add documents and their blocks in one commit; each replaces a document of its name.
 
         Args:
-            fingerprint: of the model that made the memory.
+            fingerprint: hash of the model that made the memory.
             documents: names and texts.
-            blocks: their blocks; `document` counts within `documents`.
-            memory_NJD: the blocks' memory, in the same order; stored as the bank's type.
+            blocks: their blocks; `BlockRow.document` is an index into `documents`.
+            memory_NJD: the memory of the blocks, in the same order, of any type; the store casts
+                it to the bank's.
 
         Raises:
             BankMismatchError: another model made the bank.
-            BankError: another process writes it, or it is damaged.
+            BankError: another process writes the bank, or it is damaged.
         """
         ...
 
     def remove(self, name: str) -> None:
-        """Take out a document and its blocks.
+        """Remove a document and its blocks in one commit.
 
         Raises:
             BankError: no document has that name, or another process writes the bank.
@@ -94,18 +104,18 @@ class Store(Protocol):
         ...
 
     def open(self) -> Contents:
-        """Read what the bank holds, without its memory.
+        """Read documents and blocks; memory is read when it is first used.
 
         Raises:
-            BankError: there is no bank, or it is damaged or of another version.
+            BankError: there is no bank, or it is damaged or of an unknown format.
         """
         ...
 
     def verify(self) -> list[str]:
-        """Read every byte and compare it with its checksums.
+        """Read every byte and compare it with its checksum.
 
         Returns:
-            One sentence for each defect; empty when there is none.
+            One sentence for each defect; empty if there is none.
 
         Raises:
             BankError: there is no bank, or it cannot be read.
@@ -114,13 +124,18 @@ class Store(Protocol):
 
 
 def check_fingerprint(bank: str, has: str, needs: str) -> None:
-    """Refuse memory of another model.
+    """Refuse the memory of another model.
+
+    Args:
+        bank: its name, for the message.
+        has: fingerprint of the model that made the bank.
+        needs: fingerprint of the model that is to use it.
 
     Raises:
-        BankMismatchError: the fingerprints differ; both are named.
+        BankMismatchError: they differ; the message names both.
     """
     if has != needs:
         raise BankMismatchError(
-            f"bank '{bank}' was built by model {has[:12]}, this model is {needs[:12]}; memory "
-            "means nothing to another model: use that one, or build again with 'sedem build'"
+            f"bank '{bank}' was built by model {has[:12]}, this model is {needs[:12]}; only the "
+            "model that made a memory can use it: use that one, or build again with 'sedem build'"
         )

@@ -1,12 +1,10 @@
-"""One sealed file of blocks: written once, synced, mapped, verified block by block.
+"""A shard: a safetensors file of blocks' memory, written once, mapped, checked block by block.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,34 +14,47 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from sedem.durable_files import atomic_write, sha256
 from sedem.errors import BankError
-from sedem.quantization import Quantized
+from sedem.quantization import BFLOAT16, DTYPES, Quantized
 
 MEMORY = "memory"
 SCALES = "scales"
 
 
 class Shard:
-    """A sealed shard, memory-mapped; each block's checksum is verified when it is first touched."""
+    """A piece of a bank on disk, mapped when it is first used.
 
-    def __init__(self, path: Path) -> None:
+    The catalog names the rows of the file that are blocks of the bank; rows of removed documents
+    remain in the file. A block's checksum is compared when the block is first used.
+
+    Args:
+        path: the file.
+        block_shape: J and D, as the catalog says.
+        dtype: type of the stored slots, as the catalog says.
+    """
+
+    def __init__(self, path: Path, block_shape: tuple[int, int], dtype: str) -> None:
         self.path = path
+        self.block_shape = block_shape
+        self.dtype = dtype
         self.rows: list[int] = []
         self.checksums: list[int] = []
         self._verified: list[bool] = []
         self._memory: Quantized | None = None
 
     def __len__(self) -> int:
+        """Number of blocks of the bank in this shard."""
         return len(self.rows)
 
     def add(self, row: int, crc32: int) -> None:
-        """Name one of the file's rows as a live block with its checksum."""
+        """Add a row of the file as the next block, with its checksum."""
         self.rows.append(row)
         self.checksums.append(crc32)
         self._verified.append(False)
 
     def take(self, indices: Sequence[int]) -> Quantized:
-        """Memory `[n, J, D]` of some of this shard's live blocks.
+        """Return the memory `[n, J, D]` of some of the shard's blocks.
 
         Raises:
             BankError: the shard is missing or damaged.
@@ -60,10 +71,10 @@ class Shard:
         return memory[[self.rows[index] for index in indices]]
 
     def whole(self) -> Quantized:
-        """Memory of every row of the file, those of removed documents included.
+        """Return the memory of every row of the file, including rows of removed documents.
 
         Raises:
-            BankError: the shard is missing, or a live block is damaged.
+            BankError: the shard is missing, or one of its blocks is damaged.
         """
         self.take(range(len(self)))
         return self._open()
@@ -72,22 +83,42 @@ class Shard:
         if self._memory is None:
             try:
                 with safe_open(self.path, framework="pt") as file:
-                    self._memory = read_quantized(file, MEMORY)
+                    memory = read_quantized(file, MEMORY)
             except FileNotFoundError:
                 raise BankError(f"shard '{self.path}' is missing; restore it") from None
             except (SafetensorError, OSError) as error:
                 raise BankError(f"shard '{self.path}' is damaged ({error}); restore it") from None
+            self._check(memory)
+            self._memory = memory
         return self._memory
+
+    def _check(self, memory: Quantized) -> None:
+        """Compare type and shape with the catalog; both files may come from anybody."""
+        values, scales = memory.values, memory.scales
+        needed = max(self.rows, default=-1) + 1
+        fits = (
+            values.dtype == DTYPES[self.dtype]
+            and values.dim() == 3
+            and (not self.rows or values.shape[1:] == self.block_shape)
+            and len(values) >= needed
+            and (scales is None) == (self.dtype == BFLOAT16)
+            and (scales is None or scales.shape == values.shape[:-1])
+        )
+        if not fits:
+            raise BankError(
+                f"shard '{self.path}' holds {values.dtype} {list(values.shape)}, its catalog needs "
+                f"{self.dtype} {[needed, *self.block_shape]}; restore it or build the bank again"
+            )
 
 
 def read_quantized(file: Any, name: str) -> Quantized:
-    """Vectors of an open safetensors file, with their scales if it has any."""
+    """Read vectors from an open safetensors file, with their scales if it has any."""
     scales = file.get_tensor(SCALES) if SCALES in file.keys() else None  # noqa: SIM118
     return Quantized(file.get_tensor(name), scales)
 
 
 def checksum(vectors: Quantized) -> int:
-    """CRC-32 of the bytes of some vectors, their scales after them."""
+    """CRC-32 of the bytes of the values, then of the scales."""
     tensors = [vectors.values] if vectors.scales is None else [vectors.values, vectors.scales]
     crc = 0
     for tensor in tensors:
@@ -96,39 +127,34 @@ def checksum(vectors: Quantized) -> int:
 
 
 def write_shard(folder: Path, name: str, memory_NJD: Quantized) -> tuple[int, str]:
-    """Write and sync a shard; returns its size in bytes and its SHA-256."""
-    path = write_quantized(folder, name, MEMORY, memory_NJD)
+    """Write a shard atomically; returns its size in bytes and its SHA-256."""
+    path = folder / name
+    write_quantized(path, MEMORY, memory_NJD)
     return path.stat().st_size, sha256(path)
 
 
 def write_quantized(
-    folder: Path, name: str, tensor: str, vectors: Quantized, about: dict[str, str] | None = None
-) -> Path:
-    """Write vectors and sync them; the file appears under its name when it is whole.
+    path: Path, tensor: str, vectors: Quantized, metadata: dict[str, str] | None = None
+) -> None:
+    """Write vectors as a safetensors file, atomically.
 
     Args:
-        folder: where.
-        name: of the file; what has it already is replaced.
-        tensor: what the vectors are called in the file.
-        vectors: what is written.
-        about: kept in the file's header.
+        path: the file. One that exists is replaced: a shard that the catalog does not know was
+            left by a crash.
+        tensor: name of the vectors in the file.
+        vectors: the values, and the scales if there are any.
+        metadata: entries of the file's header.
     """
-    temporary = folder / f".{name}.partial"
     scales = {} if vectors.scales is None else {SCALES: vectors.scales.contiguous()}
-    save_file({tensor: vectors.values.contiguous(), **scales}, temporary, about)
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    # A shard of this number that the catalog does not know was left by a crash.
-    path = temporary.replace(folder / name)
-    sync_folder(folder)
-    return path
+    with atomic_write(path) as temporary:
+        save_file({tensor: vectors.values.contiguous(), **scales}, temporary, metadata)
 
 
 def check_size(path: Path, size: int) -> None:
-    """Refuse a shard that is missing or of another size.
+    """Refuse a shard that is missing or of another size than the catalog says.
 
     Raises:
-        BankError: with both sizes.
+        BankError: it is; the message names both sizes.
     """
     if not path.is_file():
         raise BankError(f"shard '{path}' is missing; restore it or build the bank again")
@@ -137,18 +163,3 @@ def check_size(path: Path, size: int) -> None:
             f"shard '{path}' has {path.stat().st_size} bytes, {size} are needed; restore it or "
             "build the bank again"
         )
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

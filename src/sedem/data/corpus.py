@@ -1,4 +1,4 @@
-"""Stage-1 text, one text after the other: files, folders, or a set of the hub, streamed."""
+"""The texts of a stage-1 corpus, streamed from a file, a folder or the hub."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from sedem.data import hub
-from sedem.data.files import kind, open_text
+from sedem.data.compression import kind, open_text
 from sedem.data.records import Records, read_records
 from sedem.errors import DataError
 
 TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".parquet")
 HUB = "hub:"
-"""Stands before the hub id of a set, such as hub:DKYoon/SlimPajama-6B."""
+"""Prefix of a hub id, such as hub:DKYoon/SlimPajama-6B."""
 
 
 def read_texts(
@@ -25,15 +25,15 @@ def read_texts(
 
     Args:
         source: file, folder, or "hub:" and the id of a set, whose training split is streamed.
-        exclude_titles: lines and rows whose field `title` is one of these are left out.
-        revision: of the set on the hub; None means the newest.
+        exclude_titles: lines and rows with one of these in the field `title` are left out.
+        revision: commit of the set on the hub; None means the newest.
 
     Raises:
-        DataError: there is nothing to read, or a line has no text.
+        DataError: the source cannot be read, or a line has no text.
     """
-    if hub_id(source) is not None:
-        records = hub.stream(str(hub_id(source)), revision)
-        yield from _texts(records, exclude_titles)
+    repository = hub_id(source)
+    if repository is not None:
+        yield from _texts(hub.stream(repository, revision), exclude_titles)
         return
     for file in text_files(Path(source)):
         if kind(file) in (".jsonl", ".parquet"):
@@ -56,7 +56,7 @@ def text_files(path: Path) -> list[Path]:
     """The file itself, or every text file of a folder.
 
     Raises:
-        DataError: the folder holds none.
+        DataError: the folder has no text file.
     """
     if not path.is_dir():
         return [path]
@@ -67,7 +67,7 @@ def text_files(path: Path) -> list[Path]:
 
 
 def holds_texts(source: str | Path) -> bool:
-    """Whether a source is plain text and no set of questions, as far as its beginning tells."""
+    """Whether a source is plain text, not questions, judging by its first record."""
     path = Path(source)
     if hub_id(source) is not None:
         return True

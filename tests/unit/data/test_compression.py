@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sedem.data.files import open_text, read_json, read_lines
+from sedem.data.compression import open_text
+from sedem.data.records import read_json, read_lines
 from sedem.errors import DataError
 
 TEXT = 'Görlitz liegt an der Neiße.\n{"rent": 900}\n' * 200

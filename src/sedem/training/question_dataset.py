@@ -1,4 +1,4 @@
-"""Examples as a trained baseline learns from them: context, prompt, answer, in tokens.
+"""Examples as context, prompt and answer tokens, the training set of a baseline that reads it all.
 
 Letters: B batch, P prompt and answer tokens, A answer tokens.
 """
@@ -17,10 +17,10 @@ from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling, gold_documents, some_documents
 from sedem.inference.prompts import answer_ids, context_prompt, question_ids
-from sedem.training.items import Items
-from sedem.training.prepare import targets
+from sedem.training.example_dataset import ExampleDataset
+from sedem.training.targets import targets
 
-Given = Literal["all", "gold"]
+Documents = Literal["all", "gold"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class QuestionItem:
     """One example.
 
     Attributes:
-        context: tokens of its documents, as far as the method takes them.
+        context: tokens of its documents, truncated to what the method takes.
         prefix: start token, prompt and question.
         answer: target tokens, end token included.
     """
@@ -39,35 +39,35 @@ class QuestionItem:
 
 
 @dataclass
-class Questions(Items[QuestionItem]):
-    """All examples of a training, the same as stage 2 would see, tokenized for one method.
+class QuestionDataset(ExampleDataset[QuestionItem]):
+    """All examples of a training run, those that stage 2 would use, tokenized for one method.
 
     Attributes:
-        reader: says how much of a context it takes.
-        answer_limit: examples with longer answers are left out, counted.
-        documents: every document of an example, or those with evidence alone.
-        context_limit: tokens of a context that are used at most, for the memory of the machine;
-            None means what the method takes.
-        max_paragraphs: documents of an example that are used at most; None means all.
-        seed: of which are used.
-        cut: contexts that were shortened, their tokens and the tokens left out.
+        reader: the method, which says how much of a context it takes.
+        answer_limit: examples with more answer tokens are left out and counted.
+        documents: "all" takes every document of an example, "gold" only those with evidence.
+        context_limit: maximum tokens of a context, to bound memory use; None means as many as the
+            method takes.
+        max_paragraphs: maximum documents of an example; None means all.
+        seed: decides which documents are sampled.
+        cut: number of shortened contexts, of all their tokens and of the tokens left out.
     """
 
     reader: TrainedReader
     answer_limit: int
-    documents: Given = "all"
+    documents: Documents = "all"
     context_limit: int | None = None
     max_paragraphs: int | None = None
     seed: int = 0
     cut: Counter[str] = field(default_factory=Counter)
 
-    def item(self, example: Example, labelling: Labelling) -> QuestionItem | None:
+    def convert(self, example: Example, labelling: Labelling) -> QuestionItem | None:
         """Context, prompt and answer of an example.
 
         Args:
             example: the example.
-            labelling: where documents are "gold": "evidence" are those of its labels, "answer"
-                those that hold an answer string.
+            labelling: which documents are "gold": with "evidence" those that its labels name, with
+                "answer" those that hold an answer string.
         """
         backbone = self.reader.backbone
         answer = answer_ids(backbone, example.answers[0])
@@ -87,7 +87,7 @@ class Questions(Items[QuestionItem]):
             self.dropped["documents without tokens"] += 1
             return None
         prefix = question_ids(backbone, example.question)
-        kept = self.reader.seen(len(context), len(prefix), len(answer))
+        kept = self.reader.context_tokens_used(len(context), len(prefix), len(answer))
         kept = min(kept, self.context_limit or kept)
         self.cut["tokens"] += len(context)
         if kept < len(context):
@@ -97,6 +97,6 @@ class Questions(Items[QuestionItem]):
 
 
 def collate_questions(items: list[QuestionItem]) -> dict[str, Any]:
-    """Examples as a batch: `contexts`, one tensor each, `ids`, `valid` and `labels`."""
+    """Collate examples to a batch: `contexts`, one tensor each, `ids`, `valid` and `labels`."""
     contexts = [torch.from_numpy(item.context.astype(np.int64)) for item in items]
     return {"contexts": contexts, **targets([(item.prefix, item.answer) for item in items])}

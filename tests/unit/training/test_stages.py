@@ -1,9 +1,8 @@
-"""What a recipe opens and hands to the trainer."""
+"""What the recipes of the two stages open, and hand to the trainer."""
 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,15 +13,12 @@ import pytest
 import torch
 
 from sedem import SeDeM
-from sedem.data.windows import Windows
-from sedem.errors import ConfigError, DataError
-from sedem.training import run as training_run
-from sedem.training.prepare import Prepared
+from sedem.errors import ConfigError
+from sedem.training import stages
 from sedem.training.recipe import DataSource
-from sedem.training.run import (
+from sedem.training.stages import (
     Stage1Recipe,
     Stage2Recipe,
-    add_source,
     open_model,
     train_stage1,
     train_stage2,
@@ -35,14 +31,14 @@ class StoppedError(Exception):
 
 @pytest.fixture
 def fitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What would be trained; training itself is left out."""
+    """The arguments of `fit`, which does not train."""
     given: dict[str, Any] = {}
 
     def fit(stage: Any, model: Any, recipe: Any, output: Any, *sets: Any) -> None:
         given.update(stage=stage, model=model, training=sets[0], evaluation=sets[1])
         raise StoppedError
 
-    monkeypatch.setattr(training_run, "fit", fit)
+    monkeypatch.setattr(stages, "fit", fit)
     return given
 
 
@@ -57,71 +53,14 @@ def prepared_for(
 # Stage 1
 
 
-def test_held_out_texts_are_evaluated_and_never_trained_on(
-    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_stage_1_trains_on_windows_and_evaluates_held_out_texts(
+    stage1_recipe: Stage1Recipe, fitted: dict[str, Any]
 ) -> None:
-    texts: list[range | None] = []
-    build = Windows.__init__
-
-    def noted(self: Windows, *args: Any) -> None:
-        texts.append(args[4])
-        build(self, *args)
-
-    monkeypatch.setattr(Windows, "__init__", noted)
     prepared_for(stage1_recipe, train_stage1, fitted)
-    assert texts == [range(7), range(7, 9)]
     assert len(fitted["evaluation"]) == 6
     assert len(fitted["training"]) > 500
-
-
-def test_tokens_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
-    few = stage1_recipe.with_changes(text=stage1_recipe.text.with_changes(tokens=240, held_out=0))
-    prepared_for(few, train_stage1, fitted)
-    # Windows of 16 and 8 tokens of the first 240; an offset may cost one.
-    assert 9 <= len(fitted["training"]) <= 10
-
-
-def test_text_of_the_hub_is_not_looked_for_in_a_folder(
-    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "hub:DKYoon/SlimPajama-6B"
-    asked: list[Any] = []
-    of = training_run.Tokens.of
-
-    def local(given: Any, backbone: Any, cache: Path, *settings: Any) -> Any:
-        asked.append((given, settings))
-        return of(Path(stage1_recipe.data_root) / "articles.jsonl", backbone, cache, *settings)
-
-    monkeypatch.setattr(training_run.Tokens, "of", local)
-    recipe = stage1_recipe.with_changes(
-        text=stage1_recipe.text.with_changes(path=source, tokens=9000)
-    )
-    prepared_for(
-        recipe.with_changes(text=recipe.text.with_changes(held_out=0)), train_stage1, fitted
-    )
-    assert asked == [(source, ((), 9000))]
-
-
-def test_windows_can_be_limited(stage1_recipe: Stage1Recipe, fitted: dict[str, Any]) -> None:
-    few = stage1_recipe.with_changes(text=stage1_recipe.text.with_changes(windows=5, held_out=0))
-    prepared_for(few, train_stage1, fitted)
-    assert len(fitted["training"]) == 5
-    assert fitted["evaluation"] is None
-
-
-def test_fewer_windows_than_asked_for_are_said(
-    stage1_recipe: Stage1Recipe, fitted: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    few = stage1_recipe.text.with_changes(tokens=240, windows=11, held_out=0)
-    prepared_for(stage1_recipe.with_changes(text=few), train_stage1, fitted)
-    found = len(fitted["training"])
-    assert f"text.windows asks for 11 windows, the text that is read has {found};" in caplog.text
-
-
-def test_more_texts_cannot_be_held_out_than_there_are(stage1_recipe: Stage1Recipe) -> None:
-    text = stage1_recipe.text.with_changes(held_out=9)
-    with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
-        train_stage1(stage1_recipe.with_changes(text=text))
+    window = fitted["training"][0]
+    assert (len(window["context"]), len(window["continuation"])) == (16, 8)
 
 
 def test_fresh_parts_are_calibrated_and_a_checkpoint_is_not(
@@ -164,49 +103,6 @@ def test_sources_are_mixed_and_followed_ones_kept_apart(
     trained = {item.question for item in fitted["training"]}
     assert not trained & {item.question for item in fitted["evaluation"]}
     assert fitted["model"].decoder.has_lora
-
-
-def test_a_source_says_what_it_gave_and_what_was_left_out(
-    model: SeDeM, fixtures: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    prepared = Prepared(model, answer_limit=8)
-    with caplog.at_level(logging.INFO):
-        add_source(prepared, DataSource(path="musique.jsonl"), fixtures)
-        add_source(prepared, DataSource(path="qasper.json"), fixtures)
-        add_source(prepared, DataSource(path="hotpotqa-hub.jsonl", repeat=2), fixtures)
-    assert [record.getMessage() for record in caplog.records] == [
-        "musique: 2 examples (2 in an epoch); left out: none",
-        "qasper: 3 examples (1 in an epoch); left out: "
-        "{'unanswerable': 1, 'answer longer than 8 tokens': 2}",
-        "hotpotqa: 2 examples (2 in an epoch); left out: {'answer longer than 8 tokens': 1}",
-    ]
-
-
-def test_a_source_may_be_a_public_name_whose_training_split_is_read(
-    model: SeDeM, fixtures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[Any] = []
-    open_examples = training_run.open_examples
-
-    def local(source: Any, schema: Any = None, **options: Any) -> Any:
-        asked.append((source, options.pop("split", None)))
-        return open_examples(fixtures / "musique.jsonl", schema, **options)
-
-    monkeypatch.setattr(training_run, "open_examples", local)
-    prepared = Prepared(model, answer_limit=100)
-    add_source(prepared, DataSource(path="musique"), tmp_path)
-    add_source(prepared, DataSource(path="musique", options={"split": "validation"}), tmp_path)
-    (tmp_path / "musique").write_text("a file of that name wins")
-    add_source(prepared, DataSource(path="musique"), tmp_path)
-    assert asked == [
-        ("musique", "train"), ("musique", "validation"), (tmp_path / "musique", None)
-    ]  # fmt: skip
-
-
-def test_a_missing_source_is_named(stage2_recipe: Stage2Recipe) -> None:
-    data = stage2_recipe.data.with_changes(training=(DataSource(path="nowhere.json"),))
-    with pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"):
-        train_stage2(stage2_recipe.with_changes(data=data))
 
 
 def test_states_are_kept_where_the_recipe_says(
@@ -272,3 +168,31 @@ def test_a_start_on_another_backbone_is_refused(
     moved = replace(stage2_recipe.model, encoder=str(tmp_path / "moved"))
     opened = open_model(moved, stage2_recipe.optimization, str(tmp_path / "start"))
     assert opened.config.encoder == str(tmp_path / "moved")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compression": 2}, "model.compression is 2 in the recipe, .* has 4"),
+        ({"segment_length": 32}, "model.segment_length is 32 in the recipe, .* has 16"),
+        ({"inject_layer": 1}, "model.inject_layer is 1 in the recipe, .* has 2"),
+    ],
+)
+def test_a_start_of_another_shape_is_refused(
+    stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path, change: dict[str, int], message: str
+) -> None:
+    model.save_pretrained(tmp_path / "start")
+    config = replace(stage2_recipe.model, **change)
+    with pytest.raises(ConfigError, match=message):
+        open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
+
+
+@pytest.mark.parametrize("change", [{"lora_rank": 8}, {"lora_rank": 0}, {"lora_alpha": 16}])
+def test_a_start_with_other_adapters_is_refused(
+    finished_stage2: Stage2Recipe, change: dict[str, int]
+) -> None:
+    (name,) = change
+    config = replace(finished_stage2.model, **change)
+    start = str(Path(finished_stage2.run.output) / "final")
+    with pytest.raises(ConfigError, match=rf"model\.{name} is .* in the recipe, checkpoint"):
+        open_model(config, finished_stage2.optimization, start)

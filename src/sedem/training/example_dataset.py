@@ -1,4 +1,4 @@
-"""Sets of examples as the items that a training goes through, what was left out counted."""
+"""Examples converted into the items of a training set, with a count of those left out."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ Item = TypeVar("Item")
 
 
 @dataclass(kw_only=True)
-class Items(Dataset[Item], ABC, Generic[Item]):
-    """What examples become for one kind of training.
+class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
+    """A training set of examples; a subclass converts them for one kind of training.
 
     Attributes:
-        items: one an example, as often as it counts.
-        dropped: what was left out, and why.
+        items: one item per example; a repeated example occurs several times.
+        dropped: number of examples left out, by reason.
     """
 
     items: list[Item] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
     @abstractmethod
-    def item(self, example: Example, labelling: Labelling) -> Item | None:
-        """An example as an item; None, counted, where it cannot be used."""
+    def convert(self, example: Example, labelling: Labelling) -> Item | None:
+        """Convert an example to an item; count it in `dropped` and return None if unusable."""
 
     def add(self, examples: ExampleSet, labelling: Labelling, repeat: int = 1) -> None:
-        """Take in a set.
+        """Convert a set of examples and append the items.
 
         Args:
             examples: the set.
-            labelling: "evidence" uses its labels, "answer" what holds an answer string.
-            repeat: how many times each example counts.
+            labelling: "evidence" takes the labels of the set; "answer" labels as evidence what
+                holds an answer string.
+            repeat: how often each example occurs in an epoch.
         """
         for example in examples.examples:
-            item = self.item(example, labelling)
+            item = self.convert(example, labelling)
             if item is not None:
                 self.items += [item] * repeat
 
@@ -49,5 +50,5 @@ class Items(Dataset[Item], ABC, Generic[Item]):
         return len(self.items)
 
     def __getitem__(self, index: int) -> Item:
-        """One item."""
+        """The item at an index."""
         return self.items[index]

@@ -1,7 +1,7 @@
-"""Frozen hidden states on disk, so that a CPU can train: each text is encoded once, ever.
+"""Frozen hidden states cached on disk, so that a CPU can train: each text is encoded only once.
 
-The folder is named after the encoder's fingerprint and type, the layers and the texts. States are
-stored flat, one row a token, as bfloat16; a killed run goes on where it stopped.
+A hash of the encoder's fingerprint, its type, the layers and the texts names the folder. States are
+stored flat, one row per token, as bfloat16. An interrupted encoding continues where it stopped.
 
 Letters: S texts, T tokens of the longest of them, X extraction layers, E encoder width.
 """
@@ -20,19 +20,20 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from sedem.backbone.decoder import Backbone
+from sedem.durable_files import write_text
 from sedem.method.encoder import encode
 
 BATCH = 32
 FLUSH = 64
-"""Batches between notes of how far the encoding has come."""
+"""Batches between two writes of how many batches are done."""
 
 
-class Encodings:
-    """Hidden states of many texts, mapped from disk.
+class StateCache:
+    """Hidden states of many texts, memory-mapped from disk.
 
     Args:
-        states: one row a token `[tokens, X, E]`, bfloat16 bits.
-        bounds: first row of each text, and the end of the last.
+        states: one row per token `[tokens, X, E]`, the bits of bfloat16 numbers.
+        bounds: the first row of each text, then the end of the last text.
     """
 
     def __init__(self, states: np.memmap[tuple[int, ...], np.dtype[np.int16]], bounds: list[int]):
@@ -40,22 +41,22 @@ class Encodings:
         self.bounds = bounds
 
     @classmethod
-    def of(
+    def open(
         cls,
         backbone: Backbone,
         layers: tuple[int, ...],
         texts: Sequence[Sequence[int]],
         cache: Path,
-        what: str,
-    ) -> Encodings:
-        """Encode texts, or map what an earlier run has encoded.
+        label: str,
+    ) -> StateCache:
+        """Map the states of texts, and encode those that no earlier run has encoded.
 
         Args:
             backbone: the encoder.
             layers: extraction layers.
             texts: token ids of each text.
-            cache: folder of all encodings.
-            what: what the progress bar calls them.
+            cache: folder that holds a folder for every set of texts.
+            label: name of the texts on the progress bar.
         """
         key = hashlib.sha256(f"{backbone.digest} {backbone.dtype} {layers}".encode())
         for ids in texts:
@@ -68,16 +69,16 @@ class Encodings:
         if not path.is_file():
             (folder / "done.json").unlink(missing_ok=True)
         states = np.memmap(path, np.int16, "r+" if path.is_file() else "w+", shape=shape)
-        encodings = cls(states, bounds)
-        encodings._fill(backbone, layers, texts, folder / "done.json", what)
-        return encodings
+        state_cache = cls(states, bounds)
+        state_cache._fill(backbone, layers, texts, folder / "done.json", label)
+        return state_cache
 
     def __len__(self) -> int:
         """Number of texts."""
         return len(self.bounds) - 1
 
     def batch(self, indices: Sequence[int]) -> Tensor:
-        """States of some texts `[X, S, T, E]` in bfloat16, padded on the right with zeros."""
+        """States of texts, by their indices `[X, S, T, E]`: bfloat16, zero-padded on the right."""
         rows = [
             torch.from_numpy(self.states[self.bounds[i] : self.bounds[i + 1]].copy())
             for i in indices
@@ -91,25 +92,24 @@ class Encodings:
         layers: tuple[int, ...],
         texts: Sequence[Sequence[int]],
         note: Path,
-        what: str,
+        label: str,
     ) -> None:
+        # Batches of similar length need the least padding.
         order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
         batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
         done = json.loads(note.read_text()) if note.is_file() else 0
         if done == len(batches):
             return
-        bar = tqdm(total=len(batches), initial=done, desc=f"encoding {what}")
+        bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
         for number in range(done, len(batches)):
             rows = [torch.tensor(texts[i]) for i in batches[number]]
             ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
             states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
             for row, i in enumerate(batches[number]):
-                own = states_XSTE[:, row, : len(texts[i])].transpose(0, 1).contiguous()
-                self.states[self.bounds[i] : self.bounds[i + 1]] = own.view(torch.int16).numpy()
+                own_TXE = states_XSTE[:, row, : len(texts[i])].transpose(0, 1).contiguous()
+                self.states[self.bounds[i] : self.bounds[i + 1]] = own_TXE.view(torch.int16).numpy()
             bar.update()
             if (number + 1) % FLUSH == 0 or number + 1 == len(batches):
                 self.states.flush()
-                temporary = note.with_suffix(".partial")
-                temporary.write_text(json.dumps(number + 1))
-                temporary.replace(note)
+                write_text(note, json.dumps(number + 1))
         bar.close()

@@ -1,4 +1,4 @@
-"""`sedem train --print-config` shows the whole recipe and trains nothing."""
+"""`sedem train --print-config` prints the complete recipe and trains nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from sedem.baselines.registry import TRAINED
 from sedem.cli.main import app
 
-RECIPES = Path(__file__).parents[3] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 BY_COMMAND = {
     "stage1": "paper/llama-3.2-1b-to-3b/stage1.yaml",
     "stage2": "paper/llama-3.2-3b/stage2-musique.yaml",
@@ -20,7 +20,7 @@ BY_COMMAND = {
 
 
 @pytest.mark.parametrize("command", BY_COMMAND)
-def test_the_whole_recipe_is_printed_and_nothing_trained(
+def test_the_complete_recipe_is_printed_and_nothing_trained(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -31,14 +31,14 @@ def test_the_whole_recipe_is_printed_and_nothing_trained(
     assert list(tmp_path.iterdir()) == []
     entries = yaml.safe_load(shown.stdout)
     assert "base" not in entries
-    # What is set, what is inherited over two files, and a default.
+    # Overrides, defaults, and a value inherited over two files.
     assert entries["optimization"]["seed"] == 7
     assert entries["run"]["output"] == "here"
     assert entries["optimization"]["bf16"] is True
     assert entries["run"]["workers"] == 0
     backbone = entries["model"].get("decoder") or entries["model"].get("backbone")
     assert (backbone or entries["model"]["encoder"]) == "meta-llama/Llama-3.2-3B"
-    # What is printed is a recipe, and the same one.
+    # The output is itself the same recipe.
     (tmp_path / "printed.yaml").write_text(shown.stdout)
     again = CliRunner().invoke(app, [*words, "printed.yaml"])
     assert again.exit_code == 0, again.output
@@ -46,7 +46,7 @@ def test_the_whole_recipe_is_printed_and_nothing_trained(
 
 
 @pytest.mark.parametrize("command", ["stage1", "stage2", "icae"])
-def test_a_recipe_that_cannot_be_is_not_printed(command: str) -> None:
+def test_an_invalid_recipe_is_not_printed(command: str) -> None:
     path = str(RECIPES / BY_COMMAND[command])
     words = ["train", command, "--config", path, "--print-config", "--set", "run.kep=1"]
     result = CliRunner().invoke(app, words)

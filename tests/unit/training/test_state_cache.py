@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.method.encoder import encode
-from sedem.training import encodings
-from sedem.training.encodings import Encodings
+from sedem.training import state_cache
+from sedem.training.state_cache import StateCache
 
 LAYERS = (3, 1)
 
@@ -36,15 +36,15 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(ids_ST))
         return encode(backbone, ids_ST, layers)
 
-    monkeypatch.setattr(encodings, "encode", counted)
-    monkeypatch.setattr(encodings, "BATCH", 4)
-    monkeypatch.setattr(encodings, "FLUSH", 1)
+    monkeypatch.setattr(state_cache, "encode", counted)
+    monkeypatch.setattr(state_cache, "BATCH", 4)
+    monkeypatch.setattr(state_cache, "FLUSH", 1)
     return sizes
 
 
 def test_states_equal_direct_encoding_bit_for_bit(backbone: Backbone, tmp_path: Path) -> None:
     texts = ragged(20)
-    kept = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts")
+    kept = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
     order = sorted(range(20), key=lambda i: -len(texts[i]))
     direct = encode(backbone, padded([texts[i] for i in order]), LAYERS).to(torch.bfloat16)
     states = kept.batch(order)
@@ -58,7 +58,7 @@ def test_states_do_not_depend_on_what_was_encoded_with_them(
     backbone: Backbone, tmp_path: Path
 ) -> None:
     texts = ragged(40)  # more than one batch
-    kept = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts")
+    kept = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
     for i in (0, 17, 39):
         alone = encode(backbone, torch.tensor([texts[i]]), LAYERS)
         torch.testing.assert_close(kept.batch([i]).float(), alone, rtol=8e-3, atol=1e-3)
@@ -66,7 +66,7 @@ def test_states_do_not_depend_on_what_was_encoded_with_them(
 
 def test_a_batch_is_padded_on_the_right_with_zeros(backbone: Backbone, tmp_path: Path) -> None:
     texts = [[5, 6, 7], [8], [9, 10]]
-    states = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts").batch([1, 2, 1])
+    states = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch([1, 2, 1])
     assert states.shape == (2, 3, 2, 32)
     assert torch.equal(states[:, 0], states[:, 2])
     assert not states[:, 0, 1].any()
@@ -75,19 +75,19 @@ def test_a_batch_is_padded_on_the_right_with_zeros(backbone: Backbone, tmp_path:
 
 def test_adapters_have_no_part_in_states(backbone: Backbone, tmp_path: Path) -> None:
     texts = ragged(4)
-    before = Encodings.of(backbone, LAYERS, texts, tmp_path / "before", "texts").batch(range(4))
+    before = StateCache.open(backbone, LAYERS, texts, tmp_path / "before", "texts").batch(range(4))
     backbone.add_lora(2, 4)
     for parameter in backbone.lora_parameters():
         torch.nn.init.ones_(parameter)
-    after = Encodings.of(backbone, LAYERS, texts, tmp_path / "after", "texts").batch(range(4))
+    after = StateCache.open(backbone, LAYERS, texts, tmp_path / "after", "texts").batch(range(4))
     assert torch.equal(before, after)
 
 
 def test_texts_are_encoded_once(backbone: Backbone, tmp_path: Path, batches: list[int]) -> None:
     texts = ragged(10)
-    first = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts")
+    first = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
     assert sorted(batches) == [2, 4, 4]
-    second = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts")
+    second = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
     assert len(batches) == 3
     assert len(first) == len(second) == 10
     assert torch.equal(first.batch(range(10)), second.batch(range(10)))
@@ -103,8 +103,8 @@ def test_a_killed_encoding_goes_on_where_it_was_noted(
     again: list[int],
 ) -> None:
     texts = ragged(14)
-    monkeypatch.setattr(encodings, "FLUSH", flush)
-    counted = encodings.encode
+    monkeypatch.setattr(state_cache, "FLUSH", flush)
+    counted = state_cache.encode
 
     def killed(backbone: Backbone, ids_ST: Tensor, layers: tuple[int, ...]) -> Tensor:
         if len(batches) == 2:
@@ -112,12 +112,12 @@ def test_a_killed_encoding_goes_on_where_it_was_noted(
         return counted(backbone, ids_ST, layers)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(encodings, "encode", killed)
-        Encodings.of(backbone, LAYERS, texts, tmp_path / "cache", "texts")
+        patch.setattr(state_cache, "encode", killed)
+        StateCache.open(backbone, LAYERS, texts, tmp_path / "cache", "texts")
     batches.clear()
-    resumed = Encodings.of(backbone, LAYERS, texts, tmp_path / "cache", "texts")
+    resumed = StateCache.open(backbone, LAYERS, texts, tmp_path / "cache", "texts")
     assert batches == again
-    whole = Encodings.of(backbone, LAYERS, texts, tmp_path / "whole", "texts")
+    whole = StateCache.open(backbone, LAYERS, texts, tmp_path / "whole", "texts")
     assert torch.equal(resumed.batch(range(14)), whole.batch(range(14)))
 
 
@@ -125,11 +125,11 @@ def test_a_note_without_its_states_is_not_believed(
     backbone: Backbone, tmp_path: Path, batches: list[int]
 ) -> None:
     texts = ragged(6)
-    whole = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
+    whole = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
     (folder,) = tmp_path.iterdir()
     (folder / "states.bin").unlink()
     batches.clear()
-    again = Encodings.of(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
+    again = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
     assert batches == [4, 2]
     assert torch.equal(again, whole)
 
@@ -138,14 +138,14 @@ def test_the_folder_is_named_after_model_type_layers_and_texts(
     backbone: Backbone, tmp_path: Path, tiny_folder: Callable[..., str]
 ) -> None:
     texts = [[5, 6], [7]]
-    Encodings.of(backbone, (3,), texts, tmp_path, "texts")
-    Encodings.of(backbone, (2,), texts, tmp_path, "texts")
-    Encodings.of(backbone, (3,), [[5], [6, 7]], tmp_path, "texts")
+    StateCache.open(backbone, (3,), texts, tmp_path, "texts")
+    StateCache.open(backbone, (2,), texts, tmp_path, "texts")
+    StateCache.open(backbone, (3,), [[5], [6, 7]], tmp_path, "texts")
     other = open_backbone(tiny_folder(seed=7))
-    Encodings.of(other, (3,), texts, tmp_path, "texts")
+    StateCache.open(other, (3,), texts, tmp_path, "texts")
     rounded = open_backbone(backbone.name, dtype=torch.bfloat16)
-    Encodings.of(rounded, (3,), texts, tmp_path, "texts")
+    StateCache.open(rounded, (3,), texts, tmp_path, "texts")
     assert len(list(tmp_path.iterdir())) == 5
     # Opened again, it is the same model.
-    Encodings.of(open_backbone(backbone.name), (3,), texts, tmp_path, "texts")
+    StateCache.open(open_backbone(backbone.name), (3,), texts, tmp_path, "texts")
     assert len(list(tmp_path.iterdir())) == 5

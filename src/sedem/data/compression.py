@@ -1,0 +1,123 @@
+"""Opening data files, plain or compressed with gzip, xz, bzip2 or zstd."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from sedem.errors import DataError
+
+CHUNK = 1 << 16
+"""Compressed bytes that are read at a time from a zstd file."""
+
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+}
+_COMPRESSED = (*_OPENERS, ".zst")
+
+
+def kind(path: Path) -> str:
+    """The ending of a file without its compression: ".jsonl" for "articles.jsonl.xz".
+
+    Empty if the file has no ending.
+    """
+    endings = [ending for ending in path.suffixes if ending not in _COMPRESSED]
+    return endings[-1] if endings else ""
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes; its ending says how it is compressed.
+
+    Raises:
+        DataError: the file is missing, a folder or damaged, or zstandard is not installed.
+    """
+    if path.is_dir():
+        raise DataError(f"'{path}' is a folder; give a file")
+    try:
+        if path.suffix == ".zst":
+            with _open_zstd(path) as file:
+                yield file
+        else:
+            with _OPENERS.get(path.suffix, _open_plain)(path) as file:
+                yield file
+    except FileNotFoundError:
+        raise DataError(f"there is no file '{path}'") from None
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 text file; its ending says how it is compressed.
+
+    Raises:
+        DataError: as `open_bytes`, or the file is not UTF-8.
+    """
+    try:
+        with open_bytes(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+            yield text
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"'{path}' is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
+
+
+def _open_plain(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+@contextmanager
+def _open_zstd(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        from zstandard import ZstdDecompressor, ZstdError
+    except ImportError:
+        raise DataError(
+            f"'{path}' is compressed with zstd; install 'zstandard' to read it"
+        ) from None
+    try:
+        with path.open("rb") as compressed:
+            yield io.BufferedReader(_ZstdFrames(compressed, ZstdDecompressor()))
+    except ZstdError as error:
+        raise DataError(f"'{path}' cannot be read: {error}") from None
+
+
+class _ZstdFrames(io.RawIOBase):
+    """The contents of all zstd frames of a file, one after the other.
+
+    The end of the last frame is checked. The reader of zstandard itself accepts a file that stops
+    early.
+    """
+
+    def __init__(self, compressed: IO[bytes], decompressor: Any) -> None:
+        self.compressed = compressed
+        self.decompressor = decompressor
+        self.frame = decompressor.decompressobj()
+        self.pending = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.pending:
+            data = self.frame.unused_data if self.frame.eof else b""
+            data = data or self.compressed.read(CHUNK)
+            if not data:
+                if self.frame.eof:
+                    return 0
+                raise EOFError("it ended before the end of its last frame")
+            if self.frame.eof:
+                self.frame = self.decompressor.decompressobj()
+            self.pending = self.frame.decompress(data)
+        size = min(len(buffer), len(self.pending))
+        buffer[:size], self.pending = self.pending[:size], self.pending[size:]
+        return size

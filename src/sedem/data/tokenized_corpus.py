@@ -1,0 +1,164 @@
+"""The tokens of a stage-1 corpus, tokenized once and kept in arrays on disk."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+
+from sedem.backbone.decoder import Backbone
+from sedem.data.corpus import hub_id, read_texts, text_files
+from sedem.data.hub import Home, commit
+from sedem.durable_files import atomic_write, write_text
+from sedem.errors import DataError
+
+TOKENIZED_TOGETHER = 64
+PART = 1 << 22
+"""Tokens that are written to disk at a time; a killed run loses at most this many."""
+
+
+class TokenizedCorpus:
+    """All tokens of a corpus in one array on disk, and the bounds of its texts.
+
+    Args:
+        tokens: ids of all texts, one after the other.
+        bounds: first token of each text, and the end of the last.
+    """
+
+    def __init__(self, tokens: NDArray[Any], bounds: NDArray[np.int64]) -> None:
+        self.tokens = tokens
+        self.bounds = bounds
+
+    @classmethod
+    def open(
+        cls,
+        source: str | Path,
+        backbone: Backbone,
+        cache: Path,
+        exclude_titles: Collection[str] = (),
+        limit: int | None = None,
+    ) -> TokenizedCorpus:
+        """Open a tokenized corpus; tokenize it first, or continue after a killed run.
+
+        Args:
+            source: file or folder of texts, or "hub:" and the id of a set.
+            backbone: its tokenizer is used.
+            cache: folder of the arrays; their names depend on the corpus and the tokenizer.
+            exclude_titles: as in `read_texts`.
+            limit: stop after this many tokens, which cuts the last text; None means all.
+
+        Raises:
+            DataError: the corpus cannot be read or is empty.
+        """
+        chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
+        if limit is not None:
+            chosen += f" {limit}"
+        folder = cache / f"tokens-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
+        if not (folder / "bounds.npy").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            texts = read_texts(source, exclude_titles, _revision(source, folder))
+            _write_parts(texts, backbone, folder, limit, str(source))
+            _join_parts(folder, str(source))
+        return cls(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "bounds.npy"))
+
+    def __len__(self) -> int:
+        """Number of texts."""
+        return len(self.bounds) - 1
+
+
+def _stamp(source: str | Path) -> str:
+    """Identity of a corpus: paths, times and sizes of its files, or its hub id."""
+    if hub_id(source) is not None:
+        return str(source)
+    if not Path(source).exists():
+        raise DataError(f"there is no file or folder '{source}'")
+    return " ".join(
+        f"{file.resolve()} {file.stat().st_mtime_ns} {file.stat().st_size}"
+        for file in text_files(Path(source))
+    )
+
+
+def _revision(source: str | Path, folder: Path) -> str | None:
+    """The commit to tokenize; a continued run reads the commit of the first run."""
+    repository, kept = hub_id(source), folder / "revision.txt"
+    if repository is None:
+        return None
+    if not kept.is_file():
+        write_text(kept, commit(Home(repository)))
+    return kept.read_text()
+
+
+def _write_parts(
+    texts: Iterable[str], backbone: Backbone, folder: Path, limit: int | None, source: str
+) -> None:
+    """Tokenize the texts that follow the parts on disk."""
+    parts = _parts(folder)
+    sizes = [size for part in parts for size in np.load(part)["sizes"].tolist()]
+    remaining = islice(texts, len(sizes), None)
+    room = None if limit is None else limit - sum(sizes)
+    dtype = np.uint16 if len(backbone.tokenizer) <= 2**16 else np.uint32
+    pending: list[NDArray[Any]] = []
+    number, count = len(parts), 0
+    with tqdm(total=limit, initial=sum(sizes), desc=f"tokenizing {source}", unit="token") as bar:
+        for ids in _tokenized(remaining, backbone, room):
+            pending.append(np.asarray(ids, dtype=dtype))
+            count += len(ids)
+            bar.update(len(ids))
+            if count >= PART:
+                _save_part(folder, number, pending)
+                pending, number, count = [], number + 1, 0
+    if pending:
+        _save_part(folder, number, pending)
+
+
+def _tokenized(texts: Iterator[str], backbone: Backbone, limit: int | None) -> Iterator[list[int]]:
+    """Tokens of each text, at most `limit` in all; the last text is cut."""
+    while limit != 0 and (batch := list(islice(texts, TOKENIZED_TOGETHER))):
+        for ids in backbone.tokenize(batch)["input_ids"]:
+            kept = ids[:limit]
+            yield kept
+            if limit is not None:
+                limit -= len(kept)
+                if not limit:
+                    return
+
+
+def _save_part(folder: Path, number: int, texts: list[NDArray[Any]]) -> None:
+    path = folder / f"part-{number:06d}.npz"
+    sizes = np.asarray([len(ids) for ids in texts])
+    tokens = np.concatenate(texts)
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, tokens=tokens, sizes=sizes)
+
+
+def _join_parts(folder: Path, source: str) -> None:
+    """Join all parts in one array; its bounds are written last and mark it as complete."""
+    parts = _parts(folder)
+    sizes = np.concatenate([np.zeros(1, np.int64), *(np.load(part)["sizes"] for part in parts)])
+    bounds = np.cumsum(sizes)
+    if not bounds[-1]:
+        raise DataError(f"'{source}' has no tokens; give a corpus with text in it")
+    dtype = np.load(parts[0])["tokens"].dtype
+    joined = np.lib.format.open_memmap(
+        folder / "tokens.npy", mode="w+", dtype=dtype, shape=(int(bounds[-1]),)
+    )
+    start = 0
+    for part in parts:
+        tokens = np.load(part)["tokens"]
+        joined[start : start + len(tokens)] = tokens
+        start += len(tokens)
+    joined.flush()
+    with atomic_write(folder / "bounds.npy") as temporary, temporary.open("wb") as file:
+        np.save(file, bounds)
+    for part in parts:
+        part.unlink()
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.npz"))

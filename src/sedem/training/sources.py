@@ -1,0 +1,111 @@
+"""Opening the text and the questions that a recipe names."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset, Subset
+
+from sedem.backbone.decoder import Backbone
+from sedem.data.corpus import hub_id
+from sedem.data.hub import HOMES
+from sedem.data.question_sets import open_examples
+from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.windows import Windows
+from sedem.errors import ConfigError
+from sedem.training.example_dataset import ExampleDataset
+from sedem.training.recipe import DataSource, Mixture, TextSource
+
+logger = logging.getLogger(__name__)
+
+
+def open_windows(
+    source: TextSource, backbone: Backbone, length: int, seed: int, *, data_root: Path, cache: Path
+) -> tuple[Dataset[Any], Dataset[Any] | None]:
+    """Open a text source as training windows and evaluation windows of the held-out texts.
+
+    Args:
+        source: the text.
+        backbone: gives the tokenizer.
+        length: tokens of a context.
+        seed: seed of the order of training windows.
+        data_root: folder that the source's path is relative to.
+        cache: folder for tokenized text.
+
+    Raises:
+        ConfigError: `held_out` leaves no text to train on.
+    """
+    corpus = TokenizedCorpus.open(
+        source.path if hub_id(source.path) else data_root / source.path,
+        backbone,
+        cache,
+        source.exclude_titles,
+        source.tokens,
+    )
+    if source.held_out >= len(corpus):
+        raise ConfigError(
+            f"text.held_out is {source.held_out}, the corpus has {len(corpus)} texts; "
+            "some must be left to train on"
+        )
+    training_texts = range(len(corpus) - source.held_out)
+    windows: Dataset[Any] = Windows(corpus, length, source.continuation, seed, training_texts)
+    if source.windows is not None:
+        if source.windows > len(windows):  # type: ignore[arg-type]
+            logger.warning(
+                "text.windows asks for %d windows, the text that is read has %d; raise text.tokens "
+                "or give more text",
+                source.windows,
+                len(windows),  # type: ignore[arg-type]
+            )
+        windows = Subset(windows, range(min(source.windows, len(windows))))  # type: ignore[arg-type]
+    if not source.held_out:
+        return windows, None
+    held_out_texts = range(len(corpus) - source.held_out, len(corpus))
+    held_out = Windows(corpus, length, source.continuation, 0, held_out_texts)
+    return windows, Subset(held_out, range(min(source.evaluation_windows, len(held_out))))
+
+
+def read_mixture(
+    dataset: ExampleDataset[Any], data: Mixture, data_root: Path
+) -> tuple[Subset[Any], Subset[Any] | None]:
+    """Read the sources of a mixture into a dataset.
+
+    Args:
+        dataset: the dataset, which is filled.
+        data: the mixture.
+        data_root: folder that paths are relative to.
+
+    Returns:
+        The items to train on, and the items to evaluate; None without `data.evaluation`.
+    """
+    for source in data.training:
+        read_source(dataset, source, data_root)
+    training = Subset(dataset, range(len(dataset)))
+    for source in data.evaluation:
+        read_source(dataset, source, data_root)
+    evaluated = range(len(training), len(dataset))
+    return training, Subset(dataset, evaluated) if evaluated else None
+
+
+def read_source(dataset: ExampleDataset[Any], source: DataSource, data_root: Path) -> None:
+    """Read one source into a dataset, and log how many examples it gave.
+
+    A path under `data_root` comes before a public name.
+    """
+    location: str | Path = data_root / source.path
+    options = dict(source.options)
+    if not Path(location).exists() and source.path in HOMES:
+        location = source.path
+        options.setdefault("split", "train")
+    examples = open_examples(location, source.set, records=source.records, **options)
+    before, dropped = len(dataset), dataset.dropped.copy()
+    dataset.add(examples, source.label, source.repeat)
+    logger.info(
+        "%s: %d examples (%d in an epoch); left out: %s",
+        examples.name,
+        len(examples.examples),
+        len(dataset) - before,
+        dict(examples.dropped + (dataset.dropped - dropped)) or "none",
+    )

@@ -1,0 +1,187 @@
+"""The recipes of the two stages of SeDeM, and training from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from sedem.config import SedemConfig
+from sedem.errors import ConfigError
+from sedem.inference.checkpoint import open_backbones
+from sedem.model import SeDeM
+from sedem.training.block_batch import BlockCollator
+from sedem.training.block_dataset import BlockDataset
+from sedem.training.fit import fit
+from sedem.training.recipe import Mixture, Optimization, RunSettings, TextSource
+from sedem.training.run_setup import backbone_options, check_start, start_run
+from sedem.training.sources import open_windows, read_mixture
+from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
+
+CALIBRATION_WINDOWS = 64
+
+
+class Stage1Recipe(Settings):
+    """All settings of a stage-1 run.
+
+    Attributes:
+        model: shape of the model.
+        text: the text to train on.
+        optimization: optimizer and schedule.
+        run: output folder and intervals.
+        losses: weights of the losses.
+        data_root: folder that data paths are relative to.
+        cache: folder for tokenized text.
+        start_from: checkpoint to continue from; None means new parts.
+    """
+
+    model: Annotated[SedemConfig, FromEntries()]
+    text: TextSource
+    optimization: Optimization
+    run: RunSettings
+    losses: Stage1Losses = Stage1Losses()
+    data_root: str = "data"
+    cache: str = "runs/cache"
+    start_from: str | None = None
+
+    @model_validator(mode="after")
+    def _recalled_spans_fit(self) -> Self:
+        if self.losses.recall and self.text.continuation > self.model.segment_length:
+            raise ValueError(
+                f"text.continuation is {self.text.continuation} but a recalled span must fit into "
+                f"segment_length {self.model.segment_length}; make it shorter or losses.recall 0"
+            )
+        return self
+
+
+class Stage2Data(Mixture):
+    """Questions that stage 2 learns from.
+
+    Attributes:
+        max_blocks: maximum blocks of one example in a training step.
+        budgets: K of a batch is drawn from these.
+        answer_limit: examples with more answer tokens are left out and counted.
+        cache_states: cache frozen states on disk; much faster on a CPU, too big for large sets.
+    """
+
+    max_blocks: WholeAbove0 = 16
+    budgets: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2,)
+    answer_limit: WholeAbove0 = 64
+    cache_states: Flag = False
+
+
+class Stage2Recipe(Settings):
+    """All settings of a stage-2 run.
+
+    Attributes:
+        model: shape of the model.
+        start_from: the stage-1 checkpoint; None means new parts.
+        data: the questions to train on.
+        optimization: optimizer and schedule.
+        run: output folder and intervals.
+        losses: weights of the losses, and the conditioning.
+        data_root: folder that data paths are relative to.
+        cache: folder for frozen states.
+    """
+
+    model: Annotated[SedemConfig, FromEntries()]
+    data: Stage2Data
+    optimization: Optimization
+    run: RunSettings
+    start_from: str | None = None
+    losses: Stage2Losses = Stage2Losses()
+    data_root: str = "data"
+    cache: str = "runs/cache"
+
+
+def train_stage1(recipe: Stage1Recipe) -> Path:
+    """Run a stage-1 recipe to its end, from its last complete checkpoint if there is one.
+
+    Returns:
+        Folder of the final checkpoint.
+
+    Raises:
+        ConfigError: the output folder contains a run with other settings.
+    """
+    output = start_run(recipe)
+    model = open_model(recipe.model, recipe.optimization, recipe.start_from)
+    windows, held_out = open_windows(
+        recipe.text,
+        model.encoder,
+        recipe.model.segment_length,
+        recipe.optimization.seed,
+        data_root=Path(recipe.data_root),
+        cache=Path(recipe.cache),
+    )
+    stage = Stage1(model, recipe.losses, recipe.optimization.seed)
+    if recipe.start_from is None:
+        count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
+        sample = stage.collate([windows[index] for index in range(count)])
+        stage.calibrate({name: ids.to(model.device) for name, ids in sample.items()})
+    return fit(stage, model, recipe, output, windows, held_out)
+
+
+def train_stage2(recipe: Stage2Recipe) -> Path:
+    """Run a stage-2 recipe to its end, from its last complete checkpoint if there is one.
+
+    Returns:
+        Folder of the final checkpoint.
+
+    Raises:
+        ConfigError: the output folder contains a run with other settings.
+    """
+    output = start_run(recipe)
+    model = open_model(recipe.model, recipe.optimization, recipe.start_from)
+    if recipe.model.lora_rank and not model.decoder.has_lora:
+        model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
+    dataset = BlockDataset(model, recipe.data.answer_limit)
+    training, evaluation = read_mixture(dataset, recipe.data, Path(recipe.data_root))
+    collator = BlockCollator(
+        dataset,
+        max_blocks=recipe.data.max_blocks,
+        budgets=recipe.data.budgets,
+        seed=recipe.optimization.seed,
+        cache=Path(recipe.cache) if recipe.data.cache_states else None,
+    )
+    stage = Stage2(model, recipe.losses, collator)
+    return fit(stage, model, recipe, output, training, evaluation)
+
+
+def open_model(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:
+    """Open a model to train: new parts on the recipe's backbones, or a checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint has another shape than the recipe, or other backbones.
+    """
+    options = backbone_options(optimization)
+    if start_from is None:
+        model = SeDeM(config, *open_backbones(config, **options))
+        model.parts().to(options["device"])
+        return model
+    model = SeDeM.from_pretrained(start_from, engine="eager", **options)
+    free = {"encoder", "decoder", "k", "block_order"}
+    if not model.decoder.has_lora:
+        free |= {"lora_rank", "lora_alpha"}
+    check_start(config, model.config, free, start_from)
+    names = config.encoder, config.decoder
+    if names != (model.config.encoder, model.config.decoder):
+        # A backbone may have another path, but its weights must be those the parts were trained on.
+        opened = [backbone.digest for backbone in open_backbones(config, dtype=options["dtype"])]
+        if opened != [model.encoder.digest, model.decoder.digest]:
+            raise ConfigError(
+                f"model.encoder and model.decoder are {names} in the recipe, checkpoint "
+                f"'{start_from}' was trained on other weights"
+            )
+    model.config = config
+    return model
+
+
+STAGES: dict[str, tuple[type[Stage1Recipe | Stage2Recipe], Callable[[Any], Path]]] = {
+    "stage1": (Stage1Recipe, train_stage1),
+    "stage2": (Stage2Recipe, train_stage2),
+}
+"""The stages of `sedem train`: the kind of recipe, and the function that trains from it."""

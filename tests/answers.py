@@ -1,0 +1,59 @@
+"""Questions to the tiny model, and what an answer is checked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sedem import Answer, Decoding, Document, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+
+RENT = "What is the rent?"
+QUESTIONS = (
+    RENT,
+    "Pets?",
+    "How long does the pie keep, and with which fruit or seed is it served in Görlitz? 🥧",
+    "When may the tenant leave the flat in Mill Lane 4?",
+)
+SHORT = Decoding(max_new_tokens=12)
+
+
+def build(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
+    """Build an untrained model from a configuration with some settings changed."""
+    torch.manual_seed(1)
+    return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
+
+
+def untimed(answer: Answer) -> Answer:
+    """Leave out the timings, which differ between runs."""
+    return replace(answer, timings={})
+
+
+def assert_cites(answer: Answer, documents: Sequence[Document]) -> None:
+    """Check that there are k citations, ranked by score, and that each quotes its document."""
+    texts = {document.name: document.text for document in documents}
+    assert [c.rank for c in answer.citations] == list(range(1, answer.k + 1))
+    assert all(texts[c.document][c.start : c.end] == c.text for c in answer.citations)
+    assert all(0 <= c.start < c.end for c in answer.citations)
+    if answer.model == "full-context":
+        assert {c.score for c in answer.citations} == {None}
+    else:
+        scores = [c.score for c in answer.citations if c.score is not None]
+        assert len(scores) == answer.k and scores == sorted(scores, reverse=True)
+    assert 0 <= answer.k <= answer.blocks
+
+
+def assert_same_sources(one: Answer, other: Answer) -> None:
+    """Check that two answers cite the same blocks with nearly the same scores."""
+    assert (one.k, one.blocks, one.finish_reason, one.cut) == (
+        other.k,
+        other.blocks,
+        other.finish_reason,
+        other.cut,
+    )
+    for left, right in zip(one.citations, other.citations, strict=True):
+        assert replace(left, score=0.0) == replace(right, score=0.0)
+        assert left.score == pytest.approx(right.score, abs=1e-4)

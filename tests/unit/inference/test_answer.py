@@ -1,0 +1,138 @@
+"""What conditions an answer, alone, in a batch and in a stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from answers import QUESTIONS, RENT, SHORT, assert_same_sources, build, untimed
+from conftest import LEASE, RECIPE
+
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.bank.blocks import InMemory
+from sedem.baselines.full_context import FullContext
+from sedem.errors import ConfigError, DataError
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request
+from sedem.quantization import Quantized
+
+
+def test_padded_slots_change_neither_scores_nor_answers(model: SeDeM) -> None:
+    bank = model.read([Document("a.txt", "Short."), Document("b.txt", LEASE)])
+    memory = bank.memory(range(len(bank))).clone()
+    padding = bank.slot_tokens(range(len(bank))) == 0
+    # Noise that some question would match best if padded slots were scored.
+    noise = torch.randn(int(padding.sum()), memory.shape[-1], generator=torch.manual_seed(2))
+    memory[padding] = noise.to(memory.dtype)
+    noisy = replace(bank, pieces=[InMemory(Quantized(memory))], places=[])
+    for question in QUESTIONS:
+        assert torch.equal(model.scores(noisy, question), model.scores(bank, question))
+        one, other = (model.answer(b, question, k="all", decoding=SHORT) for b in (bank, noisy))
+        assert untimed(one) == untimed(other)
+
+
+def test_without_blocks_the_decoder_sees_the_question_alone(model: SeDeM, bank: MemoryBank) -> None:
+    answer = model.answer(bank, RENT, blocks=[], decoding=SHORT)
+    assert (answer.k, answer.citations, answer.blocks) == (0, (), len(bank))
+    bare = FullContext(model.decoder, SHORT)
+    assert answer.text == bare.answer([], RENT).text
+
+
+def answers_of(config: SedemConfig, backbone: Backbone, **changes: object) -> list[Answer]:
+    model = build(config, backbone, **changes)
+    bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
+    return model.answer(bank, QUESTIONS, k=6, decoding=SHORT)
+
+
+@pytest.mark.parametrize(
+    ("setting", "one", "other"),
+    [("block_order", "document", "score"), ("start_placement", "front", "between")],
+)
+def test_order_and_placement_change_the_answer_but_not_the_selection(
+    setting: str, one: str, other: str, config: SedemConfig, backbone: Backbone
+) -> None:
+    first = answers_of(config, backbone, **{setting: one})
+    second = answers_of(config, backbone, **{setting: other})
+    assert [a.citations for a in first] == [a.citations for a in second]
+    assert [a.text for a in first] != [a.text for a in second]
+
+
+def test_requests_to_several_banks_with_several_budgets_are_answered_as_one_by_one(
+    model: SeDeM, documents: list[Document], bank: MemoryBank
+) -> None:
+    lease, recipe = (model.read([document]) for document in documents)
+    requests = [
+        Request(bank, QUESTIONS[0], 5),
+        Request(lease, QUESTIONS[3], "all"),
+        Request(recipe, QUESTIONS[2], 1),
+        Request(lease, QUESTIONS[1]),
+        Request(recipe, QUESTIONS[0], blocks=[3, 1]),
+        Request(bank, QUESTIONS[1], blocks=[]),
+    ]
+    together = model.answer_requests(requests, SHORT)
+    assert [a.k for a in together] == [5, len(lease), 1, 2, 2, 0]
+    for request, answer in zip(requests, together, strict=True):
+        alone = model.answer_requests([request], SHORT)[0]
+        assert answer.text == alone.text
+        assert_same_sources(answer, alone)
+
+
+def test_one_bad_question_fails_the_batch(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(DataError, match="the question is empty"):
+        model.answer(bank, [RENT, " "])
+
+
+def test_too_many_states_are_refused_before_they_are_decompressed(
+    model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = model.read([Document("long.txt", LEASE * 3)])
+
+    def unexpected(*_: object) -> None:
+        pytest.fail("decompressed states that do not fit")
+
+    monkeypatch.setattr(model.decompressor, "forward", unexpected)
+    with pytest.raises(ConfigError, match="the decoder has 512"):
+        model.answer(bank, RENT, k="all")
+
+
+def test_a_long_answer_comes_in_many_pieces(model: SeDeM, bank: MemoryBank) -> None:
+    assert len(list(model.stream(bank, RENT, decoding=Decoding(max_new_tokens=40)))) > 3
+
+
+def test_an_abandoned_stream_leaves_the_model_usable(model: SeDeM, bank: MemoryBank) -> None:
+    before = model.answer(bank, RENT, decoding=SHORT)
+    stream = model.stream(bank, RENT, decoding=Decoding(max_new_tokens=40))
+    next(stream)
+    del stream
+    assert torch.is_grad_enabled()
+    assert untimed(model.answer(bank, RENT, decoding=SHORT)) == untimed(before)
+
+
+def test_two_streams_do_not_disturb_each_other(model: SeDeM, bank: MemoryBank) -> None:
+    expected = [model.answer(bank, question, decoding=SHORT).text for question in QUESTIONS[:2]]
+    streams = [model.stream(bank, question, decoding=SHORT) for question in QUESTIONS[:2]]
+    texts = ["", ""]
+    for _ in range(SHORT.max_new_tokens + 1):
+        for number, stream in enumerate(streams):
+            texts[number] += next(stream, "")
+    assert texts == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "states"),
+    [({}, [16, 6]), ({"decompressor": "none", "inject_layer": 0}, [4, 2])],
+    ids=["decompressed", "direct"],
+)
+def test_conditioning_counts_the_prompt_and_real_states_but_no_padding(
+    changes: dict[str, object], states: list[int], config: SedemConfig, backbone: Backbone
+) -> None:
+    model = build(config, backbone, **changes)
+    # 16 tokens fill the first block, the other 6 a slot and a half of the second.
+    bank = model.read([Document("a.txt", "x" * 22)])
+    prompt = len(question_ids(backbone, RENT))
+    for block, count in enumerate(states):
+        assert model.answer(bank, RENT, blocks=[block]).conditioning == prompt + count
+    answers = model.answer(bank, [RENT, "A much longer question, about pets?"], k="all")
+    assert answers[0].conditioning == prompt + sum(states)

@@ -1,0 +1,122 @@
+"""Which blocks a question uses, and which questions are refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from answers import RENT, SHORT, build, untimed
+from conftest import LEASE, POSITIONS
+
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.errors import ConfigError, DataError
+from sedem.inference.requests import Request, check_fits, choose
+
+
+def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:
+    everything = model.answer(bank, RENT, k="all", decoding=SHORT)
+    forced = model.answer(bank, RENT, blocks=range(len(bank)), decoding=SHORT)
+    assert untimed(everything) == untimed(forced)
+
+
+def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    best = model.scores(bank, RENT).argsort(descending=True).tolist()[:3]
+    assert untimed(model.answer(bank, RENT, k=3, decoding=SHORT)) == untimed(
+        model.answer(bank, RENT, k=1, blocks=best, decoding=SHORT)
+    )
+
+
+def test_other_blocks_give_another_answer(model: SeDeM, bank: MemoryBank) -> None:
+    texts = {model.answer(bank, RENT, blocks=[i], decoding=SHORT).text for i in range(6)}
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize("index", [-1, 29, 10**6])
+def test_a_forced_block_outside_the_bank_is_refused_with_both_numbers(
+    index: int, model: SeDeM, bank: MemoryBank
+) -> None:
+    assert len(bank) == 29
+    with pytest.raises(ConfigError, match=f"block {index} was asked for, the bank has 29"):
+        model.answer(bank, RENT, blocks=[0, index])
+
+
+@pytest.mark.parametrize("order", ["document", "score"])
+def test_blocks_stand_in_the_configured_order(
+    order: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    model = build(config, backbone, block_order=order)
+    bank = model.read(documents)
+    scores = model.scores(bank, RENT)
+    selection = choose(model, Request(bank, RENT, k=6), scores)
+    assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
+    assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
+    expected = sorted(selection.ranked) if order == "document" else selection.ranked
+    assert selection.arranged == expected
+
+
+@pytest.mark.parametrize("size", [512, 10_000])
+def test_a_question_longer_than_the_encoder_reads_is_refused_with_both_numbers(
+    size: int, model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(
+        DataError, match=f"the question has {size:,} tokens, the model reads at most 511; ask"
+    ):
+        model.answer(bank, "?" * size)
+
+
+def test_a_question_that_leaves_no_room_for_an_answer_is_refused(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(ConfigError, match=r"positions, the decoder has 512; ask something shorter"):
+        model.answer(bank, "?" * 480, k=1)
+
+
+def positions_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, int]:
+    found = re.search(
+        r"(?P<states>[\d,]+) selected states, (?P<prompt>[\d,]+) prompt tokens and an answer of up "
+        r"to (?P<answer>[\d,]+) tokens make (?P<sum>[\d,]+) positions, the decoder has "
+        r"(?P<room>[\d,]+); use k of at most (?P<most>[\d,]+)$",
+        str(error.value),
+    )
+    assert found is not None, str(error.value)
+    return {name: int(number.replace(",", "")) for name, number in found.groupdict().items()}
+
+
+@pytest.mark.parametrize("block_slots", [4, 2, 8])
+@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+def test_too_many_states_are_refused_with_the_largest_k_that_fits(
+    segmentation: str, block_slots: int, config: SedemConfig, backbone: Backbone
+) -> None:
+    model = build(config, backbone, block_slots=block_slots, segmentation=segmentation)
+    text = "\n\n".join(f"{LEASE} Paragraph {n}.\n\nYes {n}." for n in range(4))
+    bank = model.read([Document("long.txt", text)])
+    with pytest.raises(ConfigError) as error:
+        model.answer(bank, RENT, k="all", decoding=SHORT)
+    found = positions_of(error)
+    assert found["states"] == sum(sum(block.slot_tokens) for block in bank.blocks)
+    assert found["sum"] == found["states"] + found["prompt"] + found["answer"]
+    assert (found["answer"], found["room"]) == (12, POSITIONS)
+    assert model.answer(bank, RENT, k=found["most"], decoding=SHORT).k == found["most"]
+    with pytest.raises(ConfigError, match=f"use k of at most {found['most']}$"):
+        model.answer(bank, RENT, k=found["most"] + 1, decoding=SHORT)
+
+
+def test_states_prompt_and_answer_may_fill_every_position(model: SeDeM) -> None:
+    check_fits(model, [300, 100], prefix=100, limit=POSITIONS - 500)
+    for states, prefix, limit in (
+        ([300, 101], 100, POSITIONS - 500),
+        ([300, 100], 101, POSITIONS - 500),
+        ([300, 100], 100, POSITIONS - 499),
+    ):
+        with pytest.raises(ConfigError, match="make 513 positions, the decoder has 512; use k of"):
+            check_fits(model, states, prefix, limit)
+
+
+def test_the_suggested_k_may_fill_every_position(model: SeDeM) -> None:
+    with pytest.raises(ConfigError, match=r"use k of at most 2$"):
+        check_fits(model, [300, 100, 1], prefix=100, limit=12)
+    with pytest.raises(ConfigError, match=r"use k of at most 1$"):
+        check_fits(model, [300, 101, 1], prefix=100, limit=12)

@@ -1,0 +1,41 @@
+"""Datasets and batches of blocks on tiny models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sedem import SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.data.examples import ExampleSet
+from sedem.method.encoder import encode
+from sedem.training.block_batch import BlockCollator
+from sedem.training.block_dataset import BlockDataset
+
+
+def block_dataset(model: SeDeM, examples: ExampleSet, **options: Any) -> BlockDataset:
+    dataset = BlockDataset(model, answer_limit=64)
+    dataset.add(examples, "evidence", **options)
+    return dataset
+
+
+def collator(dataset: BlockDataset, **changes: Any) -> BlockCollator:
+    options = {"max_blocks": 100, "budgets": (2,), "seed": 0, "cache": None, **changes}
+    return BlockCollator(dataset, **options)
+
+
+def model_of_shape(backbone: Backbone, config: SedemConfig, **changes: Any) -> SeDeM:
+    torch.manual_seed(1)
+    return SeDeM(replace(config, **changes), backbone, backbone).eval()
+
+
+@torch.no_grad()
+def memory_of(model: SeDeM, batch: dict[str, Any]) -> Tensor:
+    """Memory that a batch's slot index gathers `[B, N, J, D]`, zero where there is no slot."""
+    states = encode(model.encoder, batch["segment_ids"], model.config.extract_layers)
+    memory_SMD = model.compressor(model.mixture(states), batch["segment_mask"])
+    padding = torch.zeros(1, memory_SMD.shape[2])
+    return torch.cat([memory_SMD.flatten(0, 1), padding])[batch["slot_index"]]

@@ -1,0 +1,91 @@
+"""Training runs of the tiny recipes: interrupted, repeated elsewhere, compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sedem.training.recipe import as_yaml
+from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
+from sedem.training.trainer import SedemTrainer
+
+Recipe = Stage1Recipe | Stage2Recipe
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Sum in one order on every machine, so that runs can be compared exactly."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(recipe: Recipe) -> Path:
+    return train_stage1(recipe) if isinstance(recipe, Stage1Recipe) else train_stage2(recipe)
+
+
+def elsewhere(recipe: Any, name: str, **run: Any) -> Any:
+    """The recipe with another output folder."""
+    output = Path(recipe.run.output).with_name(name)
+    return recipe.with_changes(run=recipe.run.with_changes(output=str(output), **run))
+
+
+def copied(recipe: Any, folder: Path) -> Any:
+    """A copy of a run, its recipe included, that a test may change."""
+    copy = recipe.with_changes(run=recipe.run.with_changes(output=str(folder / "copy")))
+    shutil.copytree(recipe.run.output, copy.run.output)
+    (Path(copy.run.output) / "recipe.yaml").write_text(as_yaml(copy))
+    return copy
+
+
+@contextmanager
+def killed_in_step(step: int) -> Iterator[None]:
+    """Interrupt training in the middle of an optimizer step."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        training_step = SedemTrainer.training_step
+
+        def interrupted(self: SedemTrainer, *args: Any, **options: Any) -> Tensor:
+            loss = training_step(self, *args, **options)
+            if self.state.global_step + 1 == step:
+                raise KeyboardInterrupt
+            return loss
+
+        patch.setattr(SedemTrainer, "training_step", interrupted)
+        yield
+
+
+def summary(recipe: Recipe) -> dict[str, Any]:
+    return dict(json.loads((Path(recipe.run.output) / "training.json").read_text()))
+
+
+def losses(recipe: Recipe) -> list[dict[str, float]]:
+    """The lines of the log, without times and speeds."""
+    left_out = ("runtime", "per_second", "total_flos", "train_loss")
+    return [
+        {name: value for name, value in line.items() if not any(n in name for n in left_out)}
+        for line in summary(recipe)["log"]
+    ]
+
+
+def final_weights(recipe: Recipe) -> dict[str, Tensor]:
+    final = Path(recipe.run.output) / "final"
+    weights = load_file(final / "sedem.safetensors")
+    adapter = final / "adapter" / "adapter_model.safetensors"
+    return {**weights, **(load_file(adapter) if adapter.is_file() else {})}
+
+
+def assert_same_training(found: Recipe, expected: Recipe) -> None:
+    assert losses(found) == losses(expected)
+    weights, wanted = final_weights(found), final_weights(expected)
+    assert weights.keys() == wanted.keys()
+    assert all(torch.equal(weights[name], wanted[name]) for name in weights)

@@ -1,0 +1,260 @@
+"""Runs from recipes: killed and resumed, logged, summarized, continued by another run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from unit.training.runs import (
+    Recipe,
+    assert_same_training,
+    copied,
+    elsewhere,
+    final_weights,
+    killed_in_step,
+    losses,
+    summary,
+    train,
+)
+
+from sedem import Document, SeDeM
+from sedem.training.recipe import as_yaml
+from sedem.training.stages import Stage1Recipe, Stage2Recipe
+from sedem.training.trainer import TRAINED, is_complete
+
+# Killed and resumed
+
+
+@pytest.mark.parametrize("stage", ["stage1", "stage2"])
+def test_a_run_killed_in_the_middle_resumes_with_the_same_losses(
+    stage: str, request: pytest.FixtureRequest
+) -> None:
+    recipe: Recipe = request.getfixturevalue(f"{stage}_recipe")
+    finished: Recipe = request.getfixturevalue(f"finished_{stage}")
+    with killed_in_step(5):
+        train(recipe)
+    train(recipe)
+    assert summary(recipe)["resumed_from"] == "checkpoint-4"
+    assert summary(finished)["resumed_from"] is None
+    assert_same_training(recipe, finished)
+    steps = [line["step"] for line in losses(recipe) if "loss" in line]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(
+    stage1_recipe: Stage1Recipe, finished_stage1: Stage1Recipe
+) -> None:
+    with killed_in_step(2):
+        train(stage1_recipe)
+    train(stage1_recipe)
+    assert summary(stage1_recipe)["resumed_from"] is None
+    assert_same_training(stage1_recipe, finished_stage1)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sedem.training import trainer
+from sedem.training.recipe import load_recipe
+from sedem.training.stages import Stage1Recipe, train_stage1
+
+seal = trainer.seal
+def killed(folder):
+    if folder.name == "checkpoint-4":
+        os.kill(os.getpid(), signal.SIGKILL)
+    seal(folder)
+trainer.seal = killed
+train_stage1(load_recipe(Stage1Recipe, Path(sys.argv[1])))
+"""
+
+
+def test_a_process_killed_while_it_writes_a_checkpoint_resumes_from_the_one_before(
+    stage1_recipe: Stage1Recipe,
+    finished_stage1: Stage1Recipe,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # With keep=1, the old checkpoint must stay until the new one is complete.
+    recipe = elsewhere(stage1_recipe, "killed", keep=1)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(as_yaml(recipe))
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert killed.returncode == -9
+    left = {folder.name for folder in Path(recipe.run.output).glob("checkpoint-*")}
+    assert left == {"checkpoint-2", "checkpoint-4"}
+    assert not is_complete(Path(recipe.run.output) / "checkpoint-4")
+    with caplog.at_level(logging.WARNING):
+        train(recipe)
+    assert "checkpoint-4' is incomplete and is skipped" in caplog.text
+    assert summary(recipe)["resumed_from"] == "checkpoint-2"
+    assert_same_training(recipe, finished_stage1)
+
+
+def test_a_truncated_checkpoint_costs_the_steps_since_the_one_before(
+    stopped: Stage2Recipe, finished_stage2: Stage2Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = Path(stopped.run.output) / "checkpoint-4" / TRAINED
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        train(stopped)
+    assert "checkpoint-4' is incomplete" in caplog.text
+    assert summary(stopped)["resumed_from"] == "checkpoint-2"
+    assert_same_training(stopped, finished_stage2)
+
+
+def test_a_finished_run_that_is_started_again_does_not_change(
+    finished: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = copied(finished, tmp_path)
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
+    train(again)
+    assert not list(Path().iterdir()), "a run writes only into its output folder"
+    assert summary(again)["resumed_from"] == "checkpoint-6"
+    lines = [line for line in losses(again) if "loss" in line]
+    assert lines == [line for line in losses(finished) if "loss" in line]
+    weights = final_weights(finished)
+    assert all(torch.equal(weights[name], new) for name, new in final_weights(again).items())
+
+
+def test_only_the_newest_checkpoints_are_kept(stage1_recipe: Stage1Recipe) -> None:
+    recipe = elsewhere(stage1_recipe, "few", save_every=1, keep=2)
+    train(recipe)
+    names = {folder.name for folder in Path(recipe.run.output).glob("checkpoint-*")}
+    assert names == {"checkpoint-5", "checkpoint-6"}
+
+
+# Logs
+
+
+def test_the_summary_describes_the_run(finished: Recipe) -> None:
+    found = summary(finished)
+    assert found["recipe"]["optimization"]["learning_rates"] == finished.optimization.learning_rates
+    assert found["recipe"]["model"]["extract_layers"] == [3]
+    assert found["recipe"]["losses"]["pool_weight"] == 1.0
+    assert found["steps"] == 6
+    assert found["examples_seen"] == 24
+    assert found["seconds"] >= 0
+    assert found["machine"]["threads"] == 1
+    assert found["machine"]["python"] == sys.version.split()[0]
+    assert found["versions"].keys() >= {"sedem", "torch", "transformers"}
+    assert "commit" in found
+    counts = found["trained_parameters"]
+    assert counts["compressor"] == 32 * 32
+    assert counts["decompressor"] == 2 * 32 + (32 * 32 + 32) + (32 * 128 + 128)
+    if isinstance(finished, Stage2Recipe):
+        assert counts["selector"] == 4 * 32 + 2 * 32 * 32
+        assert counts["lora"] == 4 * 4 * (32 + 32 + 32 + 32 + 32 + 16 + 32 + 16)
+    assert set(found["evaluation"]) >= {"eval_loss", "eval_reconstruct"}
+
+
+def test_every_part_of_the_loss_is_logged(finished_stage1: Stage1Recipe) -> None:
+    lines = losses(finished_stage1)
+    trained = {line["step"]: line for line in lines if "loss" in line}
+    # Only the regression in the first half.
+    for step in (1, 2, 3):
+        assert "context" not in trained[step]
+        assert trained[step]["regress"] == pytest.approx(trained[step]["loss"], rel=1e-6)
+    for step in (4, 5, 6):
+        line = trained[step]
+        loss = line["context"] + 0.5 * line["distill"] + line["reconstruct"] + 0.5 * line["regress"]
+        assert line["loss"] == pytest.approx(loss, rel=1e-5)
+    # Evaluation has its own lines and adds nothing to those of training.
+    evaluated = [line for line in lines if "eval_loss" in line]
+    assert [line["step"] for line in evaluated] == [3, 6, 6]
+    assert all("loss" not in line and "eval_context" in line for line in evaluated)
+    assert not any("eval_context" in line for line in trained.values())
+
+
+def test_the_batches_of_a_step_are_averaged(finished_stage2: Stage2Recipe) -> None:
+    assert finished_stage2.optimization.accumulation == 2
+    weights = {"answer": 1.0, "select": 1.0, "reconstruct": 0.1}
+    lines = [line for line in losses(finished_stage2) if "loss" in line]
+    assert len(lines) == 6
+    for line in lines:
+        total = sum(weight * line[name] for name, weight in weights.items())
+        assert line["loss"] == pytest.approx(total, rel=1e-4)
+
+
+def test_evaluation_does_not_change_the_losses_of_training(stage1_recipe: Stage1Recipe) -> None:
+    # Steps 3 and 4 share a log line, and evaluation comes between them.
+    followed = elsewhere(stage1_recipe, "followed", log_every=2)
+    alone = elsewhere(stage1_recipe, "alone", log_every=2, eval_every=0)
+    train(followed)
+    train(alone)
+    lines = [line for line in losses(followed) if "loss" in line]
+    assert lines == [line for line in losses(alone) if "loss" in line]
+    assert [line["step"] for line in lines] == [1, 2, 4, 6]
+
+
+def test_results_are_not_mixed_with_the_log(
+    stage1_recipe: Stage1Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = stage1_recipe.optimization.with_changes(steps=1)
+    train(stage1_recipe.with_changes(optimization=short))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "loss" in captured.err
+
+
+def test_rates_of_parts_follow_the_schedule(stage2_recipe: Stage2Recipe) -> None:
+    slow = stage2_recipe.with_changes(
+        optimization=stage2_recipe.optimization.with_changes(warmup=3, schedule="linear"),
+    )
+    train(slow)
+    rates = [line["learning_rate"] for line in losses(slow) if "learning_rate" in line]
+    first = stage2_recipe.optimization.learning_rates["compressor"]
+    assert rates == pytest.approx([first * share for share in (0, 1 / 3, 2 / 3, 1, 2 / 3, 1 / 3)])
+
+
+# The final checkpoint
+
+
+def test_the_final_checkpoint_opens_and_answers(finished: Recipe) -> None:
+    run = Path(finished.run.output)
+    model = SeDeM.from_pretrained(run / "final")
+    assert model.decoder.has_lora == isinstance(finished, Stage2Recipe)
+    bank = model.read([Document("lease.txt", "The rent is 900 euros a month, due in May.")])
+    answer = model.answer(bank, "What is the rent?", k=1)
+    assert len(answer.citations) == 1
+    assert answer.text or answer.finish_reason == "end"
+    # It is the trained model, not a new one.
+    trained = load_file(run / "checkpoint-6" / TRAINED)
+    expected = {name.removeprefix("model."): tensor for name, tensor in trained.items()}
+    found = {name: p for name, p in model.named_parameters() if name in expected}
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def without_learning(recipe: Any) -> Any:
+    """The recipe with two steps at rates of zero."""
+    rates = dict.fromkeys(recipe.optimization.learning_rates, 0.0)
+    optimization = recipe.optimization.with_changes(learning_rates=rates, steps=2)
+    return recipe.with_changes(optimization=optimization)
+
+
+@pytest.mark.parametrize("start", ["finished_stage1", "finished_stage2"])
+def test_stage_2_continues_from_the_weights_of_a_checkpoint(
+    start: str, stage2_recipe: Stage2Recipe, request: pytest.FixtureRequest
+) -> None:
+    first: Recipe = request.getfixturevalue(start)
+    checkpoint = str(Path(first.run.output) / "final")
+    second = without_learning(stage2_recipe).with_changes(start_from=checkpoint)
+    train(second)
+    before, after = final_weights(first), final_weights(second)
+    # Stage 1 has no adapters; those of stage 2 are trained further.
+    assert any("lora_" in name for name in after)
+    assert any("lora_" in name for name in before) == isinstance(first, Stage2Recipe)
+    for name, tensor in before.items():
+        assert torch.equal(after[name], tensor), name

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem import SeDeM
+from sedem.backbone.decoder import Backbone
+from sedem.data.windows import Windows
+from sedem.errors import ConfigError, DataError
+from sedem.training import sources
+from sedem.training.block_dataset import BlockDataset
+from sedem.training.recipe import DataSource, TextSource
+from sedem.training.sources import open_windows, read_source
+
+# Text
+
+TEXT = TextSource(path="articles.jsonl", continuation=8, held_out=2, evaluation_windows=6)
+
+
+@pytest.fixture
+def windows_of(backbone: Backbone, fixtures: Path, tmp_path: Path) -> Any:
+    """Opens training and evaluation windows of 16 and 8 tokens."""
+
+    def opened(**changes: Any) -> Any:
+        source = TEXT.with_changes(**changes)
+        return open_windows(source, backbone, 16, 0, data_root=fixtures, cache=tmp_path)
+
+    return opened
+
+
+def test_held_out_texts_are_evaluated_and_never_trained_on(
+    windows_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[range | None] = []
+    build = Windows.__init__
+
+    def noted(self: Windows, *args: Any) -> None:
+        texts.append(args[4])
+        build(self, *args)
+
+    monkeypatch.setattr(Windows, "__init__", noted)
+    training, evaluation = windows_of()
+    assert texts == [range(7), range(7, 9)]
+    assert len(evaluation) == 6
+    assert len(training) > 500
+
+
+def test_tokens_can_be_limited(windows_of: Any) -> None:
+    training, evaluation = windows_of(tokens=240, held_out=0)
+    # Windows of 16 and 8 tokens of the first 240; an offset may cost one.
+    assert 9 <= len(training) <= 10
+    assert evaluation is None
+
+
+def test_text_of_the_hub_is_not_looked_for_in_a_folder(
+    windows_of: Any, fixtures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "hub:DKYoon/SlimPajama-6B"
+    asked: list[Any] = []
+    open_corpus = sources.TokenizedCorpus.open
+
+    def local(given: Any, backbone: Any, cache: Path, *settings: Any) -> Any:
+        asked.append((given, settings))
+        return open_corpus(fixtures / "articles.jsonl", backbone, cache, *settings)
+
+    monkeypatch.setattr(sources.TokenizedCorpus, "open", local)
+    windows_of(path=source, tokens=9000, held_out=0)
+    assert asked == [(source, ((), 9000))]
+
+
+def test_windows_can_be_limited(windows_of: Any) -> None:
+    training, _ = windows_of(windows=5, held_out=0)
+    assert len(training) == 5
+
+
+def test_fewer_windows_than_the_limit_are_logged(
+    windows_of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    training, _ = windows_of(tokens=240, windows=11, held_out=0)
+    message = f"text.windows asks for 11 windows, the text that is read has {len(training)};"
+    assert message in caplog.text
+
+
+def test_holding_out_every_text_is_refused(windows_of: Any) -> None:
+    with pytest.raises(ConfigError, match=r"text\.held_out is 9, the corpus has 9 texts"):
+        windows_of(held_out=9)
+
+
+# Questions
+
+
+def test_a_source_logs_what_it_gave_and_what_was_left_out(
+    model: SeDeM, fixtures: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = BlockDataset(model, answer_limit=8)
+    with caplog.at_level(logging.INFO):
+        read_source(dataset, DataSource(path="musique.jsonl"), fixtures)
+        read_source(dataset, DataSource(path="qasper.json"), fixtures)
+        read_source(dataset, DataSource(path="hotpotqa-hub.jsonl", repeat=2), fixtures)
+    assert [record.getMessage() for record in caplog.records] == [
+        "musique: 2 examples (2 in an epoch); left out: none",
+        "qasper: 3 examples (1 in an epoch); left out: "
+        "{'unanswerable': 1, 'answer longer than 8 tokens': 2}",
+        "hotpotqa: 2 examples (2 in an epoch); left out: {'answer longer than 8 tokens': 1}",
+    ]
+
+
+def test_a_source_may_be_a_public_name_whose_training_split_is_read(
+    model: SeDeM, fixtures: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    open_examples = sources.open_examples
+
+    def local(source: Any, schema: Any = None, **options: Any) -> Any:
+        asked.append((source, options.pop("split", None)))
+        return open_examples(fixtures / "musique.jsonl", schema, **options)
+
+    monkeypatch.setattr(sources, "open_examples", local)
+    dataset = BlockDataset(model, answer_limit=100)
+    read_source(dataset, DataSource(path="musique"), tmp_path)
+    read_source(dataset, DataSource(path="musique", options={"split": "validation"}), tmp_path)
+    (tmp_path / "musique").write_text("a file of that name wins")
+    read_source(dataset, DataSource(path="musique"), tmp_path)
+    assert asked == [
+        ("musique", "train"), ("musique", "validation"), (tmp_path / "musique", None)
+    ]  # fmt: skip
+
+
+def test_a_missing_source_is_named(model: SeDeM, tmp_path: Path) -> None:
+    dataset = BlockDataset(model, answer_limit=8)
+    with pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"):
+        read_source(dataset, DataSource(path="nowhere.json"), tmp_path)
