@@ -16,7 +16,7 @@ from sedem import Document
 from sedem.data.examples import Evidence, Example
 from sedem.demo import DOCUMENTS
 from sedem.evaluation.compare import compare
-from sedem.evaluation.method import Setting
+from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.registry import open_method
 from sedem.evaluation.run import evaluate, read_predictions
 
@@ -46,7 +46,8 @@ def main() -> None:
     examples = make_examples()
     records = {}
     for name, k in (("full-context", None), ("sedem", 2)):
-        method = open_method(name, Setting("sedem-nano", k=k, max_new_tokens=16))
+        settings = MethodSettings(checkpoint="sedem-nano", k=k, max_new_tokens=16)
+        method = open_method(name, settings)
         metrics = evaluate(method, examples, {"method": name, "k": k}, out / name)
         print(f"{name}: F1 {metrics['f1']['mean']:.1f}")
         path = out / name / "predictions.jsonl"

@@ -45,27 +45,27 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
 
 def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from sedem.evaluation.command import run_evaluation
+    from sedem.evaluation.config import EvaluationConfig
 
     questions, variant = scale.sets[cell.questions], _variant(cell)
     folder = _trained(cell, scale, data)
-    k = questions.k if cell.k is None and cell.method in SELECTING else cell.k
-    result = run_evaluation(
-        cell.method,
-        questions.found(data),
+    config = EvaluationConfig(
+        method=cell.method,
+        data=questions.found(data),
         checkpoint=str(folder),
-        schema=questions.schema,
+        schema_name=questions.schema,
         records=questions.records,
         split=questions.split,
         options=questions.options,
         limit=cell.limit or questions.limit,
-        k=k,
+        k=questions.k if cell.k is None and cell.method in SELECTING else cell.k,
         control=cell.control,
         shift=cell.shift,
-        memory=cell.slots or "bfloat16",
         max_new_tokens=cell.max_new_tokens or questions.max_new_tokens,
         dtype=cell.dtype or scale.dtype,
-        out=scale.runs / "evaluation" / cell.name,
+        **({"memory": cell.slots} if cell.slots else {}),
     )
+    result = run_evaluation(config, out=scale.runs / "evaluation" / cell.name)
     # The folder of a checkpoint is particular to one machine; the result has the weights' digest.
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else variant.name
     shipped = folder.parent == SHIPPED.parent

@@ -30,16 +30,15 @@ NAMED_BACKBONE = "sedem-nano/backbone"
 CARD = """# {name}
 
 The trained baseline `{method}` on the backbone of sedem-nano: {what}.
-It is there for comparisons at nano scale (`sedem eval {method} --data questions.jsonl`)
-and has been trained very little. What it scores shows how far so little training goes,
-not what the method can do.
+It serves comparisons at nano scale (`sedem eval {method} --data questions.jsonl`)
+and has had little training: its scores show how far that goes, not what the method can do.
 
 | | |
 |---|---|
 {trainings}
 | kept | {kept} |
 
-Scores, as trained and as kept here: `docs/results-nano.md` of sedem. Trained on texts of
+`docs/results-nano.md` of sedem has its scores, as trained and as stored here. Trained on texts of
 Wikipedia (CC BY-SA 3.0), SQuAD and HotpotQA (CC BY-SA 4.0), MuSiQue (CC BY 4.0),
 2WikiMultiHopQA and COVID-QA (Apache-2.0). Weights: Apache-2.0.
 """

@@ -1,14 +1,15 @@
-"""SedemConfig: everything that defines a model beside its weights, and the presets of the paper."""
+"""SedemConfig, the shape and settings of a model, and the presets of the paper."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from sedem.errors import CheckpointError, ConfigError
+from pydantic import Field, model_validator
+
+from sedem.errors import CheckpointError
+from sedem.validation import Settings, WholeAbove0, WholeFrom0
 
 Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
@@ -19,135 +20,89 @@ BlockOrder = Literal["document", "score"]
 
 CONFIG_FILE = "config.json"
 DEFAULT_MODEL = "sedem-nano"
-"""The checkpoint that sedem ships."""
-
-Kind = TypeVar("Kind")
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "segmentation": ("window", "paragraph"),
-    "compressor": ("linear", "mlp", "query"),
-    "decompressor": ("mlp", "none"),
-    "layer_mixing": ("uniform", "learned"),
-    "start_placement": ("front", "between"),
-    "block_order": ("document", "score"),
-}
-
-_WHOLE_NUMBERS = {
-    "segment_length": 1,
-    "segment_shift": 0,
-    "compression": 1,
-    "block_slots": 1,
-    "compressor_heads": 1,
-    "decompressor_hidden": 1,
-    "selector_heads": 1,
-    "selector_dim": 1,
-    "k": 1,
-    "inject_layer": 0,
-    "lora_rank": 0,
-    "lora_alpha": 0,
-}
-"""Settings that count something, with the least that each can be."""
-
-_OPTIONAL = ("block_slots", "decompressor_hidden", "selector_dim")
+"""The checkpoint that sedem ships and uses by default."""
 
 
-@dataclass(frozen=True)
-class SedemConfig:
-    """The shape of a model and the choices that its weights were trained for.
+class SedemConfig(Settings):
+    """The shape of a model and the settings that its weights were trained for.
 
     Attributes:
         encoder: folder or hub id of the backbone that reads.
-        decoder: folder or hub id of the backbone that answers; None means the encoder itself.
+        extract_layers: number of encoder layers to run; several entries are mixed.
+        inject_layer: number of decoder layers that see only the question.
+        decoder: folder or hub id of the backbone that answers; None means the encoder.
         encoder_revision: hub revision of the encoder.
         decoder_revision: hub revision of the decoder.
         segment_length: T, tokens per segment.
-        segment_shift: tokens by which every boundary between segments is moved: the first segment
-            is that short. 0 moves none.
+        segment_shift: tokens by which every boundary between segments is moved. The first segment
+            has this length; 0 moves no boundary.
         compression: C, tokens per slot.
         block_slots: N_B, slots per selectable block; None means N_M, one block per segment.
         segmentation: fixed windows, or paragraphs (a long one becomes several segments).
-        extract_layers: numbers of encoder layers run; more than one entry makes a mixture.
         layer_mixing: how several extraction layers are combined.
-        inject_layer: decoder layers that see the question alone.
         compressor: "linear" (mean pool and W_in), "mlp" or "query".
         compressor_heads: attention heads of the learned-query compressor.
-        decompressor: "mlp", or "none": slots enter the decoder as they are, as soft tokens at its
-            input.
+        decompressor: "mlp", or "none": slots are soft tokens at the decoder's input, unchanged.
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
-        k: blocks selected when nobody says otherwise.
+        k: default number of selected blocks.
         block_order: order of the selected blocks in the decoder.
-        start_placement: the start token before the memory, or between memory and question.
-        lora_rank: rank of the decoder's adapters; 0 means none.
-        lora_alpha: numerator of their scaling.
+        start_placement: start token before the memory, or between memory and question.
+        lora_rank: rank of the decoder's adapters; 0 means no adapters.
+        lora_alpha: numerator of the adapters' scaling, alpha / rank.
+
+    Raises:
+        ConfigError: a setting is unknown or missing, or its value is not allowed.
     """
 
     encoder: str
-    extract_layers: tuple[int, ...]
-    inject_layer: int
+    extract_layers: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)]
+    inject_layer: WholeFrom0
     decoder: str | None = None
     encoder_revision: str | None = None
     decoder_revision: str | None = None
-    segment_length: int = 128
-    segment_shift: int = 0
-    compression: int = 4
-    block_slots: int | None = None
+    segment_length: WholeAbove0 = 128
+    segment_shift: WholeFrom0 = 0
+    compression: WholeAbove0 = 4
+    block_slots: WholeAbove0 | None = None
     segmentation: Segmentation = "window"
     layer_mixing: LayerMixing = "uniform"
     compressor: CompressorKind = "linear"
-    compressor_heads: int = 8
+    compressor_heads: WholeAbove0 = 8
     decompressor: DecompressorKind = "mlp"
-    decompressor_hidden: int | None = None
-    selector_heads: int = 4
-    selector_dim: int | None = None
-    k: int = 2
+    decompressor_hidden: WholeAbove0 | None = None
+    selector_heads: WholeAbove0 = 4
+    selector_dim: WholeAbove0 | None = None
+    k: WholeAbove0 = 2
     block_order: BlockOrder = "document"
     start_placement: StartPlacement = "front"
-    lora_rank: int = 64
-    lora_alpha: int = 128
+    lora_rank: WholeFrom0 = 64
+    lora_alpha: WholeFrom0 = 128
 
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}; "
-                    f"it can be {' or '.join(map(repr, choices))}"
-                )
-        for name, least in _WHOLE_NUMBERS.items():
-            value = getattr(self, name)
-            if not (_is_whole(value, least) or (value is None and name in _OPTIONAL)):
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be a whole number of at least {least}"
-                )
-        layers: Any = self.extract_layers
-        listed = isinstance(layers, list | tuple) and len(layers) > 0
-        if not listed or not all(_is_whole(layer, 1) for layer in layers):
-            raise ConfigError(
-                f"extract_layers is {layers!r}; it needs at least one number of layers, "
-                "each 1 or more"
-            )
-        object.__setattr__(self, "extract_layers", tuple(layers))
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Self:
         if self.segment_shift >= self.segment_length:
-            raise ConfigError(
-                f"segment_shift is {self.segment_shift}, a segment has {self.segment_length} "
-                "tokens; boundaries can be moved by less than that"
+            raise ValueError(
+                f"segment_shift is {self.segment_shift} but a segment has {self.segment_length} "
+                "tokens; shift boundaries by fewer"
             )
         if self.segment_length % self.compression:
-            raise ConfigError(
+            raise ValueError(
                 f"segment_length {self.segment_length} is not a multiple of compression "
                 f"{self.compression}; a segment must be cut into whole slots"
             )
         if self.decompressor == "none" and self.inject_layer:
-            raise ConfigError(
+            raise ValueError(
                 f"decompressor is 'none' and inject_layer {self.inject_layer}; without a "
                 "decompressor slots enter at the decoder's input: set inject_layer to 0"
             )
         if self.compressor == "query" and self.slots_per_block % self.slots:
-            raise ConfigError(
-                f"block_slots is {self.block_slots}, a segment has {self.slots} slots; a learned "
-                "query sees its whole segment, so a block must hold whole segments"
+            raise ValueError(
+                f"block_slots is {self.block_slots} but a segment has {self.slots} slots; a "
+                "learned query sees its whole segment, so a block must have whole segments"
             )
+        return self
 
     @property
     def slots(self) -> int:
@@ -161,25 +116,26 @@ class SedemConfig:
 
     @property
     def extract_layer(self) -> int:
-        """How many encoder layers must be run: the deepest extraction layer."""
+        """The number of encoder layers to run: the deepest extraction layer."""
         return max(self.extract_layers)
 
     @property
     def cross_model(self) -> bool:
-        """Whether one backbone reads and another answers."""
+        """Whether different backbones read and answer."""
         return self.decoder is not None and self.decoder != self.encoder
 
     def save(self, folder: Path, **extra: Any) -> None:
-        """Write config.json; `extra` are entries that are not settings, such as versions."""
-        entries = {**asdict(self), **extra}
+        """Write config.json; `extra` has entries that are not settings, such as versions."""
+        entries = {**self.to_dict(), **extra}
         (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path, *, extra: frozenset[str] = frozenset()) -> SedemConfig:
-        """Read config.json; entries named in `extra` are not settings and are passed over.
+        """Read config.json; entries named in `extra` are not settings and are ignored.
 
         Raises:
             CheckpointError: the file is missing or not a sedem configuration.
+            ConfigError: a setting is unknown or missing, or its value is not allowed.
         """
         path = folder / CONFIG_FILE
         try:
@@ -201,50 +157,20 @@ class SedemConfig:
                 f"'{path}' is not a sedem configuration (it has no 'extract_layers'); "
                 "give a folder that save_pretrained wrote"
             )
-        return from_mapping(cls, {k: v for k, v in entries.items() if k not in extra}, str(path))
-
-    def with_changes(self, **changes: Any) -> SedemConfig:
-        """A copy with some settings changed; unknown names are refused."""
-        return from_mapping(type(self), {**asdict(self), **changes}, "the changes")
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def from_mapping(kind: type[Kind], entries: dict[str, Any], source: str) -> Kind:
-    """Build a dataclass from named entries, refusing unknown ones with the nearest name.
-
-    Args:
-        kind: the dataclass.
-        entries: values by field name.
-        source: where they come from, for the message.
-
-    Raises:
-        ConfigError: an entry is unknown, or a needed one is missing.
-    """
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    for name in entries:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(known)}"
-            raise ConfigError(f"{source}: unknown key '{name}'{hint}")
-    try:
-        return kind(**entries)
-    except TypeError as error:
-        raise ConfigError(f"{source}: {error}") from None
+        settings = {name: value for name, value in entries.items() if name not in extra}
+        return cls.from_entries(settings, str(path))
 
 
 def llama_1b(**changes: Any) -> SedemConfig:
-    """The paper's Llama-3.2-1B setting; layers as docs/deviations.md explains."""
+    """The paper's Llama-3.2-1B setting; docs/deviations.md explains the layers."""
     base = SedemConfig(encoder="meta-llama/Llama-3.2-1B", extract_layers=(11,), inject_layer=6)
-    return replace(base, **changes)
+    return base.with_changes(**changes)
 
 
 def llama_3b(**changes: Any) -> SedemConfig:
     """The paper's Llama-3.2-3B setting: 11 of 28 encoder layers, injection at 10."""
     base = SedemConfig(encoder="meta-llama/Llama-3.2-3B", extract_layers=(11,), inject_layer=10)
-    return replace(base, **changes)
+    return base.with_changes(**changes)
 
 
 def llama_1b_to_3b(**changes: Any) -> SedemConfig:

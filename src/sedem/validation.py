@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Annotated, Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -14,12 +13,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     Strict,
     ValidationError,
-    create_model,
 )
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from sedem.errors import ConfigError
 
@@ -98,34 +95,6 @@ class Settings(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         """All settings as JSON types: nested dicts and lists."""
         return self.model_dump(mode="json")
-
-
-class FromEntries:
-    """Annotation for a field of a plain dataclass type, which may then be given as a mapping.
-
-    The mapping is checked as strictly as `Settings` are. A `ConfigError` of the dataclass itself is
-    reported with the path of the field.
-    """
-
-    def __get_pydantic_core_schema__(
-        self, kind: type[Any], handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        """The schema that pydantic validates and serializes the field with."""
-
-        def build(value: Any, validate: Callable[[Any], BaseModel]) -> Any:
-            if isinstance(value, kind):
-                return value
-            given = validate(value)
-            try:
-                return kind(**{name: getattr(given, name) for name in given.model_fields_set})
-            except ConfigError as error:
-                raise ValueError(str(error)) from None
-
-        return core_schema.no_info_wrap_validator_function(
-            build,
-            handler(_model_of(kind)),
-            serialization=core_schema.plain_serializer_function_ser_schema(asdict),
-        )
 
 
 def explain(error: ValidationError, source: str, kind: Any) -> str:
@@ -256,12 +225,9 @@ def _bare(kind: Any) -> Any:
 
 
 def _names(kind: Any) -> Mapping[str, Any]:
-    """The fields of a model or dataclass and their types; empty for other types."""
+    """The fields of a model and their types; empty for other types."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {f.alias or name: f.annotation for name, f in kind.model_fields.items()}
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = get_type_hints(kind, include_extras=True)
-        return {field.name: hints[field.name] for field in fields(kind)}
     return {}
 
 
@@ -273,23 +239,3 @@ def _entry(kind: Any, step: int | str) -> Any:
     if isinstance(step, str):
         return parts[-1]
     return parts[step] if len(parts) > step and Ellipsis not in parts else parts[0]
-
-
-def _model_of(kind: type[Any]) -> type[BaseModel]:
-    """A pydantic model with the fields of a dataclass, as strict as `Settings` are."""
-    hints = get_type_hints(kind, include_extras=True)
-    needed: dict[str, Any] = {}
-    for field in fields(kind):
-        optional = field.default is not MISSING or field.default_factory is not MISSING
-        needed[field.name] = (_strict(hints[field.name]), None if optional else ...)
-    return create_model(kind.__name__, __config__=Settings.model_config, **needed)
-
-
-_STRICT: dict[Any, Any] = {bool: Flag, int: Whole, float: Number}
-
-
-def _strict(hint: Any) -> Any:
-    origin, parts = get_origin(hint), tuple(map(_strict, get_args(hint)))
-    if origin in (Union, UnionType):
-        return Union[parts]  # noqa: UP007
-    return origin[parts] if origin in (tuple, list, dict) else _STRICT.get(hint, hint)

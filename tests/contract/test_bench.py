@@ -1,4 +1,4 @@
-"""`sedem bench`: output, stored results and errors."""
+"""`sedem bench`: its table, its JSON and plots, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bench(*words: object) -> Result:
     return CliRunner().invoke(app, ["bench", *map(str, words)])
 
 
-def test_a_bench_is_printed_stored_and_plotted(
+def test_a_bench_is_printed_saved_and_plotted(
     model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "measure_ceilings", lambda *_: command.Ceilings(1e10, 1e11))

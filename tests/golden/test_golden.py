@@ -1,6 +1,6 @@
-"""Twenty steps of each stage on the tiny model: every loss as it was when it was last agreed to.
+"""Twenty steps of each stage on the tiny model must reproduce the recorded losses.
 
-When a change is meant to alter training, write the losses anew and read the difference in git:
+If a change is meant to alter training, record the losses again and review the difference in git:
 
     WRITE_GOLDEN=1 python -m pytest tests/golden/test_golden.py
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,14 @@ HERE = Path(__file__).parent
 FIXTURES = HERE.parent / "fixtures"
 NAMES = ("loss", "context", "distill", "answer", "select", "reconstruct", "regress", "recall")
 
-# On one machine runs are equal to the last bit. Processors differ in their kernels, so that sums
-# are taken in another order; in twenty steps of float32 that grows to a few millionths.
+# On one machine, runs are equal to the last bit. Kernels of other processors sum in another order;
+# over twenty steps of float32, that difference grows to a few millionths.
 TOLERANCE = 1e-5
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """The number of threads decides the order of sums as well."""
+    """The number of threads also changes the order of sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -67,7 +66,7 @@ def shared(config: SedemConfig, folder: Path, rates: dict[str, float]) -> dict[s
 
 
 def read_losses(folder: Path) -> list[dict[str, float]]:
-    """Step, loss and parts of each line of a run's log."""
+    """Loss and its parts at each step of a run."""
     log = json.loads((folder / "run" / "training.json").read_text())["log"]
     lines = [line for line in log if "loss" in line]
     assert [line["step"] for line in lines] == list(range(1, 21))
@@ -88,7 +87,7 @@ def compare(found: list[dict[str, float]], path: Path) -> None:
         assert row == pytest.approx(wanted, rel=TOLERANCE), f"step {step}"
 
 
-def test_stage_1_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
+def test_stage_1_reproduces_its_losses(config: SedemConfig, tmp_path: Path) -> None:
     recipe = Stage1Recipe(
         text=TextSource(path="articles.jsonl", continuation=8),
         losses=Stage1Losses(regress=0.5, regress_first=0.25, recall=0.5, distill_temperature=2.0),
@@ -98,7 +97,7 @@ def test_stage_1_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
     compare(read_losses(tmp_path), HERE / "stage1.txt")
 
 
-def test_stage_2_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
+def test_stage_2_reproduces_its_losses(config: SedemConfig, tmp_path: Path) -> None:
     rates = {"compressor": 1e-3, "decompressor": 2e-3, "selector": 1e-3, "lora": 1e-3}
     recipe = Stage2Recipe(
         data=Stage2Data(
@@ -108,7 +107,7 @@ def test_stage_2_goes_as_it_went(config: SedemConfig, tmp_path: Path) -> None:
             answer_limit=200,
         ),
         losses=Stage2Losses(normalize_scores=True),
-        **shared(replace(config, block_slots=8), tmp_path, rates),
+        **shared(config.with_changes(block_slots=8), tmp_path, rates),
     )
     train_stage2(recipe)
     compare(read_losses(tmp_path), HERE / "stage2.txt")

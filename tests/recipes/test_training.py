@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def test_a_recipe_starts_from_another_of_its_folder_and_shape() -> None:
         folder, model = ends[str(second.start_from)]
         assert folder == path.parent
         free = {"k": second.model.k, "lora_rank": second.model.lora_rank}
-        assert replace(model, **free, lora_alpha=second.model.lora_alpha) == second.model
+        assert model.with_changes(**free, lora_alpha=second.model.lora_alpha) == second.model
 
 
 def test_no_two_recipes_share_an_output_folder() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 import pytest
@@ -12,7 +11,6 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from sedem.errors import ConfigError
 from sedem.validation import (
     Flag,
-    FromEntries,
     Number,
     NumberAbove0,
     NumberFrom0,
@@ -25,18 +23,17 @@ from sedem.validation import (
 )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A plain dataclass that checks itself."""
-
-    layers: tuple[int, ...]
-    width: int = 8
-    rate: float = 0.5
+class Shape(Settings):
+    layers: tuple[Whole, ...]
+    width: Whole = 8
+    rate: Number = 0.5
     name: str | None = None
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _width_is_even(self) -> Self:
         if self.width % 2:
-            raise ConfigError(f"width is {self.width}; it must be even")
+            raise ValueError(f"width is {self.width}; it must be even")
+        return self
 
 
 class Source(Settings):
@@ -45,7 +42,7 @@ class Source(Settings):
 
 
 class Recipe(Settings):
-    shape: Annotated[Shape, FromEntries()]
+    shape: Shape
     sources: Annotated[tuple[Source, ...], Field(min_length=1)]
     rates: dict[str, NumberFrom0] = Field(default_factory=dict)
     schedule: Literal["linear", "cosine"] = "linear"
@@ -73,7 +70,7 @@ WHOLE: dict[str, Any] = {"shape": {"layers": [3]}, "sources": [{"path": "a"}, {"
 def test_settings_are_built_from_nested_entries() -> None:
     entries = {**WHOLE, "rates": {"lora": "1e-4"}, "weight": 2, "budget": "all"}
     recipe = Recipe.from_entries(entries, "recipe.yaml")
-    assert recipe.shape == Shape((3,))
+    assert recipe.shape == Shape(layers=(3,))
     assert recipe.sources == (Source(path="a"), Source(path="b"))
     # YAML reads 1e-4 as text.
     assert (recipe.rates, recipe.weight) == ({"lora": 1e-4}, 2.0)

@@ -258,8 +258,8 @@ class ActivationBeacon(TrainedReader):
         counts = [self._columns(count) for count in used]
         kept_BL2HKE = torch.stack(
             [
-                F.pad(kept[..., :count, :], (0, 0, 0, max(counts) - count))
-                for kept, count in zip(contents, counts, strict=True)
+                F.pad(columns[..., :count, :], (0, 0, 0, max(counts) - count))
+                for columns, count in zip(contents, counts, strict=True)
             ]
         ).to(backbone.dtype)
         layers = [(pair[:, 0], pair[:, 1]) for pair in kept_BL2HKE.unbind(1)]

@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 TRAINED: dict[str, tuple[str, str]] = {
     "full-context-tuned": (
         "full_context_tuned.FullContextTuned",
-        "the backbone with LoRA, trained on questions, reads every document as text",
+        "the backbone with LoRA reads every document as text",
     ),
-    "rag": ("rag.RAG", "a selector as SeDeM's picks K paragraphs, the adapted backbone reads them"),
-    "icae": ("icae.ICAE", "segments of text into memory tokens for the frozen backbone"),
-    "hmt": ("hmt.HMT", "segment after segment, with memory that is recalled"),
+    "rag": ("rag.RAG", "a selector like SeDeM's finds K paragraphs, a tuned reader reads them"),
+    "icae": ("icae.ICAE", "compresses segments into memory tokens for the frozen backbone"),
+    "hmt": ("hmt.HMT", "reads segment after segment and recalls earlier memory"),
     "500x": (
         "compressor_500x.Compressor500x",
-        "500 tokens into keys and values of four for the frozen backbone",
+        "compresses 500 tokens into keys and values of four for the frozen backbone",
     ),
-    "beacon": ("beacon.ActivationBeacon", "windows of text into keys and values of beacon tokens"),
-    "comprexit": ("comprexit.ComprExIT", "states of all layers fused, and moved to soft tokens"),
+    "beacon": (
+        "beacon.ActivationBeacon",
+        "compresses windows into keys and values of beacon tokens",
+    ),
+    "comprexit": (
+        "comprexit.ComprExIT",
+        "fuses the states of all layers and moves them to soft tokens",
+    ),
 }
 """By name: module and class in this package, and a description for users."""
 

@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,9 @@ from sedem.bench.random_weights import write_random_checkpoint
 from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
-from sedem.evaluation.method import Setting
-from sedem.evaluation.readers import BoundSedem, decoding_of, frozen_decoder, frozen_encoder
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.method import decoding_of
+from sedem.evaluation.readers import BoundSedem, frozen_decoder, frozen_encoder
 from sedem.evaluation.registry import METHODS, default_checkpoint, has_selection_budget, open_method
 from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
@@ -98,18 +98,19 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
     Raises:
         ConfigError: no method can run.
     """
-    setting = Setting(
-        str(checkpoint),
-        plan.k,
-        max_new_tokens=plan.answer_tokens,
-        dtype=str(plan.type).removeprefix("torch."),
-        device=str(plan.place),
-        engine=plan.engine,
-    )
+    entries: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "k": plan.k,
+        "max_new_tokens": plan.answer_tokens,
+        "dtype": str(plan.type).removeprefix("torch."),
+        "device": str(plan.place),
+        "engine": plan.engine,
+    }
+    settings = MethodSettings(**entries)
     subjects, left_out = [], {}
     for name in plan.methods:
         try:
-            opened = _open_method(name, setting, plan)
+            opened = _open_method(name, settings, plan)
         except ConfigError as error:
             if name in METHODS and name not in TRAINED:
                 raise
@@ -124,21 +125,23 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
     return subjects, left_out
 
 
-def _open_method(name: str, setting: Setting, plan: Plan) -> list[Subject]:
+def _open_method(name: str, settings: MethodSettings, plan: Plan) -> list[Subject]:
     """Open a method; SeDeM gives one subject per type of memory, which share the model."""
     if name in PEERS:
-        backbone = frozen_decoder(setting)
-        return [Subject(name, PEERS[name][0](backbone, decoding_of(setting)), backbone)]
+        backbone = frozen_decoder(settings)
+        return [Subject(name, PEERS[name][0](backbone, decoding_of(settings)), backbone)]
     if name in TRAINED:
         if plan.backbone is not None:
             raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
-        setting = replace(setting, checkpoint=default_checkpoint(name))
+        settings = settings.with_changes(checkpoint=default_checkpoint(name))
     # k applies only to methods with a selection budget.
-    method = open_method(name, setting if has_selection_budget(name) else replace(setting, k=None))
+    method = open_method(
+        name, settings if has_selection_budget(name) else settings.with_changes(k=None)
+    )
     reader = method.reader
     if not isinstance(reader, BoundSedem):
         return [Subject(name, reader, method.backbone)]
-    layers = EncoderLayers(reader.model.config, frozen_encoder(setting))
+    layers = EncoderLayers(reader.model.config, frozen_encoder(settings))
     return [
         Subject(
             name if kind == BFLOAT16 else f"{name}-{kind}",

@@ -85,23 +85,23 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
     }
 
 
-def text_work(backbone: Backbone, answer: Answer, question: str, *, kept: bool) -> Stages:
+def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool) -> Stages:
     """Work of a method whose decoder reads text, for an answer that it gave.
 
     Args:
         backbone: the decoder.
         answer: the answer; it says how many positions the decoder saw.
         question: the question.
-        kept: whether the context's keys and values are cached when it is read.
+        cached: whether the context's keys and values are cached when it is read.
     """
     assert answer.conditioning is not None
     shape, depth = backbone.model.config, backbone.depth
     seen = answer.conditioning
     weights = _layer_bytes(backbone, depth)
     head = 2 * backbone.width * shape.vocab_size
-    before = seen - (len(question_ids(backbone, question)) - 1) if kept else 0
+    before = seen - (len(question_ids(backbone, question)) - 1) if cached else 0
     reading = depth * layer_flops(shape, before) - _omitted(backbone, before)
-    read = [Work(reading, weights)] if kept else []
+    read = [Work(reading, weights)] if cached else []
     asked = depth * layer_flops(shape, seen - before, before) + head
     asked -= _omitted(backbone, seen - before - 1, before)
     moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)

@@ -66,8 +66,8 @@ class Subject:
         if self.backbone is None or not self.reads_text or isinstance(self.reader, LongLLMLingua):
             # LongLLMLingua reads the context several times to prune it, then reads the rest.
             return None
-        kept = isinstance(self.reader, PrefixCached)
-        return text_work(self.backbone, answer, question, kept=kept)
+        cached = isinstance(self.reader, PrefixCached)
+        return text_work(self.backbone, answer, question, cached=cached)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from sedem.bench.contexts import LONGEST, source
 from sedem.bench.peers import PEERS
 from sedem.durable_files import sha256
 from sedem.errors import ConfigError
-from sedem.evaluation.command import DTYPES, weight_files
+from sedem.evaluation.command import weight_files
+from sedem.evaluation.config import DTYPES
 from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.registry import METHODS, default_checkpoint
 from sedem.inference.checkpoint import locate

@@ -19,16 +19,19 @@ from sedem.cli.options import (
     parse_options,
 )
 from sedem.cli.report import print_cost, print_metrics, print_report
+from sedem.evaluation.config import EvaluationConfig
 
 METHOD = "METHOD"
-"""The command that runs when the first word names a method."""
+DEFAULTS: dict[str, Any] = {
+    name: field.default for name, field in EvaluationConfig.model_fields.items()
+}
 
 
 class MethodOrVerb(TyperGroup):
-    """A group of commands in which any other first word names a method."""
+    """A group whose first word is a command or else the method to evaluate."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """Return the command that the first word names, or the command for methods."""
+        """Resolve the first word to a command, or to the evaluation of that method."""
         if args[0] in self.commands:
             return super().resolve_command(ctx, args)
         return args[0], self.commands[METHOD], args[1:]
@@ -58,70 +61,66 @@ def evaluations(
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
 
+def _flag(setting: str, *names: str) -> Any:
+    """A flag whose help is the docstring of a setting."""
+    return typer.Option(*names, help=EvaluationConfig.model_fields[setting].description)
+
+
 @eval_app.command(METHOD)
 def evaluate(
     context: typer.Context,
-    data: Annotated[str, typer.Option(help="File of questions, or name of a public set.")],
-    schema: Annotated[str | None, typer.Option(help="Its schema, if not found out.")] = None,
-    records: Annotated[str | None, typer.Option(help="Records of the set, as start:stop.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a set that has several.")] = None,
+    data: Annotated[str, _flag("data")],
+    schema: Annotated[str | None, _flag("schema_name")] = None,
+    records: Annotated[str | None, _flag("records")] = None,
+    split: Annotated[str | None, _flag("split")] = None,
     option: OptionEntries = None,
-    limit: Annotated[int | None, typer.Option(help="A seeded sample of so many questions.")] = None,
+    limit: Annotated[int | None, _flag("limit")] = None,
     k: BudgetOption = None,
-    control: Annotated[
-        str, typer.Option(help="Blocks to use: selected, gold, gold-documents, wrong or none.")
-    ] = "selected",
+    control: Annotated[str, _flag("control")] = DEFAULTS["control"],
     model: Model = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Limit of an answer in tokens. [default: the set's own]")
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(help="Questions that SeDeM answers together; 1 to measure times.")
-    ] = 32,
-    shift: Annotated[
-        int, typer.Option(help="Tokens by which boundaries between segments are moved.")
-    ] = 0,
-    memory: Annotated[
-        str, typer.Option(help="What SeDeM stores slots as: bfloat16, int8 or fp8.")
-    ] = "bfloat16",
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    engine: EngineOption = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of sample and distractors.")] = 0,
+    max_new_tokens: Annotated[int | None, _flag("max_new_tokens")] = None,
+    batch: Annotated[int, _flag("batch")] = DEFAULTS["batch"],
+    shift: Annotated[int, _flag("shift")] = DEFAULTS["shift"],
+    memory: Annotated[str, _flag("memory")] = DEFAULTS["memory"],
+    dtype: Annotated[str, _flag("dtype")] = DEFAULTS["dtype"],
+    engine: EngineOption = DEFAULTS["engine"],
+    seed: Annotated[int, _flag("seed")] = DEFAULTS["seed"],
     out: Annotated[
         Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a method on a set of questions."""
-    blocks = budget(k)
+    from sedem.evaluation.registry import default_checkpoint
+
+    method = str(context.info_name)
+    entries = {
+        "method": method,
+        "data": data,
+        "schema_name": schema,
+        "records": records,
+        "split": split,
+        "options": parse_options(option),
+        "limit": limit,
+        "k": budget(k),
+        "control": control,
+        "checkpoint": model or default_checkpoint(method),
+        "max_new_tokens": max_new_tokens,
+        "batch": batch,
+        "shift": shift,
+        "memory": memory,
+        "dtype": dtype,
+        "engine": engine,
+        "seed": seed,
+    }
+    config = EvaluationConfig.from_entries(entries, "sedem eval")
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.evaluation.command import run_evaluation
-    from sedem.evaluation.registry import default_checkpoint
 
     disable_progress_bar()
     with output.progress("answering") as report_progress:
-        metrics = run_evaluation(
-            str(context.info_name),
-            data,
-            schema=schema,
-            records=records,
-            split=split,
-            options=parse_options(option),
-            limit=limit,
-            k=blocks,
-            control=control,
-            checkpoint=model or default_checkpoint(str(context.info_name)),
-            max_new_tokens=max_new_tokens,
-            batch=batch,
-            shift=shift,
-            memory=memory,
-            dtype=dtype,
-            engine=engine,
-            seed=seed,
-            out=out,
-            progress=report_progress,
-        )
+        metrics = run_evaluation(config, out, report_progress)
     if as_json:
         output.print_json(metrics)
     else:

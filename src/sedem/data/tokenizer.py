@@ -56,7 +56,7 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
             that of sedem-nano.
 
     Raises:
-        ConfigError: there is none, or it needs code of its own.
+        ConfigError: there is no such tokenizer, or it needs code of its own.
     """
     from sedem.backbone.loading import read_tokenizer
 
@@ -69,8 +69,10 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"tokenizer '{shown}' is neither a folder here nor to be had from the hub: {reason}"
+            f"tokenizer '{shown}' is neither a local folder nor available from the hub: {reason}"
         ) from None
     if not opened.is_fast:
-        raise ConfigError(f"tokenizer '{shown}' cannot tell characters; a fast one is needed")
+        raise ConfigError(
+            f"tokenizer '{shown}' has no character offsets; a fast tokenizer is needed"
+        )
     return Tokenizer(opened, shown)

@@ -1,8 +1,8 @@
-"""FLOPs of one query of a trained baseline, from its settings and a shape, counted as SeDeM's are.
+"""FLOPs of one query of a trained baseline, counted like SeDeM's in `cost`.
 
-What is computed here: rows of a batch as long as its longest, prefixes through every layer, even
-where a method needs nothing of the last one. `docs/deviations.md` has what of it a method could
-spare. Adapters are taken as merged.
+The formulas count what our implementations compute: every row of a batch is padded to the longest,
+and prefixes run through every layer even if a method does not need the last one.
+`docs/deviations.md` says what a method could save. Adapters count as merged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sedem.evaluation.cost import Workload, answer_flops, backbone_shape, layer_
 
 
 class Work(NamedTuple):
-    """FLOPs of one query, and the settings that decide them.
+    """The FLOPs of one query, and the settings they depend on.
 
     Attributes:
-        encode: to read the context.
-        decode: to answer the question, prefill included.
-        settings: by name.
+        encode: FLOPs to read the context.
+        decode: FLOPs to answer the question, including the prefill.
+        settings: the settings by name.
     """
 
     encode: int
@@ -38,19 +38,19 @@ def baseline_flops(
     config: ReaderConfig | None = None,
     workload: Workload | None = None,
 ) -> dict[str, Any]:
-    """FLOPs of one query, online.
+    """The FLOPs of one query, online.
 
     Args:
         method: a trained baseline.
-        backbone: a preset of one backbone, a folder or a hub id.
-        config: its settings; None means their defaults.
-        workload: one query; the paper's if not given.
+        backbone: a preset with one backbone, a folder or a hub id.
+        config: its settings; None means the defaults.
+        workload: the query; None means the paper's.
 
     Returns:
         `encode`, `decode`, their `total`, and the `assumptions`.
 
     Raises:
-        ConfigError: the method has no formula, or there is no such backbone.
+        ConfigError: the method has no formula, or the backbone is unknown.
     """
     if method not in COUNTED:
         raise ConfigError(f"FLOPs of '{method}' are not counted; those of {', '.join(COUNTED)} are")
@@ -71,7 +71,7 @@ def baseline_flops(
 
 
 def icae_flops(config: Any, shape: PretrainedConfig, workload: Workload) -> Work:
-    """Segments with start and memory tokens; the answer from all slots and the token FT."""
+    """ICAE: segments with a start token and memory tokens; the answer from all slots and FT."""
     segments = -(-workload.context // (config.memory * config.compression))
     longest = -(-workload.context // segments)
     row = 1 + longest + config.memory
@@ -82,67 +82,68 @@ def icae_flops(config: Any, shape: PretrainedConfig, workload: Workload) -> Work
 
 
 def hmt_flops(config: Any, shape: PretrainedConfig, workload: Workload) -> Work:
-    """Whole segments; then what is left of the context, with the question and the answer."""
+    """HMT: full segments, then the rest of the context with the question and the answer."""
     size, memory, layers = config.tokens, config.memory, shape.num_hidden_layers
-    whole, rest = divmod(1 + workload.context, size)
+    segments, rest = divmod(1 + workload.context, size)
 
-    def given(number: int, own: int) -> int:
-        # Half of a segment, asked by it all memory vectors that are kept; the first one recalls
-        # nothing.
+    def recall(number: int, tokens: int) -> int:
+        # The first half of a segment queries all cached memory vectors. The first segment has none.
         if not number:
             return 0
-        kept = min(config.recall_context, number * memory)
-        asking = layers * layer_flops(shape, 2 * memory + min(max(1, size // 2), own))
+        cached = min(config.recall_context, number * memory)
+        query = layers * layer_flops(shape, 2 * memory + min(max(1, size // 2), tokens))
         width, inner = shape.hidden_size, config.recall_width
-        projected = 2 * (memory + kept) * width * inner
-        return asking + projected + 2 * memory * kept * (inner + width)
+        projections = 2 * (memory + cached) * width * inner
+        return query + projections + 2 * memory * cached * (inner + width)
 
-    def front(number: int, own: int) -> int:
-        return memory + (config.sensory if number else 0) + own
+    def prefix(number: int, tokens: int) -> int:
+        return memory + (config.sensory if number else 0) + tokens
 
-    def read(number: int, own: int) -> int:
-        return given(number, own) + layers * layer_flops(shape, front(number, own) + memory)
+    def read(number: int, tokens: int) -> int:
+        return recall(number, tokens) + layers * layer_flops(shape, prefix(number, tokens) + memory)
 
-    encode = sum(read(number, size) for number in range(whole))
+    encode = sum(read(number, size) for number in range(segments))
     decode = 0
     if rest and rest + workload.question > size:
         # The question does not fit beside the rest, which becomes a segment of its own.
-        decode += read(whole, rest)
-        whole, rest = whole + 1, 0
+        decode += read(segments, rest)
+        segments, rest = segments + 1, 0
     last = rest + workload.question
-    decode += given(whole, last)
-    decode += answer_flops(shape, front(whole, last), 0, workload.answer)
-    decisive = ("memory", "sensory", "segment_length", "recall_width", "recall_context")
-    return Work(encode, decode, _settings(config, *decisive))
+    decode += recall(segments, last)
+    decode += answer_flops(shape, prefix(segments, last), 0, workload.answer)
+    names = ("memory", "sensory", "segment_length", "recall_width", "recall_context")
+    return Work(encode, decode, _settings(config, *names))
 
 
 def compressor_500x_flops(config: Any, shape: PretrainedConfig, workload: Workload) -> Work:
-    """The first `limit` tokens, filled up to it, and memory tokens; whatever the context has."""
+    """500xCompressor: the first `limit` tokens, padded if there are fewer, and memory tokens."""
     encode = shape.num_hidden_layers * layer_flops(shape, config.limit + config.memory)
     decode = answer_flops(shape, 1 + workload.question, config.memory, workload.answer)
-    read = {"context_tokens_read": min(config.limit, workload.context)}
-    return Work(encode, decode, {**_settings(config, "memory", "limit"), **read})
+    read = min(config.limit, workload.context)
+    settings = _settings(config, "memory", "limit")
+    return Work(encode, decode, {**settings, "context_tokens_read": read})
 
 
 def beacon_flops(config: Any, shape: PretrainedConfig, workload: Workload) -> Work:
-    """Windows with beacons above what earlier ones have left; the question above what all have.
+    """Activation Beacon: windows with beacons, each after the cached beacons of earlier windows.
 
-    At a beacon both its own projections and the frozen ones that they replace are computed.
+    At a beacon both its own projections and the frozen ones they replace are computed.
     """
-    whole, rest = divmod(1 + workload.context, config.window)
+    windows, rest = divmod(1 + workload.context, config.window)
     beacons, layers = config.window // config.ratio, shape.num_hidden_layers
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     outputs = head * (shape.num_attention_heads + 2 * shape.num_key_value_heads)
-    own = 2 * beacons * shape.hidden_size * outputs
+    projections = 2 * beacons * shape.hidden_size * outputs
 
-    def held(windows: int) -> int:
-        return windows * beacons + (config.sink if windows else 0)
+    def cached(finished: int) -> int:
+        return finished * beacons + (config.sink if finished else 0)
 
     encode = sum(
-        layers * (layer_flops(shape, config.window + beacons, held(n)) + own) for n in range(whole)
+        layers * (layer_flops(shape, config.window + beacons, cached(number)) + projections)
+        for number in range(windows)
     )
-    encode += layers * layer_flops(shape, rest, held(whole))
-    decode = answer_flops(shape, workload.question, held(whole) + rest, workload.answer)
+    encode += layers * layer_flops(shape, rest, cached(windows))
+    decode = answer_flops(shape, workload.question, cached(windows) + rest, workload.answer)
     return Work(encode, decode, _settings(config, "window", "ratio", "sink"))
 
 
@@ -156,4 +157,4 @@ COUNTED: Mapping[str, Callable[[Any, PretrainedConfig, Workload], Work]] = {
     "500x": compressor_500x_flops,
     "beacon": beacon_flops,
 }
-"""The trained methods of the paper's table, with their formula."""
+"""The trained methods of the paper's table and their formulas."""

@@ -1,4 +1,4 @@
-"""Two runs on the same examples: the difference of a metric, and how sure its sign is."""
+"""Two runs on the same examples: the difference in a metric, and how certain its sign is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Difference:
     """Second run minus first, example by example.
 
     Attributes:
-        mean: of the differences.
-        interval: 95 %, from the paired bootstrap: whole examples are resampled.
-        below_zero: share of the resamples whose mean is below zero; near 0 or 1 says that the sign
-            is no accident, near 0.5 that it may be.
-        n: examples.
+        mean: mean of the differences.
+        interval: 95 % interval of the mean, from the paired bootstrap over examples.
+        below_zero: share of the resamples with a mean below zero. Near 0 or 1 the sign is certain,
+            near 0.5 it may be chance.
+        n: number of examples.
     """
 
     mean: float
@@ -31,7 +31,7 @@ class Difference:
     n: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As results show it."""
+        """The rounded values, with JSON types."""
         return {
             "mean": round(self.mean, 2),
             "interval": [round(bound, 2) for bound in self.interval],
@@ -47,29 +47,29 @@ def compare(
 
     Args:
         first: predictions of one run.
-        second: predictions of another on the same examples, in any order.
-        metrics: names of `records.values`; only examples that have one in both runs count for it.
+        second: predictions of another run on the same examples, in any order.
+        metrics: names of `records.values`. An example counts if it has the metric in both runs.
 
     Returns:
-        The difference in each of the metrics that at least one example has in both runs.
+        The difference in each metric that at least one example has in both runs.
 
     Raises:
-        DataError: the runs are on other examples.
+        DataError: the runs are on different examples.
     """
     check_same(first, second)
     others = {record["id"]: values(record) for record in second}
     pairs = [(values(record), others[record["id"]]) for record in first]
-    found = {
+    differences = {
         name: [b[name] - a[name] for a, b in pairs if name in a and name in b] for name in metrics
     }
-    return {name: _difference(numbers) for name, numbers in found.items() if numbers}
+    return {name: _difference(numbers) for name, numbers in differences.items() if numbers}
 
 
 def check_same(first: Sequence[Record], second: Sequence[Record]) -> None:
-    """Refuse runs that were not asked the same.
+    """Check that two runs answered the same examples.
 
     Raises:
-        DataError: with the numbers of examples, and how many both have.
+        DataError: they did not; the message counts the examples of each and the common ones.
     """
     one, other = (
         {(record["id"], record.get("question"), *record["references"]) for record in records}
@@ -77,7 +77,7 @@ def check_same(first: Sequence[Record], second: Sequence[Record]) -> None:
     )
     if one != other:
         raise DataError(
-            f"the runs have other examples: {len(one):,} and {len(other):,}, of which "
+            f"the runs have different examples: {len(one):,} and {len(other):,}, of which "
             f"{len(one & other):,} are common; evaluate both on the same records, limit and seed"
         )
 

@@ -1,4 +1,4 @@
-"""How much of a segment its memory carries: the loss on what follows it, under several conditions.
+"""How much of a segment its memory keeps: the loss on the text after it, in several conditions.
 
 Letters: B batch, T context tokens, A continuation tokens, D decoder width.
 """
@@ -28,27 +28,29 @@ CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")
 def continuation_losses(
     model: SeDeM, windows: Dataset[dict[str, Any]], progress: Callable[[int, int], None]
 ) -> dict[str, dict[str, Any]]:
-    """Mean cross-entropy, in nats a token, of continuations and of spans of the context itself.
+    """Mean cross-entropy, in nats per token, of continuations and of spans of the context.
 
-    The first token of a continuation is left out: only with text or memory in front of it is there
-    a state to predict it from. Spans of the context stand after the separator of prompts, which is
-    no target. Adapters are off: this measures stage 1.
+    The first token of a continuation is not a target, because without text or memory before it no
+    state can predict it. A span of the context follows the prompts' separator, which is not a
+    target either. Adapters are off: this measures stage 1.
 
     Args:
-        model: one backbone, or two with one tokenizer.
+        model: a model with one backbone, or with two that share a tokenizer.
         windows: items with `context` `[T]` and `continuation` `[A]`.
-        progress: called with windows done and windows in all.
+        progress: called with the number of finished windows and the number of windows.
 
     Returns:
-        By target ("continuation", "recall") and condition: raw text in front; the decoder's own
-        states injected; restored states; those of another window; nothing. `recall` asks for
-        tokens of the context's second half.
+        The losses by target and condition. Targets are "continuation" and "recall", a span of the
+        context's second half. Conditions are the raw text as prefix, the decoder's true states
+        injected, the restored states, those of another window, and nothing.
 
     Raises:
         ConfigError: the backbones have different tokenizers.
     """
     if model.encoder.vocabulary != model.decoder.vocabulary:
-        raise ConfigError("continuation losses need encoder and decoder of one tokenizer")
+        raise ConfigError(
+            "continuation losses need an encoder and a decoder with the same tokenizer"
+        )
     losses: dict[str, dict[str, list[float]]] = {
         target: {condition: [] for condition in CONDITIONS} for target in ("continuation", "recall")
     }
@@ -63,13 +65,13 @@ def continuation_losses(
             half = context_BT.shape[1] // 2
             span_BA = context_BT[:, half : half + after_BA.shape[1] - len(separator)]
             recall_BA = torch.cat([separator.expand(len(span_BA), -1), span_BA], dim=1)
-            for target, wanted_BA, skipped in (
+            for target, target_BA, skipped in (
                 ("continuation", after_BA, 1),
                 ("recall", recall_BA, len(separator)),
             ):
                 for condition in CONDITIONS:
                     losses[target][condition] += _losses(
-                        model, condition, context_BT, states.get(condition), wanted_BA, skipped
+                        model, condition, context_BT, states.get(condition), target_BA, skipped
                     )
             progress(min(start + BATCH, total), total)
     return {
@@ -79,7 +81,7 @@ def continuation_losses(
 
 
 def _conditions(model: SeDeM, context_BT: Tensor) -> dict[str, Tensor]:
-    """What is injected under each condition that injects anything `[B, T, D]`."""
+    """The injected states of each condition but the raw text `[B, T, D]`; T is 0 for nothing."""
     layer = model.config.inject_layer
     true_BTD = states_at(model.decoder, context_BT, [layer])[layer][:, 1:]
     hidden_BTE = model.mixture(
@@ -101,16 +103,16 @@ def _losses(
     condition: str,
     context_BT: Tensor,
     states: Tensor | None,
-    wanted_BA: Tensor,
+    target_BA: Tensor,
     skipped: int,
 ) -> list[float]:
-    """One loss a window; the first tokens are no targets."""
-    start_B1 = wanted_BA.new_full((len(wanted_BA), 1), model.decoder.bos_token_id)
+    """One loss for each window; the first `skipped` tokens are not targets."""
+    start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
     if states is None:
-        ids_BP = torch.cat([start_B1, context_BT, wanted_BA], dim=1)
+        ids_BP = torch.cat([start_B1, context_BT, target_BA], dim=1)
         states, layer = torch.zeros(len(ids_BP), 0, model.decoder.width, device=model.device), 0
     else:
-        ids_BP = torch.cat([start_B1, wanted_BA], dim=1)
+        ids_BP = torch.cat([start_B1, target_BA], dim=1)
         layer = model.config.inject_layer
     filled = prefill(
         model.decoder,
@@ -121,12 +123,12 @@ def _losses(
         torch.ones(states.shape[:2], dtype=torch.bool, device=model.device),
         placement=model.config.start_placement,
     )
-    targets_BA = wanted_BA[:, skipped:]
-    length = targets_BA.shape[1]
+    scored_BA = target_BA[:, skipped:]
+    length = scored_BA.shape[1]
     logits_BAV = model.decoder.logits(filled.prefix[:, -length - 1 : -1])
     return [
         float(next_token_loss(logits[None], targets[None]))
-        for logits, targets in zip(logits_BAV, targets_BA, strict=True)
+        for logits, targets in zip(logits_BAV, scored_BA, strict=True)
     ]
 
 

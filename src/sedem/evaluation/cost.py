@@ -1,7 +1,7 @@
-"""What a model costs: parameters counted on the meta device, FLOPs from formulas.
+"""The cost of a model: parameters, counted on the meta device, and FLOPs, from formulas.
 
-Appendix Efficiency and Overhead. No weights are needed and none are made. One multiply-add is two
-FLOPs; norms, activations, softmax and embeddings' look-ups are left out, as is usual.
+Appendix Efficiency and Overhead. Weights are neither needed nor created. One multiply-add is two
+FLOPs. Norms, activations, softmax and embedding look-ups are not counted, as is usual.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ PRESETS: dict[str, tuple[Callable[..., SedemConfig], str, str]] = {
     "llama-3.2-3b": (llama_3b, "llama-3.2-3b", "llama-3.2-3b"),
     "llama-3.2-1b-to-3b": (llama_1b_to_3b, "llama-3.2-1b", "llama-3.2-3b"),
 }
-"""Settings of the paper with the shapes of their encoder and decoder."""
+"""The paper's settings: SeDeM's configuration, and the shapes of encoder and decoder."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one query is, for FLOPs; the defaults are the paper's assumptions.
+    """The size of one query; the defaults are the paper's assumptions.
 
     Attributes:
-        context: document tokens.
-        question: question tokens.
-        answer: answer tokens.
-        k: selected blocks.
+        context: number of document tokens.
+        question: number of question tokens.
+        answer: number of answer tokens.
+        k: number of selected blocks.
     """
 
     context: int = 2048
@@ -57,14 +57,14 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
 
     Args:
         name: a preset, a checkpoint folder, a backbone folder or a hub id.
-        workload: one query; the paper's if not given.
+        workload: the query; None means the paper's.
 
     Returns:
         `backbone`, `parameters` (by part, `total`, `backbone`, `percent`) and `flops` (by stage,
         with the assumptions).
 
     Raises:
-        ConfigError: the name is none of these.
+        ConfigError: the name is unknown.
     """
     config, encoder, decoder = _shapes(name)
     workload = workload or Workload(k=config.k)
@@ -78,7 +78,7 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
 def count_parameters(
     config: SedemConfig, encoder: PretrainedConfig, decoder: PretrainedConfig
 ) -> dict[str, Any]:
-    """Parameters that SeDeM adds, from the very modules that a model is made of."""
+    """The parameters that SeDeM adds, counted on the modules that a model has."""
     with torch.device("meta"):
         widths = encoder.hidden_size, decoder.hidden_size
         counts = {
@@ -95,9 +95,9 @@ def count_parameters(
 def backbone_size(
     shape: PretrainedConfig, lora_rank: int, lora_targets: Sequence[str]
 ) -> tuple[int, int]:
-    """Parameters of a backbone, and of adapters on it; rank 0 means none."""
+    """The parameters of a backbone, and of its adapters; rank 0 means no adapters."""
     with torch.device("meta"):
-        # Named here, since a configuration may name an implementation that has to be fetched.
+        # A configuration may name an attention implementation that would have to be downloaded.
         backbone = empty_model(shape, attn_implementation="eager")
         size = _size(backbone)
         if not lora_rank:
@@ -112,7 +112,7 @@ def count_flops(
     decoder: PretrainedConfig,
     workload: Workload,
 ) -> dict[str, Any]:
-    """FLOPs of one query, online: read the context, select, restore, answer."""
+    """The FLOPs of one query, online: read the context, select, restore, answer."""
     T, D = config.segment_length, decoder.hidden_size
     segments = -(-workload.context // T)
     states = workload.k * T
@@ -158,9 +158,16 @@ def count_flops(
 
 
 def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int) -> int:
-    """FLOPs of an answer from every layer: a prefix that follows others, then its tokens but one.
+    """The FLOPs of an answer through every layer.
 
-    The prefix gives the first answer token, and the last one is not read; each has a head.
+    The prefix gives the first answer token, and the last token is not read. The head runs once for
+    each answer token.
+
+    Args:
+        shape: configuration of the backbone.
+        prefix: number of tokens in the prefix.
+        before: number of cached tokens before the prefix.
+        answer: number of answer tokens.
     """
     run = layer_flops(shape, prefix, before)
     run += sum(layer_flops(shape, 1, before + prefix + i) for i in range(answer - 1))
@@ -168,45 +175,50 @@ def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int)
 
 
 def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
-    """FLOPs of one decoder layer over some new tokens that follow others.
+    """The FLOPs of one decoder layer over new tokens.
 
-    Projections of attention and MLP, and causal attention: token i looks at `before` + i + 1 keys,
-    once for the scores and once for the values.
+    Counts the projections of attention and MLP, and causal attention: token i attends to
+    `before` + i + 1 keys, once for the scores and once for the values.
+
+    Args:
+        shape: configuration of the backbone.
+        tokens: number of new tokens.
+        before: number of cached tokens before them.
     """
     width, inner = shape.hidden_size, shape.intermediate_size
     head = getattr(shape, "head_dim", None) or width // shape.num_attention_heads
     queries, keys = head * shape.num_attention_heads, head * shape.num_key_value_heads
     weights = 2 * width * queries + 2 * width * keys + 3 * width * inner
-    looked_at = tokens * before + tokens * (tokens + 1) // 2
-    return 2 * tokens * weights + 4 * looked_at * queries
+    pairs = tokens * before + tokens * (tokens + 1) // 2
+    return 2 * tokens * weights + 4 * pairs * queries
 
 
 def backbone_shape(name: str) -> PretrainedConfig:
-    """The shape of one backbone.
+    """The configuration of one backbone.
 
     Args:
-        name: one whose shape the package holds, a backbone folder or a hub id.
+        name: a preset, a backbone folder or a hub id.
 
     Raises:
-        ConfigError: the name is none of these.
+        ConfigError: the name is unknown, or a preset with two backbones.
     """
     if name.lower() not in PRESETS:
         return _auto_config(name)
     _, encoder, decoder = PRESETS[name.lower()]
     if encoder != decoder:
-        raise ConfigError(f"'{name}' is two backbones; give {encoder} or {decoder}")
+        raise ConfigError(f"'{name}' has two backbones; give {encoder} or {decoder}")
     return shape_file(decoder)
 
 
 def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
     if name.lower() in PRESETS:
-        make, encoder, decoder = PRESETS[name.lower()]
-        return make(), shape_file(encoder), shape_file(decoder)
+        preset, encoder, decoder = PRESETS[name.lower()]
+        return preset(), shape_file(encoder), shape_file(decoder)
     folder = Path(name)
     if (folder / "sedem.safetensors").is_file():
-        return _of_checkpoint(folder)
+        return _checkpoint_shapes(folder)
     shape = _auto_config(name)
-    # Layers in the proportions of the paper's 3B setting, 11 and 10 of 28.
+    # The proportions of the paper's 3B setting: layers 11 and 10 of 28.
     depth = shape.num_hidden_layers
     config = SedemConfig(
         encoder=name,
@@ -216,7 +228,7 @@ def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]
     return config, shape, shape
 
 
-def _of_checkpoint(folder: Path) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
+def _checkpoint_shapes(folder: Path) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
     from sedem.inference.checkpoint import EXTRA_ENTRIES
 
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
@@ -243,7 +255,7 @@ def _auto_config(name: str) -> PretrainedConfig:
 
 
 def shape_file(name: str) -> PretrainedConfig:
-    """The shape of a public backbone, as the package holds it."""
+    """The configuration of a public backbone, from a file of the package."""
     entries = json.loads((files("sedem") / "shapes" / f"{name}.json").read_text())
     return AutoConfig.for_model(**entries)
 

@@ -1,76 +1,52 @@
-"""What the harness asks of a method, and the settings that every method is opened with."""
+"""The protocol that the harness evaluates, and checks that its implementations share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
+from sedem.evaluation.config import MethodSettings
+from sedem.inference.generation import Decoding
 from sedem.types import Answer, Reader
 
-CONTROLS = ("selected", "gold", "gold-documents", "wrong", "none")
 
+def refuse(method: str, settings: MethodSettings, *names: str) -> None:
+    """Check that settings which a method ignores have their default values.
 
-@dataclass(frozen=True)
-class Setting:
-    """How a method is evaluated.
-
-    Attributes:
-        checkpoint: folder or hub id of the model; its backbone is what raw-text methods read with.
-            A trained baseline has checkpoints of its own.
-        k: selection budget; None means the model's own, and 2 paragraphs for BM25.
-        control: which blocks SeDeM uses: the selector's own, those with evidence first, the
-            selector's own of the documents with evidence alone, those without evidence, or none at
-            all. Trained baselines read all documents, or with "gold" those with evidence alone,
-            which is the same input as "gold-documents" with every block.
-        max_new_tokens: answer limit.
-        dtype: type of the backbone.
-        batch: examples answered together, where a method can.
-        shift: tokens by which SeDeM moves every boundary between segments.
-        device: where backbones run; None means a GPU if there is one.
-        engine: what runs SeDeM; raw-text methods have one way only.
-        memory: what SeDeM stores slots as: bfloat16, int8 or fp8.
-    """
-
-    checkpoint: str
-    k: int | str | None = None
-    control: str = "selected"
-    max_new_tokens: int = 64
-    dtype: str = "float32"
-    batch: int = 32
-    shift: int = 0
-    device: str | None = None
-    engine: str = "auto"
-    memory: str = "bfloat16"
-
-
-def refuse(method: str, setting: Setting, *names: str) -> None:
-    """Refuse settings that a method has not: a result would record them as used.
+    Otherwise a result would record a setting that had no effect.
 
     Args:
         method: its name.
-        setting: what was asked for.
-        names: fields that the method has not.
+        settings: what the method is opened with.
+        names: the settings that it ignores.
 
     Raises:
-        ConfigError: one of them was given.
+        ConfigError: one of them is not the default.
     """
     for name in names:
-        value = getattr(setting, name)
-        if value != getattr(Setting, name):
+        value = getattr(settings, name)
+        if value != MethodSettings.model_fields[name].default:
             raise ConfigError(f"{name} is {value!r}, but {method} has no {name}; leave it out")
 
 
+def decoding_of(settings: MethodSettings) -> Decoding:
+    """Greedy decoding up to the answer limit."""
+    if settings.max_new_tokens is None:
+        return Decoding()
+    return Decoding(max_new_tokens=settings.max_new_tokens)
+
+
 class Method(Protocol):
-    """What the harness asks: answers to a batch of examples.
+    """Answers batches of examples.
 
     Attributes:
-        batch: examples answered together.
-        backbone: what answers; sizes of memory are held against its own. None when not known.
-        reader: the same method one question at a time, which is what the bench takes the times of.
+        batch: number of examples answered together.
+        backbone: the backbone that answers, or None if unknown. Sizes of memory are compared with
+            its keys and values.
+        reader: the same method for one question at a time, which the bench measures.
     """
 
     batch: int

@@ -1,7 +1,7 @@
 """Answer and selection metrics, with bootstrap intervals over examples.
 
 Normalization, EM and F1 are those of SQuAD's script v1.1: lower case, no punctuation, no articles,
-single spaces. All scores are on a 0-100 scale; with several references the best one counts.
+single spaces. All scores are on a scale from 0 to 100. With several references the best one counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESAMPLES = 2000
 
 
 def normalize(text: str) -> str:
-    """An answer as SQuAD compares it."""
+    """Normalize an answer as SQuAD does before comparing it."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -30,12 +30,12 @@ def normalize(text: str) -> str:
 
 
 def exact_match(prediction: str, references: Sequence[str]) -> float:
-    """100 when the prediction equals a reference after normalization."""
+    """100 if the prediction equals a reference after normalization, else 0."""
     return _best(lambda p, r: float(normalize(p) == normalize(r)), prediction, references)
 
 
 def token_f1(prediction: str, references: Sequence[str]) -> float:
-    """Token-level F1 after normalization; nothing in common is 0, even where both are empty."""
+    """Token-level F1 after normalization. Without common tokens it is 0, even if both are empty."""
     return _best(_f1, prediction, references)
 
 
@@ -48,31 +48,31 @@ def rouge_l(prediction: str, references: Sequence[str]) -> float:
 
 
 def string_match_part(prediction: str, references: Sequence[str]) -> float:
-    """100 when a reference stands somewhere in the prediction, case aside (RULER's QA score)."""
+    """100 if the prediction contains a reference, ignoring case, else 0 (RULER's QA score)."""
     return _best(lambda p, r: float(r.lower() in p.lower()), prediction, references)
 
 
-# Selection; evidence[i] says whether block i holds some
+# Selection; evidence[i] is true if block i has evidence
 
 
 def recall_at(ranked: Sequence[int], evidence: Sequence[bool], k: int) -> float:
-    """100 when one of the k best blocks is evidence."""
+    """100 if one of the k best blocks is evidence, else 0."""
     return 100.0 * any(evidence[index] for index in ranked[:k])
 
 
 def evidence_recall_at(ranked: Sequence[int], evidence: Sequence[bool], k: int) -> float:
-    """Share of the evidence blocks that are among the k best; there must be one."""
+    """Share of the evidence blocks that are among the k best. At least one must be evidence."""
     return 100.0 * sum(evidence[index] for index in ranked[:k]) / sum(evidence)
 
 
 def precision_at(ranked: Sequence[int], evidence: Sequence[bool], k: int) -> float:
-    """Share of the k best blocks that are evidence; of fewer blocks, where there are no k."""
+    """Share of the k best blocks that are evidence, or of all blocks if there are fewer than k."""
     best = ranked[:k]
     return 100.0 * sum(evidence[index] for index in best) / max(1, len(best))
 
 
 def reciprocal_rank(ranked: Sequence[int], evidence: Sequence[bool]) -> float:
-    """100 divided by the rank of the first evidence block; 0 when none is ranked."""
+    """100 divided by the rank of the first evidence block; 0 if none is ranked."""
     ranks = (rank for rank, index in enumerate(ranked, start=1) if evidence[index])
     return next((100.0 / rank for rank in ranks), 0.0)
 
@@ -83,12 +83,12 @@ def reciprocal_rank(ranked: Sequence[int], evidence: Sequence[bool]) -> float:
 def bootstrap(
     values: Sequence[float], *, samples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Mean and its 95 % interval over resampled examples.
+    """The mean and its 95 % interval over resampled examples.
 
     Args:
-        values: one number an example; not empty.
-        samples: resamples.
-        seed: of the resampling.
+        values: one number for each example; not empty.
+        samples: number of resamples.
+        seed: seed of the resampling.
 
     Returns:
         Mean, lower and upper bound.
@@ -100,14 +100,14 @@ def bootstrap(
 def resampled_means(
     values: Sequence[float], samples: int = RESAMPLES, seed: int = 0
 ) -> list[float]:
-    """Means of samples with replacement, each as large as the values."""
+    """Means of samples drawn with replacement, each of the size of `values`."""
     numbers = np.asarray(values, dtype=float)
     rng = np.random.default_rng(seed)
     return [float(rng.choice(numbers, len(numbers)).mean()) for _ in range(samples)]
 
 
 def summarize(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
-    """A metric as results show it: mean, interval and number of examples."""
+    """A metric with JSON types: mean, interval and number of examples."""
     mean, low, high = (round(value, digits) for value in bootstrap(values))
     return {"mean": mean, "interval": [low, high], "n": len(values)}
 
@@ -117,11 +117,11 @@ def _best(score: Callable[[str, str], float], prediction: str, references: Seque
 
 
 def _f1(prediction: str, reference: str) -> float:
-    got, wanted = normalize(prediction).split(), normalize(reference).split()
-    common = sum((Counter(got) & Counter(wanted)).values())
+    predicted, expected = normalize(prediction).split(), normalize(reference).split()
+    common = sum((Counter(predicted) & Counter(expected)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(got), common / len(wanted)
+    precision, recall = common / len(predicted), common / len(expected)
     return 2 * precision * recall / (precision + recall)
 
 

@@ -1,4 +1,4 @@
-"""What a trained baseline costs: parameters counted on the meta device, and FLOPs."""
+"""The cost of a trained baseline: parameters, counted on the meta device, and FLOPs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sedem.evaluation.cost import backbone_shape, backbone_size
 
 
 def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
-    """Parameters and FLOPs of a trained baseline at its defaults, which are the paper's settings.
+    """Parameters and FLOPs of a trained baseline with default settings, which are the paper's.
 
     Args:
-        method: one whose FLOPs are counted.
-        backbone: a preset of one backbone, a folder or a hub id.
+        method: a method with a FLOPs formula.
+        backbone: a preset with one backbone, a folder or a hub id.
 
     Returns:
         `backbone`, `method`, `parameters` and `flops`.
 
     Raises:
-        ConfigError: the method's FLOPs are not counted, or there is no such backbone.
+        ConfigError: the method has no FLOPs formula, or the backbone is unknown.
     """
     flops = baseline_flops(method, backbone)
     return {
@@ -37,19 +37,19 @@ def baseline_cost(method: str, backbone: str) -> dict[str, Any]:
 def baseline_parameters(
     method: str, backbone: str, config: ReaderConfig | None = None
 ) -> dict[str, Any]:
-    """What a method trains, and what the paper's table of overheads counts of it.
+    """The parameters that a method trains, and those that the paper's table of overheads counts.
 
     Args:
         method: a trained baseline.
-        backbone: a preset of one backbone, a folder or a hub id.
-        config: its settings; None means their defaults, which are the paper's.
+        backbone: a preset with one backbone, a folder or a hub id.
+        config: its settings; None means the defaults, which are the paper's.
 
     Returns:
-        `parts` and `lora` that are trained, their `total`, `without_lora` as the paper's table
-        counts it, which is the method's own to say, `percent_without_lora` of the `backbone`.
+        Trained parameters in `parts` and in `lora`, and their `total`; `without_lora`, which each
+        method counts as the paper's table does, and `percent_without_lora` of the `backbone`.
 
     Raises:
-        ConfigError: there is no such method or backbone.
+        ConfigError: the method or the backbone is unknown.
     """
     kind, shape = reader_class(method), backbone_shape(backbone)
     config = config or kind.Config(backbone=backbone)

@@ -1,4 +1,4 @@
-"""The picture of a report: quality with its intervals, and quality against what it costs."""
+"""The plot of a report: quality with its intervals, and quality against its cost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ENDINGS = (".svg", ".png", ".pdf")
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Draw a report as a picture.
+    """Draw a report.
 
-    On the left F1 of each run with its 95 % interval, on the right F1 against the positions that
-    the decoder's upper layers saw.
+    The left panel shows F1 of each run with its 95 % interval. The right panel shows F1 against the
+    number of positions that the decoder's upper layers saw.
 
     Args:
-        report: as `report.report` returns it.
-        path: the file; its ending, one of `ENDINGS`, says what kind.
+        report: the result of `report.report`.
+        path: the file. Its ending, one of `ENDINGS`, selects the format.
 
     Raises:
         ConfigError: the file has another ending.
@@ -36,18 +36,18 @@ def draw(report: dict[str, Any], path: Path) -> None:
     rows = report["runs"]
     height = max(2.6, 0.9 + 0.45 * len(rows))
     figure, (bars, costs) = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
-    for at, row in enumerate(rows):
-        color = COLORS[at % len(COLORS)]
+    for index, row in enumerate(rows):
+        color = COLORS[index % len(COLORS)]
         mean, low, high = _interval(row)
         error = [[mean - low], [high - mean]]
-        bars.barh(at, mean, color=color, xerr=error, ecolor="#1a202c", height=0.6)
-        seen = row["metrics"].get("conditioning")
-        if seen is not None:
-            costs.errorbar(seen["mean"], mean, yerr=error, fmt="o", color=color, capsize=3)
-            costs.annotate(
-                str(at + 1), (seen["mean"], mean), xytext=(6, 4), textcoords="offset points"
-            )
-    bars.set_yticks(range(len(rows)), [f"{at}  {name_of(r)}" for at, r in enumerate(rows, 1)])
+        bars.barh(index, mean, color=color, xerr=error, ecolor="#1a202c", height=0.6)
+        positions = row["metrics"].get("conditioning")
+        if positions is not None:
+            point = positions["mean"], mean
+            costs.errorbar(*point, yerr=error, fmt="o", color=color, capsize=3)
+            costs.annotate(str(index + 1), point, xytext=(6, 4), textcoords="offset points")
+    labels = [f"{number}  {name_of(row)}" for number, row in enumerate(rows, start=1)]
+    bars.set_yticks(range(len(rows)), labels)
     bars.invert_yaxis()
     bars.set(xlabel="F1 (95 % interval)", xlim=(0, None))
     costs.set(xlabel="positions that the upper layers see", ylabel="F1", ylim=(0, None))
@@ -55,13 +55,13 @@ def draw(report: dict[str, Any], path: Path) -> None:
     costs.set_xlim(left=0)
     for axis in (bars, costs):
         axis.spines[["top", "right"]].set_visible(False)
-    # An SVG carries the date, by which equal pictures would differ.
+    # An SVG would contain the date, so equal plots would differ.
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """A run in a few words: its folder if that says more than the method, method, K and control."""
+    """A short name of a run: folder (unless it equals the method), method, K and control."""
     k = "" if row["k"] is None else f" K={row['k']}"
     control = "" if row["control"] in (None, "selected") else f" {row['control']}"
     folder, method = Path(row["run"]).name, row["method"]

@@ -1,4 +1,4 @@
-"""How many directions memory slots use: normalized effective rank (app. Effective-Rank Definition).
+"""The number of directions that memory slots use (appendix Effective-Rank Definition).
 
 Letters: M slots, D width.
 """
@@ -17,10 +17,10 @@ from sedem.types import Document
 
 
 def effective_rank(memory_MD: Tensor) -> float:
-    """Exponential of the entropy of the singular values, taken as shares of their sum.
+    """The exponential of the entropy of the singular values, as shares of their sum.
 
-    Between 1, for slots that are multiples of one vector, and min(M, D), for orthogonal slots of
-    one length; slots of nothing but zeros have none, 0.
+    It is 1 for slots that are multiples of one vector, min(M, D) for orthogonal slots of equal
+    length, and 0 for slots that are all zeros.
     """
     values = torch.linalg.svdvals(memory_MD.double())
     shares = values[values > 0] / values.sum()
@@ -28,21 +28,21 @@ def effective_rank(memory_MD: Tensor) -> float:
 
 
 def normalized_effective_rank(memories: Iterable[Tensor]) -> dict[str, Any]:
-    """Effective rank of slots over their number, in percent, averaged over blocks or segments.
+    """The effective rank of slots over their number, in percent, averaged over blocks or segments.
 
     Args:
-        memories: slots of each `[M, D]`.
+        memories: slots of each block or segment `[M, D]`.
 
     Returns:
-        Mean, its interval over them, and how many there are.
+        Mean, 95 % interval, and number of blocks or segments.
     """
     return summarize([100.0 * effective_rank(slots_MD) / len(slots_MD) for slots_MD in memories])
 
 
 def block_slots(model: SeDeM, documents: Sequence[Document]) -> Iterator[Tensor]:
-    """Slots of every block of some documents; those that only pad a block are left out."""
+    """Slots of every block of some documents, without padding."""
     bank = model.read(documents)
     for indices, memory_NJD in bank.scan():
-        real_NJ = bank.slot_tokens(indices) > 0
-        for memory_JD, real_J in zip(memory_NJD, real_NJ, strict=True):
-            yield memory_JD[real_J]
+        mask_NJ = bank.slot_tokens(indices) > 0
+        for memory_JD, mask_J in zip(memory_NJD, mask_NJ, strict=True):
+            yield memory_JD[mask_J]

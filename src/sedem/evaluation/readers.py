@@ -1,4 +1,7 @@
-"""Methods of the harness: SeDeM in batches over shared documents, any other reader one by one."""
+"""Untrained methods and SeDeM in the harness.
+
+SeDeM answers in batches and reads shared documents once. Any other reader answers one by one.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
-from sedem.errors import ConfigError
-from sedem.evaluation.method import CONTROLS, Method, Setting, refuse
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.method import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate
 from sedem.inference.checkpoint import EXTRA_ENTRIES, locate, open_backbones
 from sedem.inference.generation import Decoding
@@ -30,12 +33,12 @@ from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Answer, Document, Reader
 
-OF_SEDEM = ("control", "shift", "memory")
-"""Settings that mean nothing to methods of raw text."""
+ONLY_SEDEM = ("control", "shift", "memory")
+"""Settings that methods of raw text ignore."""
 
 
 class OneByOne:
-    """Any reader as a method: each example is read and answered alone, nothing is kept."""
+    """Any reader as a method: it reads and answers each example alone and caches nothing."""
 
     batch = 1
 
@@ -49,13 +52,13 @@ class OneByOne:
 
 
 class BoundSedem:
-    """SeDeM as a plain reader: what it is asked with is settled.
+    """SeDeM as a plain reader with a fixed budget, decoding and memory type.
 
     Args:
-        model: reads and answers.
+        model: the model that reads and answers.
         k: selection budget; None means the model's own.
         decoding: how answers are generated.
-        memory: what slots are stored as.
+        memory: type that slots are stored as.
     """
 
     name = "sedem"
@@ -69,7 +72,7 @@ class BoundSedem:
         self.memory = memory
 
     def read(self, documents: Sequence[Document]) -> MemoryBank:
-        """The documents as a bank."""
+        """Read documents into a bank."""
         bank = self.model.read(documents)
         return bank if self.memory == bank.dtype else bank.cast(self.memory)
 
@@ -82,67 +85,59 @@ class BoundSedem:
         return self.model.answer(memory, questions, k=self.k, decoding=self.decoding)
 
 
-class Sedem:
-    """SeDeM over contexts that share documents: each text is read once, examples go in batches.
+class SedemMethod:
+    """SeDeM in batches, over contexts that share documents: each text is read once.
 
     Args:
-        model: reads and answers.
-        setting: budget, control and limit.
+        model: the model that reads and answers.
+        settings: budget, control, answer limit and memory type.
     """
 
-    def __init__(self, model: SeDeM, setting: Setting) -> None:
-        if setting.control not in CONTROLS:
-            raise ConfigError(f"control is '{setting.control}'; it can be {', '.join(CONTROLS)}")
+    def __init__(self, model: SeDeM, settings: MethodSettings) -> None:
         self.model = model
-        self.setting = setting
-        self.batch = setting.batch
+        self.settings = settings
+        self.batch = settings.batch
         self.backbone: Backbone | None = model.decoder
-        self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
-        self.reader: Reader = BoundSedem(model, setting.k, self.decoding, setting.memory)
-        self._read: dict[str, tuple[list[BlockRow], InMemory]] = {}
+        self.decoding = decoding_of(settings)
+        self.reader: Reader = BoundSedem(model, settings.k, self.decoding, settings.memory)
+        # The blocks of each text, and their memory.
+        self._texts: dict[str, tuple[list[BlockRow], InMemory]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answer each example from its own documents, or from those with evidence.
+        """Answer each example from its own documents, or only from those with evidence.
 
         Raises:
-            DataError: only documents with evidence are to be given, and an example has none.
+            DataError: the control is "gold-documents", and an example has no evidence.
         """
-        self._read_new(examples)
+        self._read_new_texts(examples)
         requests = []
         for example in examples:
-            bank = self._bank(self._given(example))
-            requests.append(
-                Request(
-                    bank,
-                    example.question,
-                    self.setting.k,
-                    self._forced(bank, example),
-                    ranking=True,
-                )
-            )
+            bank = self._bank(self._documents(example))
+            forced = self._forced_blocks(bank, example)
+            requests.append(Request(bank, example.question, self.settings.k, forced, ranking=True))
         return self.model.answer_requests(requests, self.decoding)
 
-    def _given(self, example: Example) -> Sequence[Document]:
-        if self.setting.control != "gold-documents":
+    def _documents(self, example: Example) -> Sequence[Document]:
+        if self.settings.control != "gold-documents":
             return example.documents
         return labels.only_gold(example)
 
-    def _read_new(self, examples: Sequence[Example]) -> None:
-        texts = {d.text for e in examples for d in e.documents} - self._read.keys()
+    def _read_new_texts(self, examples: Sequence[Example]) -> None:
+        texts = {d.text for e in examples for d in e.documents} - self._texts.keys()
         if not texts:
             return
         ordered = sorted(texts)
         bank = self.model.read([Document(str(i), text) for i, text in enumerate(ordered)])
-        bank = bank.cast(self.setting.memory)
+        bank = bank.cast(self.settings.memory)
         indices: dict[int, list[int]] = {}
         for index, block in enumerate(bank.blocks):
             indices.setdefault(block.document, []).append(index)
         for number, text in enumerate(ordered):
-            own = indices[number]
-            self._read[text] = ([bank.blocks[i] for i in own], InMemory(bank.stored(own)))
+            rows = [bank.blocks[index] for index in indices[number]]
+            self._texts[text] = (rows, InMemory(bank.stored(indices[number])))
 
     def _bank(self, documents: Sequence[Document]) -> MemoryBank:
-        parts = [self._read[document.text] for document in documents]
+        parts = [self._texts[document.text] for document in documents]
         blocks = [
             BlockRow(number, row.start, row.end, row.slot_tokens)
             for number, (rows, _) in enumerate(parts)
@@ -155,23 +150,24 @@ class Sedem:
             list(documents),
             blocks,
             [*memories],
-            dtype=self.setting.memory,
+            dtype=self.settings.memory,
         )
 
-    def _forced(self, bank: MemoryBank, example: Example) -> list[int] | None:
-        control = self.setting.control
+    def _forced_blocks(self, bank: MemoryBank, example: Example) -> list[int] | None:
+        """Indices of the blocks to answer from; None leaves the choice to the selector."""
+        control = self.settings.control
         if control in ("selected", "gold-documents"):
-            return self._best_that_fit(bank, example) if self.setting.k == ALL else None
+            return self._best_that_fit(bank, example) if self.settings.k == ALL else None
         if control == "none":
             return []
         evidence = torch.tensor(labels.from_evidence(bank.blocks, example.evidence))
         scores = self.model.scores(bank, example.question)
-        shift = 1e6 if control == "gold" else -1e6
-        k = self.model.config.k if self.setting.k is None else self.setting.k
-        return select(scores + shift * evidence, resolve_budget(k, len(bank))).tolist()
+        bonus = 1e6 if control == "gold" else -1e6
+        k = self.model.config.k if self.settings.k is None else self.settings.k
+        return select(scores + bonus * evidence, resolve_budget(k, len(bank))).tolist()
 
     def _best_that_fit(self, bank: MemoryBank, example: Example) -> list[int]:
-        """The full bank, or as many of its best blocks as the decoder has positions for."""
+        """All blocks, or the best ones that the decoder has positions for."""
         model = self.model
         prefix = len(question_ids(model.decoder, example.question))
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
@@ -192,98 +188,86 @@ def evaluate_reader(
     settings: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Evaluate any reader on examples, each read and answered alone.
+    """Evaluate any reader; it reads and answers each example alone.
 
     Args:
         reader: has `name`, `read(documents)` and `answer(memory, question)`.
-        examples: what is asked, such as `open_examples(file).examples`.
-        out: folder for settings, predictions and metrics; a run that was killed goes on there.
-        settings: whatever decides the reader's answers, as JSON-ready values; results of other
-            settings or of other examples in the folder are refused.
-        progress: called with examples done and examples in all.
+        examples: the examples, such as `open_examples(file).examples`.
+        out: folder for settings, predictions and metrics. A killed run is resumed from it.
+        settings: everything that decides the reader's answers, with JSON types. A folder with
+            results of other settings or other examples is refused.
+        progress: called with the number of finished examples and the number of examples.
 
     Returns:
-        The metrics, as metrics.json holds them.
+        The metrics, as in metrics.json.
 
     Raises:
-        ConfigError: the folder holds other results.
-        DataError: there are no examples, or two have one id.
+        ConfigError: the folder has results of other settings or examples.
+        DataError: there are no examples, or two have the same id.
     """
     digest = hashlib.sha256(repr(list(examples)).encode("utf-8", "backslashreplace"))
-    every = {"method": reader.name, "examples_sha256": digest.hexdigest(), **(settings or {})}
-    return evaluate(OneByOne(reader), examples, every, Path(out), progress)
+    entries = {"method": reader.name, "examples_sha256": digest.hexdigest(), **(settings or {})}
+    return evaluate(OneByOne(reader), examples, entries, Path(out), progress)
 
 
-def open_sedem(setting: Setting) -> Method:
-    """SeDeM from a checkpoint."""
-    _check_budget(setting.k)
-    check_dtype(setting.memory)
+def open_sedem(settings: MethodSettings) -> Method:
+    """Open SeDeM from a checkpoint."""
+    # Before the weights are loaded, which takes long.
+    check_dtype(settings.memory)
     model = SeDeM.from_pretrained(
-        setting.checkpoint,
-        dtype=getattr(torch, setting.dtype),
-        device=setting.device,
-        engine=setting.engine,
+        settings.checkpoint,
+        dtype=getattr(torch, settings.dtype),
+        device=settings.device,
+        engine=settings.engine,
     )
-    if setting.shift:
-        model.config = model.config.with_changes(segment_shift=setting.shift)
-    return Sedem(model, setting)
+    if settings.shift:
+        model.config = model.config.with_changes(segment_shift=settings.shift)
+    return SedemMethod(model, settings)
 
 
-def open_full_context(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the whole raw context.
-
-    Raises:
-        ConfigError: a budget or another setting of SeDeM's is given.
-    """
-    refuse("full-context", setting, "k", *OF_SEDEM)
-    return OneByOne(FullContext(frozen_decoder(setting), decoding_of(setting)))
-
-
-def open_bm25(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on the k paragraphs that BM25 finds.
+def open_full_context(settings: MethodSettings) -> Method:
+    """Open the checkpoint's frozen decoder on the whole raw context.
 
     Raises:
-        ConfigError: the budget is none, or a setting of SeDeM's is given.
+        ConfigError: a budget or a setting of SeDeM is given.
     """
-    refuse("bm25", setting, *OF_SEDEM)
-    _check_budget(setting.k)
-    k = 2 if setting.k is None else setting.k
-    return OneByOne(BM25(frozen_decoder(setting), decoding_of(setting), k))
+    refuse("full-context", settings, "k", *ONLY_SEDEM)
+    return OneByOne(FullContext(frozen_decoder(settings), decoding_of(settings)))
 
 
-def open_longllmlingua(setting: Setting) -> Method:
-    """The checkpoint's frozen decoder on what it leaves of the context for each question.
+def open_bm25(settings: MethodSettings) -> Method:
+    """Open the checkpoint's frozen decoder on the k paragraphs that BM25 ranks first.
 
     Raises:
-        ConfigError: a budget or another setting of SeDeM's is given.
+        ConfigError: a setting of SeDeM is given.
     """
-    refuse("longllmlingua", setting, "k", *OF_SEDEM)
-    return OneByOne(LongLLMLingua(frozen_decoder(setting), decoding_of(setting)))
+    refuse("bm25", settings, *ONLY_SEDEM)
+    k = 2 if settings.k is None else settings.k
+    return OneByOne(BM25(frozen_decoder(settings), decoding_of(settings), k))
 
 
-def _check_budget(k: Budget | None) -> None:
-    """Refuse what is no budget before any example is, which would count as not answered."""
-    if k is not None:
-        resolve_budget(k, 1)
+def open_longllmlingua(settings: MethodSettings) -> Method:
+    """Open the checkpoint's frozen decoder on the tokens that LongLLMLingua keeps.
+
+    Raises:
+        ConfigError: a budget or a setting of SeDeM is given.
+    """
+    refuse("longllmlingua", settings, "k", *ONLY_SEDEM)
+    return OneByOne(LongLLMLingua(frozen_decoder(settings), decoding_of(settings)))
 
 
-def decoding_of(setting: Setting) -> Decoding:
-    """How a setting's answers are generated."""
-    return Decoding(max_new_tokens=setting.max_new_tokens)
-
-
-def frozen_decoder(setting: Setting) -> Backbone:
+def frozen_decoder(settings: MethodSettings) -> Backbone:
     """The checkpoint's decoder without adapters, for methods of raw text."""
-    return _frozen_backbones(setting)[1]
+    return _frozen_backbones(settings)[1]
 
 
-def frozen_encoder(setting: Setting) -> Backbone:
+def frozen_encoder(settings: MethodSettings) -> Backbone:
     """The checkpoint's encoder without adapters."""
-    return _frozen_backbones(setting)[0]
+    return _frozen_backbones(settings)[0]
 
 
-def _frozen_backbones(setting: Setting) -> tuple[Backbone, Backbone]:
-    folder = locate(setting.checkpoint)
+def _frozen_backbones(settings: MethodSettings) -> tuple[Backbone, Backbone]:
+    folder = locate(settings.checkpoint)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
-    device = setting.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return open_backbones(config, folder, dtype=getattr(torch, setting.dtype), device=device)
+    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return open_backbones(config, folder, dtype=getattr(torch, settings.dtype), device=device)

@@ -1,9 +1,11 @@
-"""One line of predictions.jsonl: what was asked, what was answered, and how good that is."""
+"""A line of predictions.jsonl: the question, the answer, and the scores of the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from pydantic import BaseModel
 
 from sedem.data.examples import Example
 from sedem.errors import SedemError
@@ -31,19 +33,44 @@ ANSWERS = {
 """Metrics of an answer against its references."""
 
 DEPTH = 8
-"""Selection is measured among the first so many blocks."""
+"""Selection is measured among this many blocks at most."""
+
+
+class Block(BaseModel):
+    """A selected block in a line of predictions.jsonl."""
+
+    score: float | None
+    evidence: bool
+
+
+class Prediction(BaseModel):
+    """The fields of a line of predictions.jsonl that its metrics need.
+
+    Optional fields are missing in results of earlier versions.
+    """
+
+    id: str
+    prediction: str
+    references: list[str]
+    labelled: bool
+    selected: list[Block]
+    k: int
+    timings: dict[str, float]
+    conditioning: float | None = None
+    stored_bytes: float | None = None
+    context_tokens: float | None = None
 
 
 def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
-    """An answer as a line of predictions.jsonl.
+    """Return the line of predictions.jsonl for an answer.
 
     Args:
-        example: what was asked.
-        answer: what came.
-        batch: questions answered together; times are those of all of them.
+        example: the example that was asked.
+        answer: its answer.
+        batch: number of questions answered together; `timings` are those of the whole batch.
     """
     return {
-        **_asked(example),
+        **_question(example),
         "prediction": answer.text,
         "selected": [
             {
@@ -71,9 +98,9 @@ def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:
 
 
 def failed_record(example: Example, error: SedemError) -> Record:
-    """An example that could not be answered: it counts as wrong, and says why."""
+    """Return the line for an example that could not be answered: wrong, with the error."""
     return {
-        **_asked(example),
+        **_question(example),
         "prediction": "",
         "selected": [],
         "evidence_ranks": None,
@@ -90,38 +117,38 @@ def failed_record(example: Example, error: SedemError) -> Record:
 
 
 def values(record: Record, depth: int = DEPTH) -> dict[str, float]:
-    """What one example counts for in each metric; a metric that does not apply is not there.
+    """Return the value of each metric for one example, without the metrics that do not apply.
 
     Args:
         record: a line of predictions.jsonl.
-        depth: blocks among which selection is measured.
+        depth: number of blocks among which selection is measured.
     """
     if "error" in record:
         names = _selection_names(depth) if record["labelled"] else []
         return dict.fromkeys([*ANSWERS, *names], 0.0)
     answer = record["prediction"], record["references"]
-    found = {name: score(*answer) for name, score in ANSWERS.items()}
-    if _ranks(record):
-        found |= _selection(record, depth)
+    scores = {name: score(*answer) for name, score in ANSWERS.items()}
+    if _has_selection(record):
+        scores |= _selection_scores(record, depth)
     if record.get("conditioning") is not None:
-        found["conditioning"] = float(record["conditioning"])
+        scores["conditioning"] = float(record["conditioning"])
     if record.get("stored_bytes") is not None and record.get("context_tokens"):
-        found["bytes_per_token"] = record["stored_bytes"] / record["context_tokens"]
+        scores["bytes_per_token"] = record["stored_bytes"] / record["context_tokens"]
     if "ttft_ms" in record["timings"]:
-        found["ttft_ms"] = record["timings"]["ttft_ms"]
-    return found
+        scores["ttft_ms"] = record["timings"]["ttft_ms"]
+    return scores
 
 
 def measure(records: Sequence[Record]) -> dict[str, Any]:
-    """Metrics of predictions, each with its 95 % interval, and counts.
+    """Return the metrics of predictions, each with its 95 % interval, and counts.
 
-    Metrics of selection are over labelled examples, and up to the most blocks that any of them
-    used; a method that selects nothing has none.
+    Selection is measured over labelled examples, for K up to the largest number of blocks that one
+    of them used. A method that selects nothing has no selection metrics.
     """
     answered = [record for record in records if "error" not in record]
     failed = [record for record in records if "error" in record]
-    used = (record["k"] for record in answered if _ranks(record))
-    depth = min(max(used, default=0), DEPTH)
+    budgets = (record["k"] for record in answered if _has_selection(record))
+    depth = min(max(budgets, default=0), DEPTH)
     columns: dict[str, list[float]] = {name: [] for name in ANSWERS}
     for record in answered:
         for name, value in values(record, depth).items():
@@ -143,7 +170,7 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _asked(example: Example) -> Record:
+def _question(example: Example) -> Record:
     return {
         "id": example.id,
         "question": example.question,
@@ -152,24 +179,25 @@ def _asked(example: Example) -> Record:
     }
 
 
-def _ranks(record: Record) -> bool:
-    """Whether selection can be measured: what was read has scores, and evidence is known."""
+def _has_selection(record: Record) -> bool:
+    """Whether selection can be measured: blocks have scores and the evidence is labelled."""
     selected = record["selected"]
     return bool(record["labelled"] and selected and selected[0]["score"] is not None)
 
 
-def _selection(record: Record, depth: int) -> dict[str, float]:
+def _selection_scores(record: Record, depth: int) -> dict[str, float]:
     flags = [bool(block["evidence"]) for block in record["selected"]]
-    chosen, ranks = range(len(flags)), record.get("evidence_ranks")
-    found = {f"recall@{k}": recall_at(chosen, flags, k) for k in range(1, depth + 1)}
-    found |= {f"precision@{k}": precision_at(chosen, flags, k) for k in range(1, depth + 1)}
+    selected, ranks = range(len(flags)), record.get("evidence_ranks")
+    scores = {f"recall@{k}": recall_at(selected, flags, k) for k in range(1, depth + 1)}
+    scores |= {f"precision@{k}": precision_at(selected, flags, k) for k in range(1, depth + 1)}
     if ranks is None:
-        return {**found, "mrr": reciprocal_rank(chosen, flags)}
-    every = flags + [True] * (len(ranks) - sum(flags))
-    if any(every):
+        return {**scores, "mrr": reciprocal_rank(selected, flags)}
+    # Evidence blocks that were not selected count as well.
+    all_flags = flags + [True] * (len(ranks) - sum(flags))
+    if any(all_flags):
         for k in range(1, depth + 1):
-            found[f"evidence_recall@{k}"] = evidence_recall_at(chosen, every, k)
-    return {**found, "mrr": 100.0 / ranks[0] if ranks else 0.0}
+            scores[f"evidence_recall@{k}"] = evidence_recall_at(selected, all_flags, k)
+    return {**scores, "mrr": 100.0 / ranks[0] if ranks else 0.0}
 
 
 def _selection_names(depth: int) -> list[str]:
@@ -179,7 +207,7 @@ def _selection_names(depth: int) -> list[str]:
 
 
 def _evidence_ranks(answer: Answer, example: Example) -> list[int] | None:
-    """Ranks of all evidence blocks; None when the answer does not rank every block."""
+    """Ranks of all evidence blocks; None if the answer does not rank every block."""
     ranking = answer.ranking
     if ranking is None:
         unscored = any(citation.score is None for citation in answer.citations)
@@ -198,5 +226,5 @@ def _is_evidence(block: Span, example: Example) -> bool:
 
 
 def _mean(numbers: Iterable[float]) -> float:
-    kept = list(numbers)
-    return round(sum(kept) / len(kept), 2) if kept else 0.0
+    terms = list(numbers)
+    return round(sum(terms) / len(terms), 2) if terms else 0.0

@@ -1,6 +1,6 @@
 """The methods that can be evaluated by name.
 
-Nothing heavy is imported here; a method's module is imported when the method is opened.
+A method's module is imported when the method is opened, because torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import importlib
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
-from sedem.evaluation.method import Method, Setting
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.method import Method
 
 METHODS: dict[str, tuple[str, str]] = {
-    "sedem": ("open_sedem", "hidden-state memories, K blocks selected and decompressed"),
+    "sedem": (
+        "open_sedem",
+        "selects K blocks of hidden-state memory, decompresses and injects them",
+    ),
     "full-context": ("open_full_context", "the frozen backbone reads every document as text"),
-    "bm25": ("open_bm25", "BM25 picks K paragraphs, the frozen backbone reads them as text"),
-    "longllmlingua": ("open_longllmlingua", "the text thinned to a quarter for each question"),
+    "bm25": ("open_bm25", "the frozen backbone reads the K paragraphs that BM25 finds"),
+    "longllmlingua": ("open_longllmlingua", "prunes the text to a quarter for each question"),
     **{name: ("", f"trained: {what}") for name, (_, what) in TRAINED.items()},
 }
-"""What a user can name: the function of `readers.py` that opens it, and what it is.
+"""The name of each method, the function in `readers.py` that opens it, and its description.
 
-Trained baselines are opened by the class that `sedem.baselines.registry` names.
+Trained baselines are opened by their class in `sedem.baselines.registry`.
 """
 
 UNTRAINED_WITH_BUDGET = ("sedem", "bm25")
@@ -36,22 +40,22 @@ def has_selection_budget(method: str) -> bool:
 
 
 def default_checkpoint(method: str) -> str:
-    """The checkpoint of a method when nobody names one: sedem brings one for each."""
+    """The checkpoint that sedem ships for a method."""
     return f"{method}-nano" if method in TRAINED else DEFAULT_MODEL
 
 
-def open_method(name: str, setting: Setting) -> Method:
+def open_method(name: str, settings: MethodSettings) -> Method:
     """Open a method by name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no method of that name, or a setting does not fit it.
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method '{name}'; there are {', '.join(METHODS)}")
     if name in TRAINED:
         from sedem.evaluation.trained import open_trained
 
-        return open_trained(name, setting)
+        return open_trained(name, settings)
     readers = importlib.import_module("sedem.evaluation.readers")
-    method: Method = getattr(readers, METHODS[name][0])(setting)
+    method: Method = getattr(readers, METHODS[name][0])(settings)
     return method

@@ -1,4 +1,4 @@
-"""`sedem eval report`: finished runs side by side, and each against the first."""
+"""`sedem eval report`: finished runs side by side, each compared with the first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from sedem.errors import DataError
 from sedem.evaluation.compare import compare
 from sedem.evaluation.records import ANSWERS, Record
@@ -15,16 +17,37 @@ from sedem.evaluation.results import SETTINGS
 from sedem.evaluation.run import METRICS, PREDICTIONS, read_predictions
 
 COLUMNS = (*ANSWERS, "recall", "mrr", "conditioning", "bytes_per_token", "ttft_ms")
-"""What the table shows of a run; `recall` is recall@K of the most blocks that it used."""
+"""Columns of the table. `recall` is recall@K for the largest K that was measured."""
+
+
+class Counts(BaseModel):
+    """Counts of a metrics.json that a report needs."""
+
+    examples: int
+
+
+class Summary(BaseModel):
+    """A metric of a metrics.json."""
+
+    mean: float
+    interval: tuple[float, float]
+
+
+class Metrics(BaseModel):
+    """The entries of a metrics.json that a report needs."""
+
+    counts: Counts
+    f1: Summary
+    settings: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class Run:
+class EvaluatedRun:
     """A finished run.
 
     Attributes:
-        folder: where it is.
-        metrics: what metrics.json holds.
+        folder: folder of the run.
+        metrics: entries of its metrics.json.
         records: its predictions.
     """
 
@@ -33,11 +56,11 @@ class Run:
     records: list[Record]
 
     def row(self) -> dict[str, Any]:
-        """A line of the table, as JSON-ready values; what was not measured is not there."""
+        """A row of the table, with JSON types and without the metrics that were not measured."""
         settings = self.metrics.get("settings", {})
         recalls = [name for name in self.metrics if name.startswith("recall@")]
         deepest = max(recalls, key=lambda name: int(name.partition("@")[2]), default="recall")
-        found = {name: self.metrics.get(deepest if name == "recall" else name) for name in COLUMNS}
+        shown = {name: self.metrics.get(deepest if name == "recall" else name) for name in COLUMNS}
         return {
             "run": str(self.folder),
             **{name: settings.get(name) for name in ("method", "data", "k", "control")},
@@ -45,7 +68,7 @@ class Run:
             "n": len(self.records),
             "batch": max(record.get("batch", 1) for record in self.records),
             "not_answered": self.metrics.get("counts", {}).get("not_answered", 0),
-            "metrics": {name: value for name, value in found.items() if value is not None},
+            "metrics": {name: value for name, value in shown.items() if value is not None},
         }
 
 
@@ -53,14 +76,14 @@ def report(folders: Sequence[Path]) -> dict[str, Any]:
     """Compare runs.
 
     Args:
-        folders: what `--out` named; the first is what the others are compared with.
+        folders: folders that `--out` named; the others are compared with the first one.
 
     Returns:
-        `runs`, a row each; `differences` of every run to the first, by metric; `problems`, one
-        sentence for each folder that cannot be reported or compared.
+        `runs`, one row for each run; `differences` between every run and the first, by metric;
+        `problems`, one sentence for each folder that cannot be reported or compared.
 
     Raises:
-        DataError: none of the folders holds a finished run.
+        DataError: no folder has a finished run.
     """
     runs, problems = [], []
     for folder in folders:
@@ -73,21 +96,21 @@ def report(folders: Sequence[Path]) -> dict[str, Any]:
     differences = []
     for run in runs[1:]:
         try:
-            found = compare(runs[0].records, run.records)
+            by_metric = compare(runs[0].records, run.records)
         except DataError as error:
             problems.append(f"'{run.folder}' is not compared with '{runs[0].folder}': {error}")
             continue
-        entries = {name: difference.to_dict() for name, difference in found.items()}
+        entries = {name: difference.to_dict() for name, difference in by_metric.items()}
         differences.append({"run": str(run.folder), "to": str(runs[0].folder), "metrics": entries})
     rows = [run.row() for run in runs]
     return {"runs": rows, "differences": differences, "problems": problems}
 
 
-def load(folder: Path) -> Run:
+def load(folder: Path) -> EvaluatedRun:
     """Open a finished run.
 
     Raises:
-        DataError: it is none; says what the folder holds instead.
+        DataError: the folder has no finished run; the message says what it has.
     """
     if not (folder / SETTINGS).is_file() or not (folder / PREDICTIONS).is_file():
         raise DataError(f"'{folder}' holds no results of 'sedem eval --out'")
@@ -101,12 +124,12 @@ def load(folder: Path) -> Run:
     records = list(read_predictions(content, folder / PREDICTIONS))
     try:
         metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
-        count, _ = metrics["counts"]["examples"], metrics["f1"]["interval"]
-    except (ValueError, KeyError, TypeError):
+        count = Metrics.model_validate(metrics).counts.examples
+    except ValueError:
         raise DataError(f"'{folder / METRICS}' is no result of 'sedem eval'") from None
     if count != len(records):
         raise DataError(
             f"'{folder}' has {len(records):,} predictions and metrics of {count:,}; "
             "evaluate again into another folder"
         )
-    return Run(folder, metrics, records)
+    return EvaluatedRun(folder, metrics, records)

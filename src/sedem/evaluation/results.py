@@ -1,7 +1,7 @@
-"""A folder of results: of which settings they are, and which process made which part of them.
+"""A folder of results: its settings, and the process that made each part.
 
-A run that was killed goes on when its command is given again, after a commit or on another machine.
-So each process signs the parts that it makes, and a document of all of them names everyone.
+A killed run is resumed when its command is given again, perhaps after a commit or on another
+machine. So each process signs the parts that it makes, and the final document names every process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 from sedem.durable_files import write_text
 from sedem.errors import ConfigError
@@ -22,12 +23,15 @@ SIGNATURES = "provenance.json"
 SIGNED = ("machine", "versions", "commit")
 EARLIER = "earlier"
 
+_ENTRIES: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_SIGNATURES: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, dict[str, Any] | None])
+
 
 def claim(out: Path, settings: dict[str, Any]) -> None:
-    """Make a folder for the results of some settings.
+    """Create a folder for the results of some settings.
 
     Raises:
-        ConfigError: it holds results of others, or cannot be written.
+        ConfigError: the folder has results of other settings, or cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -53,17 +57,17 @@ def write_json(path: Path, entries: dict[str, Any]) -> None:
 
 
 class Signatures:
-    """What made each part of a folder's results, in the order in which they were made.
+    """The provenance of each part of a folder's results, in the order of their making.
 
     Args:
-        folder: of the results, claimed.
-        kept: parts that are there. Nobody signs those of a folder that is older than signatures;
-            they are taken to be of whom the document names.
-        document: file that is made of the parts; it need not be there.
-        device: that this process runs on; None means a GPU if there is one.
+        folder: the claimed folder of the results.
+        kept: names of the parts that exist. Folders of early versions have no signatures; their
+            parts are attributed to the process that the document names.
+        document: name of the file that is built from the parts; it may be missing.
+        device: device of this process; None means a GPU if there is one.
 
     Raises:
-        ConfigError: signatures or document are damaged.
+        ConfigError: the signatures or the document are damaged.
     """
 
     def __init__(
@@ -71,51 +75,53 @@ class Signatures:
     ) -> None:
         self.path = folder / SIGNATURES
         self.device = device
-        self.made: dict[str, dict[str, Any] | None] = read_json(self.path) or {}
+        self.made: dict[str, dict[str, Any] | None] = _read(self.path, _SIGNATURES) or {}
         if unsigned := [part for part in kept if part not in self.made]:
             signed = read_json(folder / document) or {}
             known = {name: signed[name] for name in SIGNED if name in signed} or None
             self.made = {**dict.fromkeys(unsigned, known), **self.made}
-            # Written at once: the document will be of others too.
+            # Written now, because this process will overwrite the document.
             write_json(self.path, self.made)
 
     def sign(self, part: str) -> None:
-        """Note that this process makes a part, or what there is from this one on."""
+        """Record that this process makes a part, and the unsigned parts that follow it."""
         self.made.pop(part, None)
         self.made[part] = provenance(self.device)
         write_json(self.path, self.made)
 
     def of(self, parts: Container[str]) -> dict[str, Any]:
-        """What stands beside a document of some parts.
+        """The provenance of a document that is built from some parts.
 
         Returns:
-            The provenance of who made the last one, and as `earlier` that of everyone else, each
-            once; None where it is not known. This process signs where nothing at all is known.
+            The provenance of the process that made the last part. `earlier` has that of the other
+            processes, each once, or None for an unknown process. If no process is known, the
+            provenance is that of this one.
         """
-        made = [signature for part, signature in self.made.items() if part in parts]
-        last = next(filter(None, reversed(made)), None) or provenance(self.device)
+        signatures = [signature for part, signature in self.made.items() if part in parts]
+        last = next(filter(None, reversed(signatures)), None) or provenance(self.device)
         others: list[dict[str, Any] | None] = []
-        for signature in made:
+        for signature in signatures:
             if signature != last and signature not in others:
                 others.append(signature)
         return {**last, EARLIER: others} if others else last
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` wrote; None where nothing was.
+    """Read what `write_json` wrote; None if there is no file.
 
     Raises:
-        ConfigError: something else is there.
+        ConfigError: the file is damaged.
     """
+    return _read(path, _ENTRIES)
+
+
+def _read(path: Path, kind: TypeAdapter[dict[str, Any]]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return kind.validate_python(json.loads(path.read_text(encoding="utf-8")))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
         raise ConfigError(
             f"'{path}' is damaged and does not say which process made what; remove it and give the "
             "command again: results that are there are kept, as of an unknown machine"
-        )
-    return found
+        ) from None

@@ -12,27 +12,24 @@ from typing import Any
 from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError, SedemError
 from sedem.evaluation.method import Method
-from sedem.evaluation.records import Record, failed_record, measure, to_record
+from sedem.evaluation.records import Prediction, Record, failed_record, measure, to_record
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.storage import compression
 
 PREDICTIONS = "predictions.jsonl"
 METRICS = "metrics.json"
 
-NEEDED = {"id", "prediction", "references", "labelled", "selected", "k", "timings"}
-"""What every prediction has."""
-
 Progress = Callable[[int, int], None]
 
 
 def sample(examples: Sequence[Example], limit: int | None, seed: int) -> list[Example]:
-    """A seeded sample in file order; all of them without a limit."""
+    """A seeded sample of the examples in file order, or all of them without a limit."""
     if limit is None or limit >= len(examples):
         return list(examples)
     if limit < 1:
         raise ConfigError(f"limit is {limit}; it must be at least 1")
-    kept = sorted(random.Random(seed).sample(range(len(examples)), limit))
-    return [examples[index] for index in kept]
+    indices = sorted(random.Random(seed).sample(range(len(examples)), limit))
+    return [examples[index] for index in indices]
 
 
 def evaluate(
@@ -44,22 +41,22 @@ def evaluate(
 ) -> dict[str, Any]:
     """Answer examples and measure the answers.
 
-    What was answered before a kill is kept: the run goes on after the last whole line. An example
-    that the method refuses with a `SedemError` counts as wrong; any other error ends the run.
+    A killed run is resumed after the last complete line of its predictions. An example that the
+    method refuses with a `SedemError` counts as wrong; any other error ends the run.
 
     Args:
-        method: answers.
-        examples: what is asked.
-        settings: everything that decides the result, as JSON-ready values.
+        method: the method that answers.
+        examples: the examples to answer.
+        settings: everything that decides the result, with JSON types.
         out: folder for settings, predictions and metrics.
-        progress: called with examples done and examples in all.
+        progress: called with the number of finished examples and the number of examples.
 
     Returns:
-        The metrics, as metrics.json holds them.
+        The metrics, as in metrics.json.
 
     Raises:
-        ConfigError: the folder holds results of other settings, or what is no result.
-        DataError: there are no examples, or two have one id.
+        ConfigError: the folder has results of other settings, or files that are not results.
+        DataError: there are no examples, or two have the same id.
     """
     if not examples:
         raise DataError("there are no examples to evaluate")
@@ -68,14 +65,14 @@ def evaluate(
             raise DataError(f"two examples have the id '{name}'; give each its own")
     claim(out, settings)
     path = out / PREDICTIONS
-    done = {record["id"]: record for record in _kept(path)}
-    open_examples = [example for example in examples if example.id not in done]
+    done = {record["id"]: record for record in _resume(path)}
+    remaining = [example for example in examples if example.id not in done]
     device = method.backbone.device if method.backbone else None
-    # A process signs the first example that it answers.
+    # Each process signs the first example that it answers.
     signatures = Signatures(out, list(done)[:1], METRICS, device)
     with path.open("a", encoding="utf-8") as file:
-        for start in range(0, len(open_examples), method.batch):
-            records = _answered(method, open_examples[start : start + method.batch])
+        for start in range(0, len(remaining), method.batch):
+            records = _answer(method, remaining[start : start + method.batch])
             if not start:
                 signatures.sign(records[0]["id"])
             for record in records:
@@ -92,40 +89,43 @@ def evaluate(
 
 
 def read_predictions(content: bytes, path: Path) -> Iterator[Record]:
-    """The lines of a predictions.jsonl.
+    """Read the lines of a predictions.jsonl.
+
+    Args:
+        content: the content of the file.
+        path: the file, for the message.
 
     Raises:
-        DataError: a line is no record of the harness.
+        DataError: a line is not a record of the harness.
     """
-    # Of bytes: Unicode has line separators that are ordinary characters in a line of JSON.
+    # Bytes are split, because text would also be split at the line separators of Unicode.
     for number, line in enumerate(content.splitlines(), start=1):
         try:
             record = json.loads(line)
+            Prediction.model_validate(record)
         except ValueError:
-            record = None
-        if not isinstance(record, dict) or NEEDED - record.keys():
-            raise DataError(f"'{path}', line {number} is no prediction of 'sedem eval'")
+            raise DataError(f"'{path}', line {number} is no prediction of 'sedem eval'") from None
         yield record
 
 
-def _answered(method: Method, batch: Sequence[Example]) -> list[Record]:
-    """Records of a batch; one that is refused is halved until what cannot be answered is alone."""
+def _answer(method: Method, batch: Sequence[Example]) -> list[Record]:
+    """Records of a batch. A refused batch is halved until the refused example is alone."""
     try:
         answers = method.answer(batch)
     except SedemError as error:
         if len(batch) == 1:
             return [failed_record(batch[0], error)]
         half = len(batch) // 2
-        return _answered(method, batch[:half]) + _answered(method, batch[half:])
+        return _answer(method, batch[:half]) + _answer(method, batch[half:])
     return [to_record(*pair, len(batch)) for pair in zip(batch, answers, strict=True)]
 
 
-def _kept(path: Path) -> Iterator[Record]:
-    """Whole lines of an earlier run; a last line that a kill cut off is taken away."""
+def _resume(path: Path) -> Iterator[Record]:
+    """The complete lines of an earlier run. A last line that a kill cut off is removed."""
     if not path.is_file():
         return
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        path.write_bytes(whole)
-    yield from read_predictions(whole, path)
+    complete = content[: content.rfind(b"\n") + 1]
+    if len(complete) < len(content):
+        path.write_bytes(complete)
+    yield from read_predictions(complete, path)

@@ -1,4 +1,4 @@
-"""How small a memory is: against the keys and values of its tokens, and against their states."""
+"""The size of a memory, compared with the keys and values of its tokens and with their states."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ BFLOAT16 = 2
 
 
 def kv_bytes_per_token(shape: PretrainedConfig) -> int:
-    """A token's keys and values in every layer, in bfloat16."""
+    """Bytes of one token's keys and values in every layer, in bfloat16."""
     head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
     return int(2 * BFLOAT16 * shape.num_hidden_layers * shape.num_key_value_heads * head)
 
 
 def state_bytes_per_token(shape: PretrainedConfig) -> int:
-    """A token's state after one layer, in bfloat16."""
+    """Bytes of one token's state after one layer, in bfloat16."""
     return int(BFLOAT16 * shape.hidden_size)
 
 
 def compression(records: Sequence[Record], shape: PretrainedConfig) -> dict[str, Any]:
-    """How many times smaller than cached keys and values, and than raw states, memory is.
+    """How many times smaller a memory is than cached keys and values, and than states.
 
     Args:
         records: lines of predictions.jsonl.
-        shape: of the backbone that answered.
+        shape: configuration of the backbone that answered.
 
     Returns:
-        Both factors with their intervals, and what they are held against; nothing where the method
-        does not tell what it stores.
+        Both factors with their intervals, and the bytes per token that the memory is compared with.
+        Empty if the method does not report what it stores.
     """
-    kept = [values(record).get("bytes_per_token") for record in records]
-    sizes = [size for size in kept if size]
+    reported = [values(record).get("bytes_per_token") for record in records]
+    sizes = [size for size in reported if size]
     if not sizes:
         return {}
     cache, states = kv_bytes_per_token(shape), state_bytes_per_token(shape)

@@ -1,4 +1,4 @@
-"""Trained baselines in the harness: their own checkpoints, examples in batches."""
+"""Trained baselines in the harness: opened from their own checkpoints, asked in batches."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
-from sedem.evaluation.method import Method, Setting, refuse
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.method import Method, decoding_of, refuse
 from sedem.inference.generation import Decoding
 from sedem.types import Answer, Document, Reader
 
-GIVEN = ("selected", "gold")
-KEPT = 32
-"""Contexts whose memory is kept for the next question about them."""
+SUPPORTED_CONTROLS = ("selected", "gold")
+CACHED_CONTEXTS = 32
+"""Contexts whose memory is cached for later questions about them."""
 
 
 class BoundTrained:
-    """A trained baseline as a plain reader: how it answers is settled.
+    """A trained baseline as a plain reader with fixed decoding.
 
     Args:
-        reader: reads and answers.
+        reader: the baseline.
         decoding: how answers are generated.
     """
 
@@ -37,7 +38,7 @@ class BoundTrained:
         self.decoding = decoding
 
     def read(self, documents: Sequence[Document]) -> ContextMemory:
-        """The documents as this method's memory."""
+        """Read documents into the memory of this method."""
         return self.trained.read(documents)
 
     def answer(self, memory: ContextMemory, question: str) -> Answer:
@@ -50,39 +51,39 @@ class BoundTrained:
 
 
 class Trained:
-    """A trained baseline over examples; a context that several of them share is read once.
+    """A trained baseline over examples; it reads a context that several of them share once.
 
     Args:
-        reader: reads and answers.
-        setting: limit, batch, and which documents are given.
+        reader: the baseline.
+        settings: answer limit, batch, budget, and the documents to read.
 
     Raises:
-        ConfigError: the setting asks for what only SeDeM has.
+        ConfigError: a setting is given that the baseline does not have.
     """
 
-    def __init__(self, reader: TrainedReader, setting: Setting) -> None:
-        if setting.control not in GIVEN:
+    def __init__(self, reader: TrainedReader, settings: MethodSettings) -> None:
+        if settings.control not in SUPPORTED_CONTROLS:
             raise ConfigError(
-                f"control is '{setting.control}'; {reader.name} can be given every document "
+                f"control is '{settings.control}'; {reader.name} can be given every document "
                 "(selected) or those with evidence (gold)"
             )
         no_budget = () if reader.has_selection_budget else ("k",)
-        refuse(reader.name, setting, "shift", "memory", *no_budget)
-        if setting.k is not None:
-            reader.config = reader.config.with_changes(k=setting.k)
+        refuse(reader.name, settings, "shift", "memory", *no_budget)
+        if settings.k is not None:
+            reader.config = reader.config.with_changes(k=settings.k)
         self.trained = reader
-        self.gold = setting.control == "gold"
-        self.batch = setting.batch if reader.batched else 1
+        self.gold = settings.control == "gold"
+        self.batch = settings.batch if reader.batched else 1
         self.backbone: Backbone | None = reader.backbone
-        self.decoding = Decoding(max_new_tokens=setting.max_new_tokens)
+        self.decoding = decoding_of(settings)
         self.reader: Reader = BoundTrained(reader, self.decoding)
-        self._read = lru_cache(KEPT)(reader.read)
+        self._read = lru_cache(CACHED_CONTEXTS)(reader.read)
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents.
 
         Raises:
-            DataError: only documents with evidence are to be given, and an example has none.
+            DataError: the control is "gold", and an example has no evidence.
         """
         memories = []
         for example in examples:
@@ -92,9 +93,9 @@ class Trained:
         return self.trained.answer_all(memories, questions, self.decoding)
 
 
-def open_trained(name: str, setting: Setting) -> Method:
-    """A trained baseline from its checkpoint."""
+def open_trained(name: str, settings: MethodSettings) -> Method:
+    """Open a trained baseline from its checkpoint."""
     reader = reader_class(name).from_pretrained(
-        setting.checkpoint, dtype=getattr(torch, setting.dtype), device=setting.device
+        settings.checkpoint, dtype=getattr(torch, settings.dtype), device=settings.device
     )
-    return Trained(reader, setting)
+    return Trained(reader, settings)

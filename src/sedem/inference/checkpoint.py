@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -159,8 +158,8 @@ def write(
     with unfinished(folder) as place:
         if backbone is not None:
             shutil.copytree(backbone, place / BACKBONE)
-            config = replace(config, encoder=BACKBONE)
-        config = replace(config, lora_rank=config.lora_rank if decoder.has_lora else 0)
+            config = config.with_changes(encoder=BACKBONE)
+        config = config.with_changes(lora_rank=config.lora_rank if decoder.has_lora else 0)
         config.save(
             place, sedem_version=version("sedem"), transformers_version=version("transformers")
         )

@@ -17,9 +17,10 @@ from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from sedem.provenance import provenance
+from sedem.training.checkpoints import last_complete_checkpoint
 from sedem.training.recipe import Optimization, Recipe, RunSettings
 from sedem.training.run_setup import FINAL
-from sedem.training.trainer import SedemTrainer, last_complete_checkpoint
+from sedem.training.trainer import SedemTrainer
 
 SUMMARY_FILE = "training.json"
 

@@ -10,8 +10,8 @@ import torch
 from transformers import set_seed
 
 from sedem.errors import ConfigError
+from sedem.training.checkpoints import checkpoints
 from sedem.training.recipe import Optimization, Recipe, as_yaml, read_entries
-from sedem.training.trainer import checkpoints
 
 RECIPE_FILE = "recipe.yaml"
 FINAL = "final"

@@ -20,7 +20,7 @@ from sedem.training.run_setup import backbone_options, check_start, start_run
 from sedem.training.sources import open_windows, read_mixture
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.validation import Flag, FromEntries, Settings, WholeAbove0
+from sedem.validation import Flag, Settings, WholeAbove0
 
 CALIBRATION_WINDOWS = 64
 
@@ -39,7 +39,7 @@ class Stage1Recipe(Settings):
         start_from: checkpoint to continue from; None means new parts.
     """
 
-    model: Annotated[SedemConfig, FromEntries()]
+    model: SedemConfig
     text: TextSource
     optimization: Optimization
     run: RunSettings
@@ -88,7 +88,7 @@ class Stage2Recipe(Settings):
         cache: folder for frozen states.
     """
 
-    model: Annotated[SedemConfig, FromEntries()]
+    model: SedemConfig
     data: Stage2Data
     optimization: Optimization
     run: RunSettings

@@ -141,7 +141,7 @@ def test_a_layout_unknown_to_transformers_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama9"}')
     with pytest.raises(ConfigError, match=r"cannot be opened: .*`llama9`") as caught:
         open_backbone(str(tmp_path))
-    assert "neither a folder" not in str(caught.value)
+    assert "neither a local folder" not in str(caught.value)
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:

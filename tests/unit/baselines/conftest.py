@@ -48,6 +48,12 @@ def make(name: str, folder: str, seed: int = 1, **changes: Any) -> TrainedReader
     return reader.requires_grad_(False).eval()
 
 
+def adapted_matrices(reader: TrainedReader) -> set[str]:
+    """Names of the matrices that have adapters."""
+    names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
+    return {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names}
+
+
 @pytest.fixture(params=TRAINED)
 def any_reader(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> TrainedReader:
     """Each trained baseline in turn, on the tiny Llama."""

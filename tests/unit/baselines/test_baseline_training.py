@@ -19,6 +19,7 @@ from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
+from sedem.evaluation.config import EvaluationConfig
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import as_yaml
@@ -160,25 +161,27 @@ def test_from_text_to_questions_to_answers(
     assert result["trained_parameters"] == {"parts": 7 * 32, "lora": 4 * 4 * (32 + 32 + 32 + 16)}
     assert result["data"].keys() >= {"tokens", "left_out"}
     assert result["evaluation"]["eval_loss"] > 0
-    settings: dict[str, Any] = {
-        "checkpoint": str(second),
-        "limit": 3,
-        "max_new_tokens": 4,
-        "options": {"distractors": 1},
-    }
-    metrics = run_evaluation("icae", fixtures / "squad.json", **settings)
+    config = EvaluationConfig(
+        method="icae",
+        checkpoint=str(second),
+        data=fixtures / "squad.json",
+        options={"distractors": 1},
+        limit=3,
+        max_new_tokens=4,
+    )
+    metrics = run_evaluation(config)
     assert metrics["counts"]["not_answered"] == 0
     assert metrics["bytes_per_token"]["mean"] > 0
-    gold = run_evaluation("icae", fixtures / "squad.json", control="gold", **settings)
+    gold = run_evaluation(config.with_changes(control="gold"))
     assert gold["conditioning"]["mean"] < metrics["conditioning"]["mean"]
     digests = {m["settings"]["weights_sha256"] for m in (metrics, gold)}
     assert len(digests) == 1
     for given in ({"k": 2}, {"shift": 2}, {"memory": "int8"}):
         (name,) = given
         with pytest.raises(ConfigError, match=f"but icae has no {name}; leave it out"):
-            run_evaluation("icae", fixtures / "squad.json", **given, **settings)
+            run_evaluation(config.with_changes(**given))
     with pytest.raises(ConfigError, match="control is 'wrong'"):
-        run_evaluation("icae", fixtures / "squad.json", control="wrong", **settings)
+        run_evaluation(config.with_changes(control="wrong"))
     other = question_recipe("icae", start_from=str(first))
     changed = other.with_changes(model=other.model.with_changes(compression=2))
     with pytest.raises(ConfigError, match=r"model.compression is 2 in the recipe, checkpoint"):

@@ -100,14 +100,14 @@ def test_memory_logits_and_question_loss_match_the_official_code(official: Offic
     context, prompt, answer = stream[1:18], [0, *stream[18:20]], stream[20:]
     loss = reader.question_loss([torch.tensor(context)], **targets([(prompt, answer)]))["loss"]
     torch.testing.assert_close(loss, numbers["question.loss"], rtol=1e-5, atol=1e-5)
-    kept = reader.compress(context).content
-    assert kept.shape == (2, 2, 1, 1 + 2 * 2 + 2, 8)
+    compressed = reader.compress(context).content
+    assert compressed.shape == (2, 2, 1, 1 + 2 * 2 + 2, 8)
     for layer in range(2):
         values = numbers[f"question.values.{layer}"].bfloat16()
-        torch.testing.assert_close(kept[layer, 1, :, :5], values, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(compressed[layer, 1, :, :5], values, rtol=1e-2, atol=1e-2)
         keys = rotated(reader, numbers[f"question.keys.{layer}"])
-        torch.testing.assert_close(kept[layer, 0, :, :5].float(), keys, rtol=2e-2, atol=2e-2)
-    filled = reader.prefill([kept.float()], [17], [prompt])
+        torch.testing.assert_close(compressed[layer, 0, :, :5].float(), keys, rtol=2e-2, atol=2e-2)
+    filled = reader.prefill([compressed.float()], [17], [prompt])
     wanted = numbers["question.logits"][3]
     # The stored memory was rounded to bfloat16.
     torch.testing.assert_close(filled.logits[0], wanted, rtol=0.05, atol=0.05)
@@ -142,11 +142,11 @@ def test_prefill_logits_match_the_training_loss(
 @torch.no_grad()
 def test_without_a_full_window_the_backbone_reads_plain_text(reader: ActivationBeacon) -> None:
     context, prompt = [5, 6, 7, 8], [0, 9, 10]
-    kept = reader.compress(context)
-    assert kept.notes == (
+    compressed = reader.compress(context)
+    assert compressed.notes == (
         "the context has 4 tokens, fewer than a window of 16, so nothing of it was compressed",
     )
-    filled = reader.prefill([kept.content], [4], [prompt])
+    filled = reader.prefill([compressed.content], [4], [prompt])
     plain = reader.backbone.model(torch.tensor([[0, *context, *prompt[1:]]])).logits[0, -1]
     torch.testing.assert_close(filled.logits[0], plain, rtol=5e-2, atol=5e-2)
     answer = reader.answer(reader.read([Document("a", "Rent: 900")]), "Rent?")
@@ -176,11 +176,11 @@ def test_untrained_beacons_act_as_ordinary_tokens(
 def test_memory_depends_on_neither_the_question_nor_later_windows(reader: ActivationBeacon) -> None:
     ids = torch.randint(2, 250, (47,)).tolist()
     with torch.no_grad():
-        kept = reader.compress(ids).content
+        compressed = reader.compress(ids).content
         changed = reader.compress([*ids[:15], *[7] * 16, *ids[31:]]).content
-    assert kept.shape[3] == 1 + 3 * 4
-    assert torch.equal(kept[..., :5, :], changed[..., :5, :])
-    assert not torch.equal(kept[..., 5:, :], changed[..., 5:, :])
+    assert compressed.shape[3] == 1 + 3 * 4
+    assert torch.equal(compressed[..., :5, :], changed[..., :5, :])
+    assert not torch.equal(compressed[..., 5:, :], changed[..., 5:, :])
     memory = reader.read([Document("a", "The rent is 900 euros. It is due on the third.")])
     before = memory.compressed.content.clone()
     reader.answer(memory, "What is the rent?")
@@ -279,8 +279,8 @@ def test_an_update_of_full_rank_equals_a_full_projection(tiny_folder: Callable[.
     for (own, frozen), (update, _) in zip(full.projections(), narrow.projections(), strict=True):
         own.weight.copy_(frozen.weight + update[1].weight @ update[0].weight)
     ids = torch.randint(2, 250, (70,)).tolist()
-    kept, same = (reader.compress(ids).content.float() for reader in (full, narrow))
-    torch.testing.assert_close(kept, same, rtol=2e-2, atol=2e-2)
+    compressed, same = (reader.compress(ids).content.float() for reader in (full, narrow))
+    torch.testing.assert_close(compressed, same, rtol=2e-2, atol=2e-2)
     text = torch.randint(2, 250, (2, 60))
     losses = [reader.text_loss(text[:, :50], text[:, 50:])["loss"] for reader in (full, narrow)]
     torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache
-from unit.baselines.conftest import make
+from unit.baselines.conftest import adapted_matrices, make
 from unit.baselines.waves import fill
 
 from sedem import Document
@@ -72,9 +72,9 @@ def test_the_answer_loss_of_a_short_context_matches_the_official_code(
     batch = targets([(question, [*answer, reader.backbone.eos_token_id])])
     loss = reader.question_loss([context], **batch)["loss"]
     assert float(loss) == pytest.approx(asked["loss"], rel=1e-4)
-    kept = reader.encode([context])
+    compressed = reader.encode([context])
     with torch.no_grad(), reader.backbone.without_lora():
-        states, _ = reader.decode(kept, batch["ids"], batch["valid"])
+        states, _ = reader.decode(compressed, batch["ids"], batch["valid"])
         logits = reader.backbone.logits(states[0, -1])
     torch.testing.assert_close(logits, torch.tensor(asked["logits"]), rtol=1e-4, atol=1e-4)
 
@@ -158,12 +158,12 @@ def test_the_variants_of_positions_differ(tiny_folder: Callable[..., str]) -> No
 
 def test_a_context_is_truncated_at_the_limit_and_the_answer_says_so(reader: Compressor500x) -> None:
     ids = torch.randint(2, 250, (60,)).tolist()
-    kept = reader.compress(ids)
-    assert torch.equal(kept.content, reader.compress([*ids[:48], *ids[:30]]).content)
-    assert not torch.equal(kept.content, reader.compress([*ids[:47], ids[47] ^ 1]).content)
+    compressed = reader.compress(ids)
+    assert torch.equal(compressed.content, reader.compress([*ids[:48], *ids[:30]]).content)
+    assert not torch.equal(compressed.content, reader.compress([*ids[:47], ids[47] ^ 1]).content)
     # Four layers, keys and values, two heads of four tokens and eight dimensions, two bytes each.
-    assert kept.content.shape == (4, 2, 2, 4, 8)
-    assert kept.stored_bytes == 2 * 4 * 2 * 2 * 4 * 8
+    assert compressed.content.shape == (4, 2, 2, 4, 8)
+    assert compressed.stored_bytes == 2 * 4 * 2 * 2 * 4 * 8
     memory = reader.read(
         [Document("a", "The rent is 900 euros a month. " * 3), Document("b", "Eggs.")]
     )
@@ -182,7 +182,7 @@ def text_ids(reader: Compressor500x, memory: Any) -> list[int]:
 
 def test_adapters_are_on_q_and_v_and_off_in_decoding(reader: Compressor500x) -> None:
     names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
-    assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names} == {"q_proj", "v_proj"}
+    assert adapted_matrices(reader) == {"q_proj", "v_proj"}
     stage = TextTraining(reader)
     trained = {name for name, p in stage.named_parameters() if p.requires_grad}
     assert trained == {f"reader.backbone.{n}" for n in names} | {"reader._parts.tokens.weight"}

@@ -67,8 +67,8 @@ class Official:
         fused = self.fusion(self.numbers["states"])
         windows = F.pad(fused, (0, 0, 0, 3)).unflatten(0, (3, 8))
         mask = (torch.arange(24) < 21).view(3, 8)
-        held = mask.unflatten(1, (2, 4)).any(2)
-        return fused, self.transport(windows, mask)[held]
+        real = mask.unflatten(1, (2, 4)).any(2)
+        return fused, self.transport(windows, mask)[real]
 
 
 def test_fusion_and_transport_match_the_official_code(fixtures: Path) -> None:
@@ -151,9 +151,9 @@ def test_slots_match_the_equations(reader: ComprExIT) -> None:
         (slots,) = reader._encode_contexts([torch.tensor(ids)])
         assert len(slots) == -(-length // 4)
         torch.testing.assert_close(slots, naive_slots(reader, ids), rtol=1e-3, atol=1e-4)
-        kept = reader.compress(ids)
-        assert torch.equal(kept.content, slots.bfloat16())
-        assert kept.stored_bytes == 2 * slots.numel()
+        compressed = reader.compress(ids)
+        assert torch.equal(compressed.content, slots.bfloat16())
+        assert compressed.stored_bytes == 2 * slots.numel()
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import set_seed
-from unit.baselines.conftest import SMALL, make
+from unit.baselines.conftest import SMALL, adapted_matrices, make
 from unit.baselines.waves import fill
 
 from sedem import Document
@@ -81,8 +81,8 @@ def test_the_generated_answer_matches_the_official_code(
     ids = official["tokens"]
     # The official sequence has no start token, so its first token takes that place.
     reader.backbone.bos_token_id = ids[0]
-    kept = reader.compress(ids[1:38])
-    filled = reader.prefill([kept.content], [37], [[ids[0], *ids[38:]]])
+    compressed = reader.compress(ids[1:38])
+    filled = reader.prefill([compressed.content], [37], [[ids[0], *ids[38:]]])
     expected = torch.tensor(official["stage_2"]["logits"])
     torch.testing.assert_close(filled.logits[0], expected, rtol=1e-4, atol=3e-3)
     logits, generated = filled.logits, []
@@ -108,13 +108,13 @@ def naive_recall(reader: HMT, memories: list[Tensor], segment: list[int]) -> Ten
     summary = parts["summary"].weight
     half = reader.backbone.embed(torch.tensor(segment[: SEGMENT_TOKENS // 2]))
     asked = final_states(reader, torch.cat([summary, half, summary]))[-config.memory :]
-    kept = torch.cat(memories)[-config.recall_context :]
+    stored = torch.cat(memories)[-config.recall_context :]
     given = []
     for vector in asked:
         query = parts["recall_query"].weight @ vector
-        scores = [float(query @ (parts["recall_key"].weight @ m)) for m in kept]
+        scores = [float(query @ (parts["recall_key"].weight @ m)) for m in stored]
         shares = torch.tensor(scores).div(config.recall_width**0.5).softmax(0)
-        given.append(sum(share * m for share, m in zip(shares, kept, strict=True)))
+        given.append(sum(share * m for share, m in zip(shares, stored, strict=True)))
     return torch.stack(given)
 
 
@@ -167,13 +167,13 @@ def test_the_question_loss_matches_the_equations(reader: HMT) -> None:
 @torch.no_grad()
 def test_prefill_logits_match_the_training_loss(reader: HMT) -> None:
     context, prompt = torch.randint(2, 250, (75,)), [0, 9, 8, 7]
-    kept = reader.compress(context.tolist()).content
+    compressed = reader.compress(context.tolist()).content
     # The stored memory is rounded to bfloat16.
     exact = replace(
-        kept,
+        compressed,
         memories=reader._read_whole([torch.cat([torch.tensor([0]), context])])[0].memories,
     )
-    torch.testing.assert_close(kept.memories.float(), exact.memories, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(compressed.memories.float(), exact.memories, rtol=1e-2, atol=1e-2)
     filled = reader.prefill([exact], [75], [prompt])
     best = int(filled.logits.argmax())
     loss = reader.question_loss([context], **targets([(prompt, [best])]))["loss"]
@@ -224,16 +224,18 @@ def test_learned_memory_is_initialized_at_the_scale_of_token_embeddings(
 def test_memory_depends_on_earlier_tokens_but_not_on_the_question(reader: HMT) -> None:
     ids = torch.randint(2, 250, (3 * SEGMENT_TOKENS,)).tolist()
     with torch.no_grad():
-        kept = reader.compress(ids).content
+        compressed = reader.compress(ids).content
         # Token 40 is in the second segment; the first has the start token and 31 others.
         changed = reader.compress([*ids[:40], (ids[40] + 1) % 250 + 2, *ids[41:]]).content
     count = reader.config.memory
     same = [
         torch.equal(a, b)
-        for a, b in zip(kept.memories.split(count), changed.memories.split(count), strict=True)
+        for a, b in zip(
+            compressed.memories.split(count), changed.memories.split(count), strict=True
+        )
     ]
     assert same == [True, False, False]
-    assert kept.rest.tolist() == ids[-1:] and kept.sensory.tolist() == ids[-5:-1]
+    assert compressed.rest.tolist() == ids[-1:] and compressed.sensory.tolist() == ids[-5:-1]
     memory = reader.read([Document("a", "The rent is 900 euros. " * 4)])
     before = memory.compressed.content.memories.clone()
     reader.answer(memory, "What is the rent?")
@@ -242,9 +244,9 @@ def test_memory_depends_on_earlier_tokens_but_not_on_the_question(reader: HMT) -
 
 def test_stored_bytes_are_counted_and_dropped_memory_is_noted(reader: HMT) -> None:
     ids = torch.randint(2, 250, (3 * SEGMENT_TOKENS,)).tolist()
-    kept = reader.compress(ids)
+    compressed = reader.compress(ids)
     # Six vectors of 32 dimensions in two bytes, four sensory tokens and one unread.
-    assert (kept.stored_bytes, kept.notes) == (6 * 32 * 2 + 4 * 5, ())
+    assert (compressed.stored_bytes, compressed.notes) == (6 * 32 * 2 + 4 * 5, ())
     more = reader.compress([*ids, *ids])
     assert len(more.content.memories) == 6
     assert more.notes == (
@@ -253,14 +255,13 @@ def test_stored_bytes_are_counted_and_dropped_memory_is_noted(reader: HMT) -> No
 
 
 def test_adapters_are_on_in_decoding(reader: HMT) -> None:
-    names = [name for name, _ in reader.backbone.named_parameters() if "lora_" in name]
-    assert {name.split(".lora_")[0].rsplit(".", 1)[1] for name in names} == {"q_proj", "v_proj"}
-    kept, prompt = reader.compress(list(range(2, 60))).content, [0, 5, 6]
+    assert adapted_matrices(reader) == {"q_proj", "v_proj"}
+    compressed, prompt = reader.compress(list(range(2, 60))).content, [0, 5, 6]
     with torch.no_grad(), reader.decoding_mode():
-        before = reader.prefill([kept], [58], [prompt]).logits
+        before = reader.prefill([compressed], [58], [prompt]).logits
         for parameter in reader.backbone.lora_parameters():
             parameter.zero_()
-        assert not torch.allclose(before, reader.prefill([kept], [58], [prompt]).logits)
+        assert not torch.allclose(before, reader.prefill([compressed], [58], [prompt]).logits)
 
 
 def test_impossible_settings_are_rejected(tiny_folder: Callable[..., str], reader: HMT) -> None:

@@ -24,6 +24,7 @@ from sedem.baselines.token_pruning import CachedScorer, plan_windows, prune_toke
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
+from sedem.evaluation.config import EvaluationConfig
 from sedem.inference.generation import Decoding
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -233,9 +234,14 @@ def test_impossible_settings_are_rejected(change: dict[str, float]) -> None:
 
 def test_it_is_evaluated_by_name_and_takes_no_budget(tmp_path: Path, model: object) -> None:
     model.save_pretrained(tmp_path / "own")  # type: ignore[attr-defined]
-    settings = {"checkpoint": str(tmp_path / "own"), "limit": 1, "max_new_tokens": 2}
-    data = FIXTURES / "hotpotqa-native.json"
-    metrics = run_evaluation("longllmlingua", data, **settings)  # type: ignore[arg-type]
+    config = EvaluationConfig(
+        method="longllmlingua",
+        checkpoint=str(tmp_path / "own"),
+        data=FIXTURES / "hotpotqa-native.json",
+        limit=1,
+        max_new_tokens=2,
+    )
+    metrics = run_evaluation(config)
     assert metrics["counts"]["examples"] == 1
     with pytest.raises(ConfigError, match="k is 2, but longllmlingua has no k"):
-        run_evaluation("longllmlingua", data, k=2, **settings)  # type: ignore[arg-type]
+        run_evaluation(config.with_changes(k=2))

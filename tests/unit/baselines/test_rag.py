@@ -19,7 +19,7 @@ from sedem.baselines.rag import RAG, RAGConfig
 from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.method import Setting
+from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt
@@ -136,6 +136,19 @@ def stage_of(reader: RAG, fixtures: Path, cache: Path | None = None, **losses: A
     return RAGTraining(reader, ConditionedLosses(**losses), collator)
 
 
+def record_contexts(reader: RAG) -> list[Tensor]:
+    """A list that collects the contexts of every later call of `question_loss`."""
+    contexts_read: list[Tensor] = []
+    question_loss = reader.question_loss
+
+    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
+        contexts_read.extend(contexts)
+        return question_loss(contexts, *rest)
+
+    reader.question_loss = recorded  # type: ignore[method-assign]
+    return contexts_read
+
+
 @torch.no_grad()
 def test_training_and_answering_compute_the_same_scores(
     tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
@@ -148,14 +161,7 @@ def test_training_and_answering_compute_the_same_scores(
     scores = reader.scores(memory, example.question)
     seen: list[Tensor] = []
     reader.selector.register_forward_hook(lambda *inputs: seen.append(inputs[-1]))
-    read: list[Tensor] = []
-    whole = reader.question_loss
-
-    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
-        read.extend(contexts)
-        return whole(contexts, *rest)
-
-    reader.question_loss = recorded  # type: ignore[method-assign]
+    read = record_contexts(reader)
     parts = stage(**stage.collate([stage.collator.dataset[0]]))
     assert seen[0][0].tolist() == pytest.approx(scores.tolist(), abs=0.3)  # states in bfloat16
     best = int(scores.argmax())
@@ -191,14 +197,7 @@ def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
         for (t, b), label in zip(item.blocks, item.evidence, strict=True)
         if label
     ]
-    read: list[Tensor] = []
-    whole = reader.question_loss
-
-    def recorded(contexts: Any, *rest: Any) -> dict[str, Tensor]:
-        read.extend(contexts)
-        return whole(contexts, *rest)
-
-    reader.question_loss = recorded  # type: ignore[method-assign]
+    read = record_contexts(reader)
     parts = stage(**batch)
     assert read[0].tolist() in gold
     selector, lora = list(reader.selector.parameters()), reader.backbone.lora_parameters()
@@ -222,9 +221,15 @@ def test_a_trained_model_answers_with_any_budget(
     assert recipe.data is not None
     recipe = recipe.with_changes(data=recipe.data.with_changes(cache_states=True, max_paragraphs=4))
     final = train_baseline(recipe)
-    settings: dict[str, Any] = {"checkpoint": str(final), "limit": 3, "max_new_tokens": 4}
-    settings["options"] = {"distractors": 1}
-    one, two = (run_evaluation("rag", fixtures / "squad.json", k=k, **settings) for k in (1, 2))
+    config = EvaluationConfig(
+        method="rag",
+        checkpoint=str(final),
+        data=fixtures / "squad.json",
+        options={"distractors": 1},
+        limit=3,
+        max_new_tokens=4,
+    )
+    one, two = (run_evaluation(config.with_changes(k=k)) for k in (1, 2))
     assert one["conditioning"]["mean"] < two["conditioning"]["mean"]
     assert one["counts"]["not_answered"] == 0
     assert one["counts"]["ranked_every_block"] == 3
@@ -246,8 +251,8 @@ def test_settings_of_other_methods_are_rejected(
         train_baseline(recipe.with_changes(data=recipe.data.with_changes(documents="gold")))
     with pytest.raises(ConfigError, match="only to methods that pick paragraphs, but 'icae'"):
         train_baseline(question_recipe("icae", losses=ConditionedLosses()))
-    with pytest.raises(ConfigError, match="k is 0; it must be a whole number"):
-        Trained(reader, Setting("some", k=0))
+    with pytest.raises(ConfigError, match="shift is 1, but rag has no shift; leave it out"):
+        Trained(reader, MethodSettings(checkpoint="some", shift=1))
     with pytest.raises(ConfigError, match=r"extract_layer is 9, .* has 4 layers"):
         RAG(reader.config.with_changes(extract_layer=9), reader.backbone)
     for change in ({"heads": 0}, {"paragraph": 0}, {"extract_layer": 0}, {"k": 0}):

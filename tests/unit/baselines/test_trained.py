@@ -26,7 +26,7 @@ from sedem.data.labels import gold_documents, some_documents
 from sedem.data.question_sets import open_examples
 from sedem.errors import CheckpointError, ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
-from sedem.evaluation.method import Setting
+from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
 from sedem.inference.checkpoint import locate
@@ -248,12 +248,12 @@ def test_a_context_of_several_examples_is_read_once(
         return reading(documents)
 
     monkeypatch.setattr(any_reader, "read", counted)
-    setting = Setting("some", max_new_tokens=3)
-    method = Trained(any_reader, setting)
+    settings = MethodSettings(checkpoint="some", max_new_tokens=3)
+    method = Trained(any_reader, settings)
     once = [answer.text for example in same for answer in method.answer([example])]
     assert len(read) == 1
     separately = [
-        a.text for example in same for a in Trained(any_reader, setting).answer([example])
+        a.text for example in same for a in Trained(any_reader, settings).answer([example])
     ]
     assert once == separately and len(read) == 1 + len(same)
 
@@ -264,10 +264,10 @@ def test_a_context_of_several_examples_is_read_once(
 def test_a_saved_checkpoint_gives_the_same_answers(
     any_reader: TrainedReader, documents: list[Document], tmp_path: Path
 ) -> None:
-    any_reader.save_pretrained(tmp_path / "kept")
-    entries = json.loads((tmp_path / "kept" / "config.json").read_text())
+    any_reader.save_pretrained(tmp_path / "checkpoint")
+    entries = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     assert entries["method"] == any_reader.name and "sedem_version" in entries
-    again = type(any_reader).from_pretrained(tmp_path / "kept")
+    again = type(any_reader).from_pretrained(tmp_path / "checkpoint")
     assert again.config == any_reader.config
     assert not any(p.requires_grad for p in again.parameters())
     own = {n: p for n, p in any_reader.named_parameters()}
@@ -292,16 +292,16 @@ def test_shipped_settings_are_loaded_and_saved_byte_for_byte(
 def test_missing_and_unexpected_weights_are_errors(
     tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
-    make("icae", tiny_folder()).save_pretrained(tmp_path / "kept")
-    path = tmp_path / "kept" / "sedem.safetensors"
+    make("icae", tiny_folder()).save_pretrained(tmp_path / "checkpoint")
+    path = tmp_path / "checkpoint" / "sedem.safetensors"
     weights = load_file(path)
     save_file({**weights, "more": weights["tokens.weight"].clone()}, path)
     with pytest.raises(CheckpointError, match=r"1 are not known \(such as more\)"):
-        reader_class("icae").from_pretrained(tmp_path / "kept")
+        reader_class("icae").from_pretrained(tmp_path / "checkpoint")
     save_file(weights, path)
-    shutil.rmtree(tmp_path / "kept" / "adapter")
+    shutil.rmtree(tmp_path / "checkpoint" / "adapter")
     with pytest.raises(CheckpointError, match="is missing; the checkpoint is incomplete"):
-        reader_class("icae").from_pretrained(tmp_path / "kept")
+        reader_class("icae").from_pretrained(tmp_path / "checkpoint")
 
 
 def test_a_checkpoint_of_another_method_is_rejected(
@@ -313,14 +313,14 @@ def test_a_checkpoint_of_another_method_is_rejected(
     with pytest.raises(
         CheckpointError, match="a checkpoint of 'icae', not of 'full-context-tuned'"
     ):
-        open_method("full-context-tuned", Setting(str(icae)))
+        open_method("full-context-tuned", MethodSettings(checkpoint=str(icae)))
     with pytest.raises(CheckpointError, match="a checkpoint of 'sedem', not of 'icae'"):
-        open_method("icae", Setting(str(own)))
+        open_method("icae", MethodSettings(checkpoint=str(own)))
     with pytest.raises(CheckpointError, match="a checkpoint of 'icae', not of sedem"):
         SeDeM.from_pretrained(icae)
     (tmp_path / "none").mkdir()
     with pytest.raises(CheckpointError, match=r"has no config.json"):
-        open_method("icae", Setting(str(tmp_path / "none")))
+        open_method("icae", MethodSettings(checkpoint=str(tmp_path / "none")))
     assert default_checkpoint("bm25") == "sedem-nano"
     assert default_checkpoint("icae") == "icae-nano"
 
@@ -331,10 +331,17 @@ def test_a_changed_backbone_of_the_same_name_is_another_setting(
     shutil.copytree(tiny_folder(), tmp_path / "backbone")
     make("icae", str(tmp_path / "backbone")).save_pretrained(tmp_path / "icae")
 
+    config = EvaluationConfig(
+        method="icae",
+        checkpoint=str(tmp_path / "icae"),
+        data=fixtures / "squad.json",
+        options={"distractors": 1},
+        limit=1,
+        max_new_tokens=2,
+    )
+
     def evaluated() -> dict[str, Any]:
-        asked: dict[str, Any] = {"limit": 1, "max_new_tokens": 2, "options": {"distractors": 1}}
-        kept = {"checkpoint": str(tmp_path / "icae"), "out": tmp_path / "out"}
-        return run_evaluation("icae", fixtures / "squad.json", **kept, **asked)
+        return run_evaluation(config, out=tmp_path / "out")
 
     first = evaluated()
     assert evaluated() == first

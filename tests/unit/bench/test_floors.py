@@ -99,14 +99,14 @@ def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[D
     head = 2 * 32 * 258
     seen, prompt = answer.conditioning, len(question_ids(model.decoder, "Rent?")) - 1
     assert seen is not None
-    plain = text_work(model.decoder, answer, "Rent?", kept=False)
-    kept = text_work(model.decoder, answer, "Rent?", kept=True)
+    plain = text_work(model.decoder, answer, "Rent?", cached=False)
+    cached = text_work(model.decoder, answer, "Rent?", cached=True)
     assert plain["answer"][0].flops == 3 * layer_flops(shape, seen) + last_layer(seen) + head
     assert not plain["read"]
     before = seen - prompt
     asked = 3 * layer_flops(shape, prompt, before) + last_layer(prompt, before)
-    assert kept["answer"][0].flops == asked + head
-    both = kept["read"][0].flops + kept["answer"][0].flops
+    assert cached["answer"][0].flops == asked + head
+    both = cached["read"][0].flops + cached["answer"][0].flops
     assert both == plain["answer"][0].flops
 
 

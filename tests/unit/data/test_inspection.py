@@ -132,5 +132,5 @@ def test_the_shipped_tokenizer_counts_by_default() -> None:
     tokenizer = open_tokenizer()
     assert tokenizer.name == "sedem-nano"
     assert 3 <= tokenizer.count("The rent is due in May.") < 12
-    with pytest.raises(ConfigError, match="'no/where' is neither a folder here nor to be had"):
+    with pytest.raises(ConfigError, match="'no/where' is neither a local folder nor available"):
         open_tokenizer("no/where")

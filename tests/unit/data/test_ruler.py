@@ -101,7 +101,7 @@ def test_the_tokenizer_that_counts_can_be_named(path: Path, tiny_folder: Any) ->
     # Bytes instead of words: fewer documents fit.
     found = load(path, length=3000, tokenizer=tiny_folder(), count=1)
     assert all(len(whole_prompt(e).encode()) + 32 <= 3000 for e in found.examples)
-    with pytest.raises(ConfigError, match=r"tokenizer '.*nowhere' is neither a folder here nor"):
+    with pytest.raises(ConfigError, match=r"tokenizer '.*nowhere' is neither a local folder nor"):
         load(path, tokenizer=str(path.parent / "nowhere"))
 
 

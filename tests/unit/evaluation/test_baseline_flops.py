@@ -133,7 +133,7 @@ def test_wide_windows_of_beacon_cost_more_to_encode_and_the_same_to_decode() -> 
     [
         ("rag", "llama-3.2-1b", "FLOPs of 'rag' are not counted; those of icae, hmt"),
         ("icae", "llama-9", "backbone 'llama-9' is not known"),
-        ("icae", "llama-3.2-1b-to-3b", "is two backbones; give llama-3.2-1b or llama-3.2-3b"),
+        ("icae", "llama-3.2-1b-to-3b", "has two backbones; give llama-3.2-1b or llama-3.2-3b"),
     ],
 )
 def test_what_has_no_count_is_said(method: str, backbone: str, words: str) -> None:

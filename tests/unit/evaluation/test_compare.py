@@ -61,7 +61,9 @@ def test_only_examples_that_have_a_metric_in_both_runs_count() -> None:
 
 
 def test_runs_on_other_examples_are_refused_with_how_many_are_common() -> None:
-    with pytest.raises(DataError, match="the runs have other examples: 4 and 3, of which 2 are "):
+    with pytest.raises(
+        DataError, match="the runs have different examples: 4 and 3, of which 2 are "
+    ):
         compare(run([True] * 4), run([True] * 3, first=2))
     other = run([True] * 4)
     other[0]["question"] = "Another of the same id?"

@@ -17,8 +17,8 @@ from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.data.examples import Evidence, Example
 from sedem.data.question_sets import open_examples
 from sedem.errors import DataError
-from sedem.evaluation.method import Setting
-from sedem.evaluation.readers import Sedem
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.readers import SedemMethod
 from sedem.evaluation.run import evaluate
 from sedem.inference.prompts import context_prompt
 from sedem.inference.requests import Request
@@ -146,8 +146,8 @@ def test_a_question_that_is_too_long_costs_no_other_example(
         Example(name, tuple(documents), question, ("900 euros",), (Evidence(0, 0, 40),))
         for name, question in (("a", QUESTION), ("long", "?" * 600), ("b", "Who may leave?"))
     ]
-    method = Sedem(model, Setting("tiny", k=2, max_new_tokens=4, batch=batch))
-    metrics = evaluate(method, examples, {}, tmp_path)
+    settings = MethodSettings(checkpoint="tiny", k=2, max_new_tokens=4, batch=batch)
+    metrics = evaluate(SedemMethod(model, settings), examples, {}, tmp_path)
     assert metrics["counts"]["not_answered"] == 1
     assert metrics["first_error"].startswith("long: the question has 600 tokens, the model reads")
     assert metrics["conditioning"]["n"] == 2
@@ -156,9 +156,12 @@ def test_a_question_that_is_too_long_costs_no_other_example(
 
 def test_gold_documents_are_all_that_is_read(model: SeDeM, documents: list[Document]) -> None:
     labelled = Example("a", tuple(documents), QUESTION, ("900 euros",), (Evidence(0, 0, 40),))
-    setting = Setting("tiny", k="all", control="gold-documents", max_new_tokens=4)
-    (answer,) = Sedem(model, setting).answer([labelled])
+    settings = MethodSettings(
+        checkpoint="tiny", k="all", control="gold-documents", max_new_tokens=4
+    )
+    method = SedemMethod(model, settings)
+    (answer,) = method.answer([labelled])
     assert {citation.document for citation in answer.citations} == {"lease.txt"}
     assert answer.k == answer.blocks == len(model.read(documents[:1]))
     with pytest.raises(DataError, match="example 'b' has no evidence, so no gold document"):
-        Sedem(model, setting).answer([Example("b", tuple(documents), QUESTION, ("900 euros",))])
+        method.answer([Example("b", tuple(documents), QUESTION, ("900 euros",))])

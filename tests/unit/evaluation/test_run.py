@@ -158,6 +158,15 @@ def test_damaged_signatures_are_named_and_results_kept(
     assert metrics["counts"]["examples"] == len(examples)
 
 
+def test_signatures_that_are_no_provenance_are_refused(
+    examples: list[Example], tmp_path: Path
+) -> None:
+    evaluate(Echo(), examples, SETTINGS, tmp_path)
+    (tmp_path / "provenance.json").write_text('{"q1": 3}')
+    with pytest.raises(ConfigError, match=r"provenance\.json' is damaged .* remove it"):
+        evaluate(Echo(), examples, SETTINGS, tmp_path)
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_folder_without_signatures_goes_on(
     finished: bool, examples: list[Example], tmp_path: Path, process: Process
@@ -185,7 +194,9 @@ def test_results_that_are_something_else_are_refused(
     with pytest.raises(ConfigError, match="holds results of other settings"):
         evaluate(Echo(), examples, SETTINGS, tmp_path / "a")
     evaluate(Echo(), examples, SETTINGS, tmp_path / "b")
-    for foreign in ('{"id": 3}', "[1]", "not JSON"):
+    first = lines(tmp_path / "b")[0]
+    wrong = [{**first, "timings": 3}, {**first, "selected": [{"score": 1.0}]}, {"id": 3}, [1]]
+    for foreign in (*map(json.dumps, wrong), "not JSON"):
         (tmp_path / "b" / "predictions.jsonl").write_text(f"{foreign}\n")
         with pytest.raises(DataError, match=r"predictions\.jsonl', line 1 is no prediction"):
             evaluate(Echo(), examples, SETTINGS, tmp_path / "b")

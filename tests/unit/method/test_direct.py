@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -24,7 +22,7 @@ NEXT_TOKEN = Stage1Losses(distill=0.0, reconstruct=0.0)
 @pytest.fixture
 def direct(config: SedemConfig, backbone: Backbone) -> SeDeM:
     torch.manual_seed(1)
-    changed = replace(config, decompressor="none", inject_layer=0)
+    changed = config.with_changes(decompressor="none", inject_layer=0)
     model = SeDeM(changed, backbone, backbone).eval()
     model.decompressor.calibrate(backbone.model.get_input_embeddings().weight)
     return model
@@ -114,7 +112,7 @@ def test_losses_on_restored_states_are_refused(direct: SeDeM, name: str) -> None
 
 def test_slots_cannot_enter_at_a_middle_layer(config: SedemConfig) -> None:
     with pytest.raises(ConfigError, match="decompressor is 'none' and inject_layer 2"):
-        replace(config, decompressor="none")
+        config.with_changes(decompressor="none")
 
 
 def test_a_model_without_a_decompressor_is_saved_and_opened_again(

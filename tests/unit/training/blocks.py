@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ def collator(dataset: BlockDataset, **changes: Any) -> BlockCollator:
 
 def model_of_shape(backbone: Backbone, config: SedemConfig, **changes: Any) -> SeDeM:
     torch.manual_seed(1)
-    return SeDeM(replace(config, **changes), backbone, backbone).eval()
+    return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
 
 
 @torch.no_grad()

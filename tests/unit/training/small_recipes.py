@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from sedem import SedemConfig
@@ -29,8 +28,7 @@ def small_model(config: SedemConfig) -> SedemConfig:
     """
     numbers = {0, *config.extract_layers, config.inject_layer}
     small = {layer: rank for rank, layer in enumerate(sorted(numbers))}
-    return replace(
-        config,
+    return config.with_changes(
         encoder="encoder",
         decoder="decoder" if config.cross_model else None,
         extract_layers=tuple(small[layer] for layer in config.extract_layers),
@@ -45,7 +43,7 @@ def on_tiny_backbones(config: SedemConfig, tiny_folder: Callable[..., str]) -> S
     options = {"depth": max(config.extract_layer, config.inject_layer) + 1}
     encoder = tiny_folder(max_position_embeddings=4096, **options)
     decoder = tiny_folder(max_position_embeddings=4096, width=48, seed=1, **options)
-    return replace(config, encoder=encoder, decoder=decoder if config.cross_model else None)
+    return config.with_changes(encoder=encoder, decoder=decoder if config.cross_model else None)
 
 
 def small_stage1(recipe: Stage1Recipe) -> Stage1Recipe:

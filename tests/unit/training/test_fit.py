@@ -25,9 +25,10 @@ from unit.training.runs import (
 )
 
 from sedem import Document, SeDeM
+from sedem.training.checkpoints import is_complete
 from sedem.training.recipe import as_yaml
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
-from sedem.training.trainer import TRAINED, is_complete
+from sedem.training.trainer import TRAINED
 
 # Killed and resumed
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -39,7 +37,7 @@ def mixed(config: SedemConfig, backbone: Backbone) -> SeDeM:
     # A new B is zero, which would make every gradient of A zero.
     for parameter in backbone.lora_parameters():
         nn.init.normal_(parameter, std=0.1)
-    shape = replace(config, extract_layers=(1, 3), layer_mixing="learned")
+    shape = config.with_changes(extract_layers=(1, 3), layer_mixing="learned")
     model = SeDeM(shape, backbone, backbone)
     model.decompressor.spread.fill_(3.0)
     return model

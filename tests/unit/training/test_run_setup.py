@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from unit.training.runs import train
@@ -61,7 +59,7 @@ def test_backbones_open_in_the_type_of_the_recipe(stage1_recipe: Stage1Recipe, d
 
 
 def test_a_start_may_differ_only_in_free_settings(config: SedemConfig) -> None:
-    other = replace(config, k=7)
+    other = config.with_changes(k=7)
     check_start(other, config, {"k"}, "start")
     with pytest.raises(ConfigError, match=r"model\.k is 7 in the recipe, checkpoint 'start' has 2"):
         check_start(other, config, {"encoder"}, "start")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,7 @@ def test_losses_equal_those_written_out(
     backbone: Backbone, config: SedemConfig, changes: dict[str, Any]
 ) -> None:
     torch.manual_seed(1)
-    model = SeDeM(replace(config, **changes), backbone, backbone)
+    model = SeDeM(config.with_changes(**changes), backbone, backbone)
     stage = Stage1(model, LOSSES)
     batch = windows(3)
     stage.calibrate(batch)
@@ -154,7 +153,7 @@ def test_another_decoder_of_the_same_tokens(
     backbone: Backbone, config: SedemConfig, tiny_folder: Callable[..., str]
 ) -> None:
     wide = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
-    model = SeDeM(replace(config, decoder=wide.name), backbone, wide)
+    model = SeDeM(config.with_changes(decoder=wide.name), backbone, wide)
     stage = Stage1(model, LOSSES)
     assert stage.same_tokens
     batch = windows(3)
@@ -169,7 +168,7 @@ def test_another_decoder_of_other_tokens(
     backbone: Backbone, config: SedemConfig, other_decoder: str
 ) -> None:
     other = open_backbone(other_decoder)
-    model = SeDeM(replace(config, decoder=other.name), backbone, other)
+    model = SeDeM(config.with_changes(decoder=other.name), backbone, other)
     stage = Stage1(model, LOSSES)
     assert not stage.same_tokens
     texts = [("then the dog ran", " then it"), ("a barn of red hay", "thenthen")]
@@ -197,7 +196,7 @@ def test_the_regression_needs_one_tokenizer(
     backbone: Backbone, config: SedemConfig, other_decoder: str
 ) -> None:
     other = open_backbone(other_decoder)
-    model = SeDeM(replace(config, decoder=other.name), backbone, other)
+    model = SeDeM(config.with_changes(decoder=other.name), backbone, other)
     with pytest.raises(ConfigError, match=r"losses\.regress is 0.5; .* different tokenizers.*to 0"):
         Stage1(model, Stage1Losses(regress=0.5))
 
@@ -229,7 +228,7 @@ def test_the_regression_comes_first_and_alone(
     answers = backbone
     if decoder == "other":
         answers = open_backbone(tiny_folder("mistral", width=48, depth=3, seed=2))
-        config = replace(config, decoder=answers.name)
+        config = config.with_changes(decoder=answers.name)
     model = SeDeM(config, backbone, answers)
     stage = Stage1(model, Stage1Losses(regress=0.25, regress_first=0.5)).train()
     batch = windows(3)

@@ -206,7 +206,7 @@ def test_losses_equal_those_written_out(
     adapted: SeDeM, examples: ExampleSet, changes: dict[str, Any], normalize: bool
 ) -> None:
     torch.manual_seed(3)
-    model = SeDeM(replace(adapted.config, **changes), adapted.encoder, adapted.decoder)
+    model = SeDeM(adapted.config.with_changes(**changes), adapted.encoder, adapted.decoder)
     losses = LOSSES.with_changes(normalize_scores=normalize)
     stage = staged(model, examples, losses)
     found = stage(**stage.collate(items(stage)))
@@ -241,7 +241,7 @@ def test_another_decoder_of_other_width_depth_and_tokens(
 ) -> None:
     other = open_backbone(other_decoder)
     torch.manual_seed(1)
-    model = SeDeM(replace(config, decoder=other.name, inject_layer=1), backbone, other)
+    model = SeDeM(config.with_changes(decoder=other.name, inject_layer=1), backbone, other)
     stage = staged(model, examples, LOSSES)
     found = stage(**stage.collate(items(stage)))
     each = [Naive(model, example) for example in examples.examples]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +148,7 @@ def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    config = replace(stage2_recipe.model, k=5, block_order="score", lora_rank=7)
+    config = stage2_recipe.model.with_changes(k=5, block_order="score", lora_rank=7)
     opened = open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
     assert opened.config == config
     for name, tensor in model.parts().state_dict().items():
@@ -160,12 +159,12 @@ def test_a_start_on_another_backbone_is_refused(
     stage2_recipe: Stage2Recipe, model: SeDeM, tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    other = replace(stage2_recipe.model, encoder=tiny_folder(seed=7))
+    other = stage2_recipe.model.with_changes(encoder=tiny_folder(seed=7))
     with pytest.raises(ConfigError, match=r"checkpoint '.*start' was trained on other weights"):
         open_model(other, stage2_recipe.optimization, str(tmp_path / "start"))
     # The same backbone may lie elsewhere.
     shutil.copytree(stage2_recipe.model.encoder, tmp_path / "moved")
-    moved = replace(stage2_recipe.model, encoder=str(tmp_path / "moved"))
+    moved = stage2_recipe.model.with_changes(encoder=str(tmp_path / "moved"))
     opened = open_model(moved, stage2_recipe.optimization, str(tmp_path / "start"))
     assert opened.config.encoder == str(tmp_path / "moved")
 
@@ -182,7 +181,7 @@ def test_a_start_of_another_shape_is_refused(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path, change: dict[str, int], message: str
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    config = replace(stage2_recipe.model, **change)
+    config = stage2_recipe.model.with_changes(**change)
     with pytest.raises(ConfigError, match=message):
         open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
 
@@ -192,7 +191,7 @@ def test_a_start_with_other_adapters_is_refused(
     finished_stage2: Stage2Recipe, change: dict[str, int]
 ) -> None:
     (name,) = change
-    config = replace(finished_stage2.model, **change)
+    config = finished_stage2.model.with_changes(**change)
     start = str(Path(finished_stage2.run.output) / "final")
     with pytest.raises(ConfigError, match=rf"model\.{name} is .* in the recipe, checkpoint"):
         open_model(config, finished_stage2.optimization, start)
