@@ -1030,7 +1030,7 @@ def test_options_of_a_set_reach_its_loader(here: Path, checkpoint: Path) -> None
     assert one["settings"]["options"] == {"distractors": 0}
     assert (one["settings"]["batch"], four["settings"]["batch"]) == (32, 2)
     refused(*arguments, "--option", "distractors", words="option 'distractors' is not of the form")
-    refused(*arguments, "--option", "colour=red", words="got an unexpected keyword argument")
+    refused(*arguments, "--option", "colour=red", words="unknown key 'colour'; known are")
     refused(*arguments, "--batch", 0, words="batch is 0; it must be above 0")
     refused(*arguments, "--split", "dev", words="is a file: leave it out")
 
