@@ -18,6 +18,35 @@ from experiments.system.variants import Variant
 FIXTURES = ROOT / "tests" / "fixtures"
 
 
+def one_of_each_kind() -> dict[Cell, str]:
+    """For each study one cell of every measure, and for each method one of its measures."""
+    chosen: dict[Cell, str] = {}
+    seen: set[tuple[str | None, str]] = set()
+    for name in STUDIES:
+        for cell in find(name).cells(SMOKE):
+            kinds = {(name, cell.measure), (cell.method, cell.measure)}
+            if kinds - seen:
+                chosen.setdefault(cell, name)
+            seen |= kinds
+    return chosen
+
+
+def test_every_study_measures_and_draws_at_smoke_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chosen = one_of_each_kind()
+    for cell, owner in chosen.items():
+        study.measure(cell, SMOKE, FIXTURES, owner)
+    for name in STUDIES:
+        one = find(name)
+        shown = [n for n in one.numbers(SMOKE) if n.cell in chosen]
+        assert shown and all(n.value(SMOKE) is not None for n in shown)
+        one.plot(SMOKE, tmp_path / f"{name}.svg")
+        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.slow
 def test_every_study_runs_end_to_end_at_smoke_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
