@@ -45,19 +45,19 @@ def test_slots_are_t_over_c(length: int, compression: int, slots: int) -> None:
     assert make(segment_length=length, compression=compression).slots == slots
 
 
-def test_a_segment_that_is_no_whole_number_of_slots_names_both_numbers() -> None:
+def test_a_segment_that_cannot_be_cut_into_slots_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match=r"segment_shift is 128 but a segment has 128 tokens"):
         make(segment_shift=128)
     with pytest.raises(ConfigError, match=r"segment_length 130 is not a multiple of compression 4"):
         make(segment_length=130)
 
 
-def test_blocks_are_segments_unless_block_slots_says_otherwise() -> None:
+def test_a_block_is_a_segment_unless_block_slots_is_set() -> None:
     assert make(segment_length=32).slots_per_block == 8
     assert make(segment_length=32, block_slots=3).slots_per_block == 3
 
 
-def test_the_deepest_extraction_layer_is_how_many_are_run() -> None:
+def test_the_deepest_extraction_layer_is_the_number_of_layers_to_run() -> None:
     assert make(extract_layers=[4, 10, 2]).extract_layer == 10
     assert make(extract_layers=[4, 10, 2]).extract_layers == (4, 10, 2)
 
@@ -111,12 +111,12 @@ def test_a_bad_value_is_refused_with_its_name(name: str, value: object, words: s
         make(**{name: value})
 
 
-def test_zero_is_a_layer_to_inject_at_and_no_adapters() -> None:
+def test_zero_is_allowed_for_the_injection_layer_and_for_adapters() -> None:
     config = make(inject_layer=0, lora_rank=0, lora_alpha=0)
     assert (config.inject_layer, config.lora_rank) == (0, 0)
 
 
-def test_a_configuration_comes_back_from_its_folder(tmp_path: Path) -> None:
+def test_a_saved_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:
     config = make(
         extract_layers=(2, 3), decoder="d", block_slots=4, selector_dim=7, start_placement="between"
     )
@@ -127,7 +127,7 @@ def test_a_configuration_comes_back_from_its_folder(tmp_path: Path) -> None:
     assert entries["extract_layers"] == [2, 3]
 
 
-def test_an_entry_that_nobody_announced_is_refused(tmp_path: Path) -> None:
+def test_an_extra_entry_is_refused_unless_it_is_listed(tmp_path: Path) -> None:
     make().save(tmp_path, sedem_version="9")
     with pytest.raises(ConfigError, match=r"config\.json: unknown key 'sedem_version'"):
         SedemConfig.load(tmp_path)
@@ -139,20 +139,20 @@ def test_a_missing_configuration_says_what_a_checkpoint_is(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"{'a': 1}"])
-def test_a_file_that_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
         SedemConfig.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["[]", "3", '"extract_layers"', '{"hidden_size": 64}'])
-def test_the_configuration_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
+def test_the_configuration_of_another_model_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"not a sedem configuration .* 'extract_layers'"):
         SedemConfig.load(tmp_path)
 
 
-def test_a_setting_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_setting_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"extract_layers": [3], "encoder": "e"}')
     with pytest.raises(ConfigError, match=r"config\.json: .*missing.*'inject_layer'"):
         SedemConfig.load(tmp_path)

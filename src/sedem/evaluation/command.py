@@ -64,7 +64,7 @@ def run_evaluation(
 
 
 def _with_defaults_of_data(config: EvaluationConfig) -> EvaluationConfig:
-    """The settings with the schema and the answer limit of the data, where none are given."""
+    """Fill in the schema and the answer limit of the data if they are not set."""
     schema = config.schema_name or sniff(config.data)
     limit = LONG_ANSWER_LIMIT if schema in LONG_ANSWERS else ANSWER_LIMIT
     return config.with_changes(schema_name=schema, max_new_tokens=config.max_new_tokens or limit)

@@ -23,7 +23,7 @@ def hill(number: int) -> Example:
 
 
 class Echo:
-    """Knows the answers, except to what it is told to fail at."""
+    """A method that answers from the references, and fails at chosen examples."""
 
     def __init__(
         self, batch: int = 1, bad: Sequence[str] = (), dies: str = "", right: bool = True
@@ -36,7 +36,7 @@ class Echo:
         self.answered: list[str] = []
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
-        """Answers, each from the second document."""
+        """Answer each example from its second document."""
         for example in examples:
             if example.id in self.bad:
                 raise DataError(f"the question of {example.id} is too long")

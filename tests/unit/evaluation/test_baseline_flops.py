@@ -103,19 +103,19 @@ def test_every_method_of_the_papers_table_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("method", COUNTED)
-def test_a_query_is_the_papers_at_the_methods_defaults(method: str) -> None:
+def test_the_defaults_are_the_papers_query_and_settings(method: str) -> None:
     assumed = baseline_flops(method, "llama-3.2-1b")["assumptions"]
     query = ("context_tokens", "question_tokens", "answer_tokens")
     assert tuple(assumed[name] for name in query) == (2048, 30, 16)
     defaults = reader_class(method).Config(backbone="")
-    decisive = {
+    settings = {
         n: v for n, v in assumed.items() if not n.startswith(("context", "question", "ans"))
     }
-    assert decisive
-    assert decisive == {name: getattr(defaults, name) for name in decisive}
+    assert settings
+    assert settings == {name: getattr(defaults, name) for name in settings}
 
 
-def test_500x_costs_the_same_whatever_the_context_and_says_what_it_reads() -> None:
+def test_500x_costs_the_same_for_every_context_and_reports_what_it_reads() -> None:
     short, long = (baseline_flops("500x", "llama-3.2-1b", None, Workload(n)) for n in (300, 9000))
     assert short["total"] == long["total"]
     assert [flops["assumptions"]["context_tokens_read"] for flops in (short, long)] == [300, 500]
@@ -136,6 +136,8 @@ def test_wide_windows_of_beacon_cost_more_to_encode_and_the_same_to_decode() -> 
         ("icae", "llama-3.2-1b-to-3b", "has two backbones; give llama-3.2-1b or llama-3.2-3b"),
     ],
 )
-def test_what_has_no_count_is_said(method: str, backbone: str, words: str) -> None:
+def test_a_method_or_backbone_without_a_count_is_refused(
+    method: str, backbone: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         baseline_flops(method, backbone)

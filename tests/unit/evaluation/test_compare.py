@@ -1,4 +1,4 @@
-"""Paired differences, and the refusal of pairs that are none."""
+"""Paired differences of runs, and the refusal of runs on different examples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_difference_is_second_minus_first_example_by_example() -> None:
     assert back.to_dict()["mean"] == -25
 
 
-def test_pairing_takes_out_what_both_runs_share() -> None:
+def test_pairing_removes_the_variance_that_both_runs_share() -> None:
     """Hard examples are hard for both: the difference is surer than the two means."""
     right = (np.random.default_rng(0).random(80) < 0.5).tolist()
     better = [good or at % 10 == 0 for at, good in enumerate(right)]
@@ -60,7 +60,7 @@ def test_only_examples_that_have_a_metric_in_both_runs_count() -> None:
     assert compare(first, second, ["conditioning"]) == {}
 
 
-def test_runs_on_other_examples_are_refused_with_how_many_are_common() -> None:
+def test_runs_on_different_examples_are_refused_with_the_number_in_common() -> None:
     with pytest.raises(
         DataError, match="the runs have different examples: 4 and 3, of which 2 are "
     ):

@@ -1,4 +1,4 @@
-"""Answer metrics are SQuAD's and rouge-score's to the letter; intervals are what they say."""
+"""Answer metrics equal those of SQuAD and rouge-score; intervals have their coverage."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
     assert 88 <= covered <= 100
 
 
-def test_a_summary_holds_mean_interval_and_number() -> None:
+def test_a_summary_has_mean_interval_and_number() -> None:
     summary = summarize([0.0, 100.0, 100.0])
     assert summary["mean"] == 66.67
     low, high = summary["interval"]

@@ -23,7 +23,7 @@ IMPLEMENTED = [
 
 
 @pytest.mark.parametrize(("method", "backbone"), IMPLEMENTED)
-def test_overhead_is_the_papers_to_the_digit(method: str, backbone: str) -> None:
+def test_overhead_equals_the_papers_to_the_digit(method: str, backbone: str) -> None:
     printed, digits = PRINTED[method][backbone]
     found = baseline_parameters(method, backbone)
     assert round(found["without_lora"] / 1e6, digits) == printed

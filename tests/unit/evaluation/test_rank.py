@@ -31,7 +31,7 @@ def test_effective_rank_is_its_definition(shape: tuple[int, int]) -> None:
         assert effective_rank(rows) == pytest.approx(naive_rank(rows), rel=1e-9)
 
 
-def test_effective_rank_of_matrices_that_one_knows() -> None:
+def test_effective_rank_of_known_matrices() -> None:
     assert effective_rank(3 * torch.eye(5, 8)) == pytest.approx(5)
     assert effective_rank(torch.ones(5, 8)) == pytest.approx(1, rel=1e-5)
     # Singular values 3 and 1: shares 3/4 and 1/4.
@@ -40,9 +40,7 @@ def test_effective_rank_of_matrices_that_one_knows() -> None:
     assert effective_rank(torch.zeros(3, 4)) == 0
 
 
-def test_blocks_are_averaged_and_padding_neither_adds_rank_nor_counts(
-    model: SeDeM, documents: list[Document]
-) -> None:
+def test_blocks_are_averaged_without_their_padding(model: SeDeM, documents: list[Document]) -> None:
     bank = model.read(documents)
     shares = []
     for index, block in enumerate(bank.blocks):

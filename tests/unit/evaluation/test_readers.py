@@ -1,4 +1,4 @@
-"""What an answer says that it cost, against what the model really saw and kept."""
+"""The costs that an answer reports, against what the model saw and stored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_conditioning_is_what_the_last_layer_sees_before_the_first_answer_token(
     assert answer.conditioning > len(QUESTION)
 
 
-def test_a_bank_keeps_two_bytes_a_number_padding_included(
+def test_a_bank_stores_two_bytes_per_number_including_padding(
     model: SeDeM, documents: list[Document]
 ) -> None:
     bank = model.read(documents)
@@ -75,7 +75,7 @@ def test_a_bank_keeps_two_bytes_a_number_padding_included(
 
 
 @pytest.mark.parametrize("name", ["full-context", "bm25", "longllmlingua"])
-def test_readers_of_text_keep_the_text(name: str, model: SeDeM, documents: list[Document]) -> None:
+def test_readers_of_text_store_the_text(name: str, model: SeDeM, documents: list[Document]) -> None:
     reader = READERS[name](model)
     answer = reader.answer(reader.read(documents), QUESTION)
     assert answer.stored_bytes == sum(len(d.text.encode("utf-8")) for d in documents)
@@ -83,9 +83,7 @@ def test_readers_of_text_keep_the_text(name: str, model: SeDeM, documents: list[
     assert answer.context_tokens == len(model.decoder.token_ids(text))
 
 
-def test_every_block_is_ranked_where_it_is_asked_for(
-    model: SeDeM, documents: list[Document]
-) -> None:
+def test_every_block_is_ranked_on_request(model: SeDeM, documents: list[Document]) -> None:
     bank: MemoryBank = model.read(documents)
     plain = model.answer(bank, QUESTION, k=2, decoding=SHORT)
     assert plain.ranking is None
@@ -122,8 +120,8 @@ def test_bm25_ranks_every_paragraph_and_reads_those_it_picks(model: SeDeM) -> No
 @pytest.mark.parametrize(
     "file", ["hotpotqa-hub.jsonl", "2wikimultihopqa.json", "musique.jsonl", "squad.json"]
 )
-def test_a_document_of_a_set_of_paragraphs_is_one_paragraph(file: str) -> None:
-    # So for these sets picking paragraphs is picking documents.
+def test_each_document_of_a_multihop_set_or_squad_is_one_paragraph(file: str) -> None:
+    # For these sets, selecting paragraphs is selecting documents.
     texts = {d.text for e in open_examples(FIXTURES / file).examples for d in e.documents}
     assert texts
     for text in texts:
@@ -139,7 +137,7 @@ def test_bm25_cuts_a_paragraph_of_more_than_half_the_positions_and_says_so(model
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_question_that_is_too_long_costs_no_other_example(
+def test_a_question_that_is_too_long_fails_alone(
     batch: int, model: SeDeM, documents: list[Document], tmp_path: Any
 ) -> None:
     examples = [
@@ -154,7 +152,7 @@ def test_a_question_that_is_too_long_costs_no_other_example(
     assert metrics["mrr"]["n"] == metrics["evidence_recall@2"]["n"] == metrics["em"]["n"] == 3
 
 
-def test_gold_documents_are_all_that_is_read(model: SeDeM, documents: list[Document]) -> None:
+def test_only_gold_documents_are_read(model: SeDeM, documents: list[Document]) -> None:
     labelled = Example("a", tuple(documents), QUESTION, ("900 euros",), (Evidence(0, 0, 40),))
     settings = MethodSettings(
         checkpoint="tiny", k="all", control="gold-documents", max_new_tokens=4

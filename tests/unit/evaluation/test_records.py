@@ -1,4 +1,4 @@
-"""What one prediction counts for, from ranks and flags that are written out."""
+"""The metrics of one prediction, from explicit ranks and flags."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(
     return to_record(EXAMPLE, answer)
 
 
-def test_ranks_are_those_of_the_whole_ranking_where_there_is_one() -> None:
+def test_ranks_are_taken_from_the_whole_ranking_if_there_is_one() -> None:
     # Three evidence blocks at ranks 2, 3 and 5, two blocks selected.
     ranking = [LAKE, HILL, ("hill", 10, 20), ("lake", 4, 9), ("hill", 20, 30)]
     found = values(record(ranking[:2], ranking), depth=2)
@@ -43,7 +43,7 @@ def test_ranks_are_those_of_the_whole_ranking_where_there_is_one() -> None:
     assert (found["recall@1"], found["recall@2"]) == (0, 100)
     assert (found["precision@1"], found["precision@2"]) == (0, 50)
     assert (found["evidence_recall@1"], found["evidence_recall@2"]) == (0, pytest.approx(100 / 3))
-    # Evidence that was not selected has a rank all the same.
+    # Evidence that was not selected has a rank too.
     assert values(record([LAKE], ranking), depth=1)["mrr"] == 50
 
 
@@ -68,17 +68,17 @@ def test_a_block_is_evidence_from_one_shared_character_on(
     assert found["evidence_ranks"] == ([1] if evidence else [])
 
 
-def test_ranks_are_among_the_selected_where_nothing_else_is_ranked() -> None:
+def test_ranks_are_among_the_selected_blocks_if_no_others_are_ranked() -> None:
     found = values(record([LAKE, HILL], None), depth=2)
     assert found["mrr"] == 50
     assert "evidence_recall@2" not in found
     assert values(record([LAKE], None), depth=1)["mrr"] == 0
-    # All that there is was selected, so that is the whole ranking.
+    # Every block was selected, so this is the whole ranking.
     assert values(record([LAKE, HILL], None, blocks=2), depth=2)["evidence_recall@2"] == 100
 
 
-def test_what_reads_everything_in_order_selects_nothing() -> None:
-    """Though it cites all that there is, and the evidence first."""
+def test_a_method_that_reads_everything_in_order_has_no_selection_metrics() -> None:
+    """Even though it cites every document, and the evidence first."""
     unscored = tuple(replace(c, score=None) for c in cited(HILL, LAKE))
     answer = replace(ANSWER, citations=unscored, k=2, blocks=2, ranking=None)
     found = to_record(EXAMPLE, answer)
@@ -99,7 +99,7 @@ def test_an_older_prediction_is_still_read() -> None:
     assert measure([old])["counts"]["ranked_every_block"] == 0
 
 
-def test_selection_is_measured_as_deep_as_it_goes_but_not_beyond_eight() -> None:
+def test_selection_is_measured_up_to_the_blocks_used_and_at_most_eight() -> None:
     wide = [("lake", at, at + 1) for at in range(9)] + [HILL]
     metrics = measure([record([HILL], [HILL]), record(wide, wide)])
     assert (metrics["recall@1"]["mean"], metrics["recall@8"]["mean"]) == (50, 50)

@@ -1,4 +1,4 @@
-"""Reports over real folders: finished, half-written and foreign ones."""
+"""Reports over finished, unfinished and foreign folders."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_runs_stand_side_by_side_and_are_compared_with_the_first(tmp_path: Path)
     assert json.loads(json.dumps(result)) == result
 
 
-def test_folders_that_hold_no_finished_run_are_named_and_the_others_reported(
+def test_folders_without_a_finished_run_are_named_and_the_others_reported(
     tmp_path: Path,
 ) -> None:
     good = make(tmp_path / "good")
@@ -106,7 +106,7 @@ def test_a_table_is_printed_with_intervals_and_notes(
     assert "nothing' holds no results" in shown.err
 
 
-def test_the_picture_shows_every_run(tmp_path: Path) -> None:
+def test_the_plot_shows_every_run(tmp_path: Path) -> None:
     result = report([make(tmp_path / "good"), make(tmp_path / "poor", right=False)])
     draw(result, tmp_path / "runs.svg")
     root = ElementTree.parse(tmp_path / "runs.svg").getroot()
@@ -128,7 +128,7 @@ def test_the_picture_shows_every_run(tmp_path: Path) -> None:
         ("runs/first", 2, None, "first: rag K=2"),
     ],
 )
-def test_a_run_in_a_picture_is_named_once(
+def test_the_label_of_a_run_names_it_once(
     run: str, k: int | None, control: str | None, name: str
 ) -> None:
     assert name_of({"run": run, "method": "rag", "k": k, "control": control}) == name

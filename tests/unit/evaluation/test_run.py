@@ -1,4 +1,4 @@
-"""The harness loses and repeats nothing, whatever dies in the middle."""
+"""The harness neither loses nor repeats an answer when a run is killed or an example fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def quality(metrics: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("half", ["", '{"id": "q5", "predic'])
-def test_a_run_that_dies_goes_on(
+def test_a_killed_run_is_resumed(
     batch: int, half: str, examples: list[Example], tmp_path: Path
 ) -> None:
     whole = evaluate(Echo(batch), examples, SETTINGS, tmp_path / "whole")
@@ -51,7 +51,7 @@ def test_a_run_that_dies_goes_on(
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 32])
-def test_an_example_that_cannot_be_answered_counts_as_wrong_and_costs_no_other(
+def test_a_failed_example_counts_as_wrong_and_the_others_are_answered(
     batch: int, examples: list[Example], tmp_path: Path
 ) -> None:
     method = Echo(batch, bad=["q2", "q6"])
@@ -60,7 +60,7 @@ def test_an_example_that_cannot_be_answered_counts_as_wrong_and_costs_no_other(
     for name in ("em", "f1", "rouge_l", "string_match", "recall@1", "precision@1", "mrr"):
         assert (metrics[name]["mean"], metrics[name]["n"]) == (pytest.approx(500 / 7, abs=0.01), 7)
     assert metrics["evidence_recall@1"]["n"] == 7
-    # What was not answered took no time and no room.
+    # Failed examples have no times and no sizes.
     assert (metrics["conditioning"]["mean"], metrics["conditioning"]["n"]) == (40, 5)
     assert (metrics["bytes_per_token"]["mean"], metrics["ttft_ms"]["n"]) == (10, 5)
     assert metrics["counts"]["not_answered"] == 2
@@ -72,7 +72,7 @@ def test_an_example_that_cannot_be_answered_counts_as_wrong_and_costs_no_other(
     assert evaluate(Echo(batch), examples, SETTINGS, tmp_path)["counts"]["not_answered"] == 2
 
 
-def test_an_example_without_an_answer_is_wrong_even_where_nothing_would_be_right(
+def test_a_failed_example_is_wrong_even_if_an_empty_answer_would_be_right(
     tmp_path: Path,
 ) -> None:
     example = Example("q", (Document("a", "a"),), "Which article?", ("the",))
@@ -82,13 +82,13 @@ def test_an_example_without_an_answer_is_wrong_even_where_nothing_would_be_right
     assert "mrr" not in metrics
 
 
-def test_examples_without_evidence_say_nothing_about_selection(tmp_path: Path) -> None:
+def test_examples_without_evidence_have_no_selection_metrics(tmp_path: Path) -> None:
     bare = Example("q0", hill(0).documents, "Hill 0?", ("000 metres",))
     metrics = evaluate(Echo(), [bare, hill(1)], SETTINGS, tmp_path)
     assert (metrics["recall@1"]["n"], metrics["em"]["n"]) == (1, 2)
 
 
-# Who answered
+# Provenance
 
 
 Process = Callable[[str], dict[str, Any]]
@@ -96,7 +96,7 @@ Process = Callable[[str], dict[str, Any]]
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
-    """From now on this is the process of a commit; gives its provenance."""
+    """A function that makes this the process of a commit and returns its provenance."""
 
     def become(commit: str) -> dict[str, Any]:
         made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
@@ -116,7 +116,7 @@ def die_at(example: str, examples: list[Example], out: Path) -> None:
         evaluate(Echo(dies=example), examples, SETTINGS, out)
 
 
-def test_everyone_who_answered_is_named_once_and_the_last_one_signs(
+def test_every_process_that_answered_is_named_once_and_the_last_one_signs(
     examples: list[Example], tmp_path: Path, process: Process
 ) -> None:
     one = process("one")
@@ -124,14 +124,14 @@ def test_everyone_who_answered_is_named_once_and_the_last_one_signs(
     die_at("q3", examples, tmp_path)
     two = process("two")
     die_at("q5", examples, tmp_path)
-    process("three")  # which answers nothing
+    process("three")  # It answers nothing.
     die_at("q5", examples, tmp_path)
     four = process("four")
     expected = {**four, "earlier": [one, two]}
     assert signature(evaluate(Echo(), examples, SETTINGS, tmp_path)) == expected
 
 
-def test_who_answers_nothing_does_not_sign(
+def test_a_process_that_answers_nothing_does_not_sign(
     examples: list[Example], tmp_path: Path, process: Process
 ) -> None:
     one = process("one")
@@ -142,12 +142,12 @@ def test_who_answers_nothing_does_not_sign(
 
 @pytest.mark.parametrize("damaged", ["provenance.json", "metrics.json"])
 @pytest.mark.parametrize("words", ["", '{"q1": {"mach', "[]"])
-def test_damaged_signatures_are_named_and_results_kept(
+def test_damaged_signatures_are_refused_and_results_kept(
     damaged: str, words: str, examples: list[Example], tmp_path: Path
 ) -> None:
     evaluate(Echo(), examples, SETTINGS, tmp_path)
     made = (tmp_path / "predictions.jsonl").read_bytes()
-    # A document is asked only for parts that nobody has signed.
+    # The document is read only if parts are unsigned.
     (tmp_path / "provenance.json").unlink()
     (tmp_path / damaged).write_text(words)
     with pytest.raises(ConfigError, match=rf"{damaged}' is damaged .* remove it"):
@@ -158,9 +158,7 @@ def test_damaged_signatures_are_named_and_results_kept(
     assert metrics["counts"]["examples"] == len(examples)
 
 
-def test_signatures_that_are_no_provenance_are_refused(
-    examples: list[Example], tmp_path: Path
-) -> None:
+def test_signatures_of_the_wrong_type_are_refused(examples: list[Example], tmp_path: Path) -> None:
     evaluate(Echo(), examples, SETTINGS, tmp_path)
     (tmp_path / "provenance.json").write_text('{"q1": 3}')
     with pytest.raises(ConfigError, match=r"provenance\.json' is damaged .* remove it"):
@@ -168,7 +166,7 @@ def test_signatures_that_are_no_provenance_are_refused(
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_folder_without_signatures_goes_on(
+def test_a_folder_without_signatures_is_resumed(
     finished: bool, examples: list[Example], tmp_path: Path, process: Process
 ) -> None:
     one = process("one")
@@ -184,7 +182,7 @@ def test_a_folder_without_signatures_goes_on(
     assert evaluate(Echo(), examples, SETTINGS, tmp_path) == metrics
 
 
-def test_results_that_are_something_else_are_refused(
+def test_results_of_other_settings_and_foreign_files_are_refused(
     examples: list[Example], tmp_path: Path
 ) -> None:
     evaluate(Echo(), examples, SETTINGS, tmp_path / "a")
@@ -203,7 +201,7 @@ def test_results_that_are_something_else_are_refused(
 
 
 class FirstWords:
-    """A reader that knows nothing of this package but its words."""
+    """A reader that uses only the public types of this package."""
 
     name = "first-words"
 
@@ -220,7 +218,7 @@ def test_any_reader_is_evaluated(examples: list[Example], tmp_path: Path) -> Non
     assert (metrics["em"]["mean"], metrics["string_match"]["mean"]) == (0, 100)
     assert metrics["settings"]["method"] == "first-words"
     assert metrics["settings"]["words"] == 9
-    # It selects nothing and does not say what it keeps.
+    # It selects nothing and does not report what it stores.
     for name in ("recall@1", "mrr", "conditioning", "bytes_per_token"):
         assert name not in metrics
     assert evaluate_reader(FirstWords(), examples, tmp_path, settings={"words": 9})

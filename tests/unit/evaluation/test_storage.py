@@ -1,4 +1,4 @@
-"""Sizes are held against the keys and values that a backbone really caches."""
+"""Sizes are compared with the keys and values that a backbone caches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sedem.evaluation.storage import compression, kv_bytes_per_token, state_byte
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_keys_and_values_of_a_token_are_as_large_as_a_cache_holds_them(
+def test_bytes_per_token_equal_those_of_a_cache(
     family: str, tiny_folder: Callable[..., str]
 ) -> None:
     backbone = open_backbone(tiny_folder(family, head_dim=16), dtype=torch.bfloat16)
@@ -30,12 +30,12 @@ def test_keys_and_values_of_a_token_are_as_large_as_a_cache_holds_them(
             positions,
             cache=cache,
         )
-    held = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
-    assert kv_bytes_per_token(backbone.model.config) == held / 7
+    cached = sum(t.nbytes for layer in cache.layers for t in (layer.keys, layer.values))
+    assert kv_bytes_per_token(backbone.model.config) == cached / 7
     assert state_bytes_per_token(backbone.model.config) == 2 * backbone.width
 
 
-def test_the_paper_s_backbone_caches_32_kilobytes_a_token() -> None:
+def test_the_papers_backbone_caches_32_kilobytes_per_token() -> None:
     shape = AutoConfig.for_model(
         "llama", hidden_size=2048, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, head_dim=64,
@@ -43,7 +43,7 @@ def test_the_paper_s_backbone_caches_32_kilobytes_a_token() -> None:
     assert kv_bytes_per_token(shape) == 32 * 1024
 
 
-def test_a_run_says_how_many_times_smaller_memory_is(
+def test_a_run_reports_how_many_times_smaller_its_memory_is(
     tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     method = Echo()
