@@ -987,7 +987,7 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
     Path("empty").mkdir()
     for name, words in (
         ("no.jsonl", r"there is no file 'no\.jsonl'"),
-        ("odd.jsonl", r"'odd\.jsonl' is in no schema that can be told"),
+        ("odd.jsonl", r"'odd\.jsonl' is in no schema that its fields identify"),
         ("half.jsonl", r"'half\.jsonl', line 1: not JSON"),
         ("none.jsonl", r"none\.jsonl"),
         (".", r"'half\.jsonl', line 1: not JSON"),

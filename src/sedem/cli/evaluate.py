@@ -61,32 +61,33 @@ def evaluations(
         raise typer.BadParameter("give a METHOD and --data, or 'report' and folders, or --list")
 
 
-def _flag(setting: str, *names: str) -> Any:
-    """A flag whose help is the docstring of a setting."""
-    return typer.Option(*names, help=EvaluationConfig.model_fields[setting].description)
+def _flag(setting: str, metavar: str) -> Any:
+    """Return an option whose help is the docstring of a setting."""
+    return typer.Option(metavar=metavar, help=EvaluationConfig.model_fields[setting].description)
 
 
 @eval_app.command(METHOD)
 def evaluate(
     context: typer.Context,
-    data: Annotated[str, _flag("data")],
-    schema: Annotated[str | None, _flag("schema_name")] = None,
-    records: Annotated[str | None, _flag("records")] = None,
-    split: Annotated[str | None, _flag("split")] = None,
+    data: Annotated[str, _flag("data", "NAME|FILE")],
+    schema: Annotated[str | None, _flag("schema_name", "NAME")] = None,
+    records: Annotated[str | None, _flag("records", "START:STOP")] = None,
+    split: Annotated[str | None, _flag("split", "NAME")] = None,
     option: OptionEntries = None,
-    limit: Annotated[int | None, _flag("limit")] = None,
+    limit: Annotated[int | None, _flag("limit", "N")] = None,
     k: BudgetOption = None,
-    control: Annotated[str, _flag("control")] = DEFAULTS["control"],
+    control: Annotated[str, _flag("control", "NAME")] = DEFAULTS["control"],
     model: Model = None,
-    max_new_tokens: Annotated[int | None, _flag("max_new_tokens")] = None,
-    batch: Annotated[int, _flag("batch")] = DEFAULTS["batch"],
-    shift: Annotated[int, _flag("shift")] = DEFAULTS["shift"],
-    memory: Annotated[str, _flag("memory")] = DEFAULTS["memory"],
-    dtype: Annotated[str, _flag("dtype")] = DEFAULTS["dtype"],
+    max_new_tokens: Annotated[int | None, _flag("max_new_tokens", "N")] = None,
+    batch: Annotated[int, _flag("batch", "N")] = DEFAULTS["batch"],
+    shift: Annotated[int, _flag("shift", "N")] = DEFAULTS["shift"],
+    memory: Annotated[str, _flag("memory", "TYPE")] = DEFAULTS["memory"],
+    dtype: Annotated[str, _flag("dtype", "TYPE")] = DEFAULTS["dtype"],
     engine: EngineOption = DEFAULTS["engine"],
-    seed: Annotated[int, _flag("seed")] = DEFAULTS["seed"],
+    seed: Annotated[int, _flag("seed", "N")] = DEFAULTS["seed"],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for predictions and metrics; resumable.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for predictions and metrics; resumable."),
     ] = None,
     as_json: Json = False,
 ) -> None:
