@@ -1067,7 +1067,7 @@ def test_two_examples_with_the_same_id_are_refused(here: Path, checkpoint: Path)
     data.write_text(data.read_text(encoding="utf-8").replace('"q2"', '"q0"'), encoding="utf-8")
     refused(
         "eval", "sedem", "--data", data, "-m", checkpoint, "--out", "run",
-        words=r"line 3: the id 'q0' is that of '.*custom\.jsonl', line 1 too",
+        words=r"line 3: the id 'q0' is also that of '.*custom\.jsonl', line 1;",
     )  # fmt: skip
     assert not Path("run/predictions.jsonl").exists()
 
