@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sedem.errors import CheckpointError
-from sedem.validation import Settings, WholeAbove0, WholeFrom0
+from sedem.validation import Flag, NumberBelow0, Settings, Share, WholeAbove0, WholeFrom0
 
 Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
@@ -17,6 +17,7 @@ DecompressorKind = Literal["mlp", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
 BlockOrder = Literal["document", "score"]
+BlockContext = Literal["joint", "separate", "independent"]
 
 CONFIG_FILE = "config.json"
 DEFAULT_MODEL = "sedem-nano"
@@ -48,6 +49,15 @@ class SedemConfig(Settings):
         selector_dim: H, width of one selector head; None means d_dec / R.
         k: default number of selected blocks.
         block_order: order of the selected blocks in the decoder.
+        block_context: what a restored state sees. "joint", the paper's: all states before it.
+            "separate": the start token and its own block. "independent": the same, and every block
+            has the positions from 1 on, so its keys and values depend on nothing but the block.
+        guidance: question and answer add (s_n - max s) / tau to their attention logits on block n,
+            with a trained tau; the paper discards scores after selection.
+        guidance_floor: the lowest bias of guidance; None means no limit.
+        auto_mass: with k "auto", the mass of softmax(s / tau) that the selected blocks reach.
+        auto_min: the fewest blocks of k "auto".
+        auto_max: the most blocks of k "auto".
         start_placement: start token before the memory, or between memory and question.
         lora_rank: rank of the decoder's adapters; 0 means no adapters.
         lora_alpha: numerator of the adapters' scaling, alpha / rank.
@@ -76,6 +86,12 @@ class SedemConfig(Settings):
     selector_dim: WholeAbove0 | None = None
     k: WholeAbove0 = 2
     block_order: BlockOrder = "document"
+    block_context: BlockContext = "joint"
+    guidance: Flag = False
+    guidance_floor: NumberBelow0 | None = None
+    auto_mass: Share = 0.95
+    auto_min: WholeAbove0 = 1
+    auto_max: WholeAbove0 = 8
     start_placement: StartPlacement = "front"
     lora_rank: WholeFrom0 = 64
     lora_alpha: WholeFrom0 = 128
@@ -96,6 +112,21 @@ class SedemConfig(Settings):
             raise ValueError(
                 f"decompressor is 'none' and inject_layer {self.inject_layer}; without a "
                 "decompressor slots enter at the decoder's input: set inject_layer to 0"
+            )
+        if self.block_context != "joint" and self.start_placement != "front":
+            raise ValueError(
+                f"block_context is '{self.block_context}' and start_placement "
+                f"'{self.start_placement}'; blocks apart see the start token before them: set "
+                "start_placement to 'front'"
+            )
+        if self.guidance_floor is not None and not self.guidance:
+            raise ValueError(
+                f"guidance_floor is {self.guidance_floor} but guidance is off; turn it on"
+            )
+        if self.auto_min > self.auto_max:
+            raise ValueError(
+                f"auto_min is {self.auto_min} but auto_max {self.auto_max}; the fewest blocks "
+                "cannot be more than the most"
             )
         if self.compressor == "query" and self.slots_per_block % self.slots:
             raise ValueError(

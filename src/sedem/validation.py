@@ -45,6 +45,7 @@ WholeFrom0 = Annotated[int, Strict(), Field(ge=0)]
 Number = Annotated[float, BeforeValidator(_not_a_bool)]
 NumberAbove0 = Annotated[float, BeforeValidator(_not_a_bool), Field(gt=0)]
 NumberFrom0 = Annotated[float, BeforeValidator(_not_a_bool), Field(ge=0)]
+NumberBelow0 = Annotated[float, BeforeValidator(_not_a_bool), Field(lt=0)]
 Share = Annotated[float, BeforeValidator(_not_a_bool), AfterValidator(_share)]
 """Numbers; a string that spells one is accepted, because YAML reads 1e-4 as a string."""
 

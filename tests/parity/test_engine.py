@@ -107,7 +107,7 @@ def starts(model: SeDeM) -> list[Start]:
     for request in requests(model):
         selection = choose(model, request, torch.arange(len(request.bank)).float())
         prefix = torch.tensor(question_ids(model.decoder, request.question))
-        rows.append(start_of(model, request.bank, selection, prefix))
+        rows.append(start_of(request.bank, selection, prefix))
     return rows
 
 

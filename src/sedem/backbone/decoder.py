@@ -102,6 +102,7 @@ class Backbone(LoraModel):
         valid_BP: Tensor | None = None,
         keys: KeyAxis | None = None,
         cache: DynamicCache | None = None,
+        block_BP: Tensor | None = None,
     ) -> Tensor:
         """Run layers first + 1 to last on hidden states.
 
@@ -116,6 +117,8 @@ class Backbone(LoraModel):
             keys: the columns that attention sees, those of this call included. None means causal
                 attention over this call alone; padding must then stand on the right.
             cache: keys and values of earlier calls; those of this call are added to it.
+            block_BP: block of each position, -1 for text, where `keys` has blocks; None means that
+                all are text.
 
         Returns:
             States after `last` layers `[B, P, D]`.
@@ -138,7 +141,9 @@ class Backbone(LoraModel):
         for index in range(first, last):
             window = self.window(index)
             if window not in masks:
-                masks[window] = self._mask(hidden_BPD, positions_BP, valid_BP, keys, window)
+                masks[window] = self._mask(
+                    hidden_BPD, positions_BP, valid_BP, keys, window, block_BP
+                )
             hidden_BPD = decoder.layers[index](
                 hidden_BPD,
                 attention_mask=masks[window],
@@ -170,21 +175,22 @@ class Backbone(LoraModel):
         valid_BP: Tensor,
         keys: KeyAxis,
         window: int | None,
+        block_BP: Tensor | None,
     ) -> Tensor | None:
         """The attention mask; None where none is needed or SDPA's own causal mask is the same."""
         sdpa = self.model.config._attn_implementation == "sdpa"
         queries, columns = positions_BP.shape[1], keys.positions.shape[1]
-        if not keys.padded and (window is None or keys.span <= window):
+        if keys.plain and (window is None or keys.span <= window):
             if queries == 1:
                 return None
             if sdpa and queries == columns:
                 return None
-        mask_B1PK = keys.visible_to(positions_BP, valid_BP, window)[:, None]
-        if sdpa:
-            return mask_B1PK
+        visible_BPK = keys.visible_to(positions_BP, valid_BP, window, block_BP)
+        if sdpa and keys.bias is None:
+            return visible_BPK[:, None]
         # Eager attention adds its mask to the logits; a boolean mask would be silently wrong.
-        bias = torch.zeros(mask_B1PK.shape, dtype=hidden_BPD.dtype, device=hidden_BPD.device)
-        return bias.masked_fill(~mask_B1PK, torch.finfo(hidden_BPD.dtype).min)
+        hidden = torch.finfo(hidden_BPD.dtype).min
+        return keys.added_to(visible_BPK, hidden_BPD.dtype, hidden, block_BP)[:, None]
 
     def truncate(self, depth: int) -> None:
         """Remove the layers after the first `depth`, and the output head if it is untied."""

@@ -5,7 +5,7 @@ Letters: B batch, P positions of one call, K keys seen so far.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,24 +23,46 @@ class KeyAxis:
         padded: whether any column is padding. Kept on the host, so that no step waits for a device.
         span: number of positions from the first to the last one, on the host too. Larger than the
             number of columns where the stream has positions that these layers do not see.
+        block: number of the block that each column belongs to, -1 for text `[B, K]`. Positions of a
+            block see text and their own block only. None if all see all that is before them.
+        bias: added to the logits of text on each column `[B, K]`, 0 where nothing is to be added;
+            None adds nothing.
     """
 
     positions: Tensor
     valid: Tensor
     padded: bool
     span: int
+    block: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether order alone decides who sees whom."""
+        return not self.padded and self.block is None and self.bias is None
 
     def extended(self, positions_BP: Tensor, valid_BP: Tensor) -> KeyAxis:
-        """Return the axis with new columns at its end."""
-        return KeyAxis(
-            torch.cat([self.positions, positions_BP], dim=1),
-            torch.cat([self.valid, valid_BP], dim=1),
-            self.padded,
-            self.span + positions_BP.shape[1],
+        """Return the axis with new columns of text at its end."""
+        block, bias = self.block, self.bias
+        if block is not None:
+            block = torch.cat([block, block.new_full(positions_BP.shape, -1)], dim=1)
+        if bias is not None:
+            bias = torch.cat([bias, bias.new_zeros(positions_BP.shape)], dim=1)
+        return replace(
+            self,
+            positions=torch.cat([self.positions, positions_BP], dim=1),
+            valid=torch.cat([self.valid, valid_BP], dim=1),
+            span=self.span + positions_BP.shape[1],
+            block=block,
+            bias=bias,
         )
 
     def visible_to(
-        self, positions_BP: Tensor, valid_BP: Tensor, window: int | None = None
+        self,
+        positions_BP: Tensor,
+        valid_BP: Tensor,
+        window: int | None = None,
+        block_BP: Tensor | None = None,
     ) -> Tensor:
         """Which columns each position may attend to `[B, P, K]`.
 
@@ -51,9 +73,37 @@ class KeyAxis:
             positions_BP: positions that attend.
             valid_BP: False where such a position is padding.
             window: how many positions a layer attends to; None for all before it.
+            block_BP: block of each of these positions, -1 for text; None if all are text.
         """
         back_BPK = positions_BP[:, :, None] - self.positions[:, None, :]
         seen_BPK = back_BPK >= 0
         if window is not None:
             seen_BPK &= back_BPK < window
+        if self.block is not None and block_BP is not None:
+            own_BPK = block_BP[:, :, None] == self.block[:, None, :]
+            seen_BPK &= own_BPK | (block_BP < 0)[:, :, None] | (self.block < 0)[:, None, :]
         return self.valid[:, None, :] & (seen_BPK | ~valid_BP[:, :, None])
+
+    def added_to(
+        self,
+        visible_BPK: Tensor,
+        dtype: torch.dtype,
+        hidden: float = -torch.inf,
+        block_BP: Tensor | None = None,
+    ) -> Tensor:
+        """What attention adds to its logits `[B, P, K]`.
+
+        Args:
+            visible_BPK: from `visible_to`.
+            dtype: type of the result.
+            hidden: value where a column is not visible.
+            block_BP: as for `visible_to`.
+        """
+        if self.bias is None:
+            added_BPK = torch.zeros(visible_BPK.shape, dtype=dtype, device=visible_BPK.device)
+        else:
+            added_BPK = self.bias[:, None, :].to(dtype)
+            if block_BP is not None:
+                added_BPK = added_BPK * (block_BP < 0)[:, :, None]
+            added_BPK = added_BPK.expand(visible_BPK.shape)
+        return added_BPK.masked_fill(~visible_BPK, hidden)

@@ -2,8 +2,7 @@
 
 Every call uses the current weights, so it serves training and models that still change.
 
-Letters: B batch, T tokens, P prefix tokens, U restored states, E encoder width, D decoder width,
-V vocabulary, X extraction layers.
+Letters: B batch, T tokens, P prefix tokens, E encoder width, V vocabulary, X extraction layers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from transformers import DynamicCache
 from sedem.engine.device import storage_bytes
 from sedem.engine.interface import Start, Step
 from sedem.method.encoder import encode
-from sedem.method.injection import prefill, step
+from sedem.method.conditioning import condition
+from sedem.method.injection import step
 from sedem.method.modules import SedemModules
 
 
@@ -50,12 +50,7 @@ class Eager:
         Yields:
             Logits after the prefixes `[B, V]`, and the step.
         """
-        device = self.model.device
-        restored = [
-            self.model.decompressor(start.slots.to(device, torch.float32))[start.real.to(device)]
-            for start in starts
-        ]
-        yield start_decoding(self.model, restored, [start.prefix for start in starts])
+        yield start_decoding(self.model, starts)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of weights; no cache outlives its batch."""
@@ -66,35 +61,32 @@ class Eager:
         """Do nothing: there are no idle buffers."""
 
 
-def start_decoding(
-    model: SedemModules, restored: Sequence[Tensor], prefixes: Sequence[Tensor]
-) -> tuple[Tensor, Step]:
+def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor, Step]:
     """Prefill a batch of rows of different lengths.
 
     Args:
         model: the model.
-        restored: restored states of each row `[U, D]`.
-        prefixes: token ids of each row `[P]`.
+        starts: one for each row.
 
     Returns:
         Logits after the prefixes `[B, V]`, and the step.
     """
     device = model.device
-    ids_BP = pad_sequence(list(prefixes), batch_first=True, padding_side="left").to(device)
+    prefixes = [start.prefix for start in starts]
+    ids_BP = pad_sequence(prefixes, batch_first=True, padding_side="left").to(device)
     lengths_B1 = torch.tensor([[len(ids)] for ids in prefixes], device=device)
     valid_BP = torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
-    restored_BUD = pad_sequence(list(restored), batch_first=True)
-    counts_B1 = torch.tensor([[len(states)] for states in restored], device=device)
-    valid_BU = torch.arange(restored_BUD.shape[1], device=device) < counts_B1
-    filled = prefill(
-        model.decoder,
-        model.config.inject_layer,
+    memory = [start.bank.memory(start.blocks).to(device, torch.float32) for start in starts]
+    slot_tokens = [start.bank.slot_tokens(start.blocks).to(device) for start in starts]
+    scores = [start.scores.to(device) for start in starts]
+    filled = condition(
+        model,
         ids_BP,
         valid_BP,
-        restored_BUD,
-        valid_BU,
-        placement=model.config.start_placement,
-        cache=DynamicCache(),
+        pad_sequence(memory, batch_first=True),
+        pad_sequence(slot_tokens, batch_first=True),
+        pad_sequence(scores, batch_first=True, padding_value=-torch.inf),
+        DynamicCache(),
     )
     stream = filled.stream
     assert stream is not None

@@ -4,15 +4,15 @@ An engine belongs to one model. Reading documents needs `encode`. Answering a ba
 needs three calls, and selection and the choice of tokens in between:
 
     hidden = engine.encode_questions(ids)                  # to score blocks with
-    starts = [Start(slots, real, prefix), ...]             # one for each question
+    starts = [Start(bank, blocks, scores, prefix), ...]    # one for each question
     with engine.start(starts, limit) as (logits, step):    # decompress, inject, prefill
         while live:                                        # rows that are not finished
             logits = step(tokens_of(logits), live)         # one token more of each
 
 `eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` makes either.
 
-Letters: B batch, T tokens, W slots of a row, U restored states of a row, P prefix tokens, E encoder
-width, D decoder width, V vocabulary, X extraction layers.
+Letters: B batch, T tokens, K selected blocks, J slots of a block, P prefix tokens, E encoder width,
+D decoder width, V vocabulary, X extraction layers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,38 @@ Step = Callable[[Tensor, Sequence[int]], Tensor]
 call. The second argument lists the unfinished rows; logits of other rows are undefined."""
 
 
+class BlockSource(Protocol):
+    """A bank, as engines see it.
+
+    Attributes:
+        version: increases when the blocks change.
+    """
+
+    version: int
+
+    def memory(self, indices: Sequence[int]) -> Tensor:
+        """Memory of some blocks `[K, J, D]`, in the order of `indices`."""
+        ...
+
+    def slot_tokens(self, indices: Sequence[int]) -> Tensor:
+        """Number of real tokens behind each slot of some blocks `[K, J]`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Start:
     """What the answer to one question starts from.
 
     Attributes:
-        slots: memory of the selected blocks `[W, D]`, in the order in which the decoder sees them.
-        real: which of the restored states stand for real tokens `[U]`; the others are dropped.
+        bank: has the memory of the selected blocks.
+        blocks: indices of the selected blocks, in the order in which the decoder sees them.
+        scores: their scores `[K]`, for guided attention.
         prefix: ids of the start token and the question `[P]`.
     """
 
-    slots: Tensor
-    real: Tensor
+    bank: BlockSource
+    blocks: Sequence[int]
+    scores: Tensor
     prefix: Tensor
 
 

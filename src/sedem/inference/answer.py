@@ -72,13 +72,12 @@ def respond(
         clock.lap("score_ms")
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
     prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
+    conditioning, starts = [], []
     for request, selection, ids_P in zip(requests, selections, prefixes, strict=True):
         sizes = restored_sizes(model, request.bank, selection.ranked)
         check_fits(model, sizes, len(ids_P), decoding.max_new_tokens)
-    starts = [
-        start_of(model, request.bank, selection, ids_P)
-        for request, selection, ids_P in zip(requests, selections, prefixes, strict=True)
-    ]
+        conditioning.append(sum(sizes) + len(ids_P))
+        starts.append(start_of(request.bank, selection, ids_P))
     clock.lap("gather_ms")
     transcripts: list[Transcript] = []
     with engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
@@ -91,7 +90,6 @@ def respond(
                 clock.mark("ttft_ms")
             yield transcripts
     clock.mark("total_ms")
-    conditioning = [int(start.real.sum()) + len(start.prefix) for start in starts]
     return [
         to_answer(name, *parts, clock.timings)
         for parts in zip(requests, selections, transcripts, conditioning, strict=True)

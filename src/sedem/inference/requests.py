@@ -1,7 +1,7 @@
 """A request on its way to decoding: its states, its scores, its blocks and its start.
 
-Letters: B questions, Q question tokens, N blocks, K selected blocks, J slots of a block, U restored
-states, E encoder width, D decoder width.
+Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
+width.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
     return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
 
 
-def start_of(model: SedemModules, bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
+def start_of(bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
     """Return the start of an answer from the selected blocks and the prefix's token ids."""
-    real_KU = state_mask(bank.slot_tokens(selection.arranged), model.decompressor.states_per_slot)
-    return Start(bank.memory(selection.arranged).flatten(0, 1), real_KU.flatten(), prefix)
+    arranged = selection.arranged
+    return Start(bank, arranged, selection.scores[arranged], prefix)
 
 
 def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:

@@ -4,6 +4,11 @@ Section 3.3, "For answer generation ..." and after. Memory stands in front of th
 [start; restored; question; answer]. All layers share one stream of positions. The lower layers
 never see the memory's positions; rotary positions are relative, so the gap hardly matters to them.
 
+The paper lets every restored state see all states before it. Blocks can also stand apart
+(`SedemConfig.block_context`), and question and answer can be told how well each block scored
+(`guidance`). This module does all of it with one mask; `independent` has the faster way for
+independent blocks.
+
 Letters: B batch, P positions of one call, U restored states, D width.
 """
 
@@ -17,7 +22,7 @@ from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.config import StartPlacement
+from sedem.config import BlockContext, StartPlacement
 
 
 @dataclass
@@ -53,8 +58,27 @@ class Prefilled:
     stream: Stream | None
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """How the restored states of each row are divided into blocks.
+
+    Attributes:
+        number: block of each state `[B, U]`, from 0.
+        context: what a state sees, and where it stands; see `SedemConfig.block_context`.
+        bias: added to the attention logits of question and answer on each state `[B, U]`; None adds
+            nothing.
+    """
+
+    number: Tensor
+    context: BlockContext = "joint"
+    bias: Tensor | None = None
+
+
 def positions(
-    valid_BP: Tensor, restored_valid_BU: Tensor, placement: StartPlacement
+    valid_BP: Tensor,
+    restored_valid_BU: Tensor,
+    placement: StartPlacement,
+    apart_BU: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Positions of prefix and restored states in the shared stream; padding takes up none.
 
@@ -64,13 +88,23 @@ def positions(
         placement: "front" puts the start token at 0, memory from 1 and the question after it;
             "between" puts memory from 0, then start token and question, which is the paper's
             "prepend" taken literally.
+        apart_BU: block of each state, if every block is to have the positions from the same one
+            on; prefix positions then follow the longest block.
 
     Returns:
         Prefix positions `[B, P]` and restored positions `[B, U]`; 0 at padding.
     """
     prefix_BP = valid_BP.long().cumsum(1) - 1
     restored_BU = restored_valid_BU.long().cumsum(1) - 1
-    count_B1 = restored_valid_BU.sum(1, keepdim=True)
+    if apart_BU is not None and restored_BU.shape[1]:
+        # Counted from the first valid state of its own block.
+        never = restored_BU.shape[1]
+        first_BN = torch.full_like(restored_BU, never).scatter_reduce(
+            1, apart_BU, restored_BU.masked_fill(~restored_valid_BU, never), "amin"
+        )
+        restored_BU = restored_BU - first_BN.gather(1, apart_BU)
+    ends_BU = (restored_BU + 1) * restored_valid_BU
+    count_B1 = ends_BU.amax(1, keepdim=True) if ends_BU.shape[1] else 0
     if placement == "front":
         prefix_BP = prefix_BP + count_B1 * (prefix_BP > 0)
         restored_BU = restored_BU + 1
@@ -88,6 +122,7 @@ def prefill(
     restored_valid_BU: Tensor,
     *,
     placement: StartPlacement = "front",
+    blocks: Blocks | None = None,
     cache: DynamicCache | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers and inject the restored states at the injection layer.
@@ -103,23 +138,40 @@ def prefill(
         restored_BUD: H-hat, in the order in which the decoder is to see the states.
         restored_valid_BU: False where a restored state is padding.
         placement: where the start token stands; see `positions`.
+        blocks: how the states are divided into blocks; None is the paper's form.
         cache: an empty cache for later calls of `step`; None when nothing follows.
     """
-    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, placement)
+    blocks = blocks or Blocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
+    together = blocks.context == "joint"
+    apart_BU = blocks.number if blocks.context == "independent" else None
+    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, placement, apart_BU)
     padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
     span = ids_BP.shape[1] + restored_BUD.shape[1]
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
     )
-    # With padding, a mask decides by position who sees whom; columns may stand in any order, and
-    # memory goes first. Without padding there is no mask, and columns must stand in reading order.
-    head = 1 if placement == "front" and not padded else 0
+    # With a mask, positions decide who sees whom; columns may stand in any order, and memory goes
+    # first. Without one, columns must stand in reading order.
+    unmasked = not padded and together and blocks.bias is None
+    head = 1 if placement == "front" and unmasked else 0
 
     def join(prefix: Tensor, memory: Tensor) -> Tensor:
         return torch.cat([prefix[:, :head], memory, prefix[:, head:]], dim=1)
 
-    upper = KeyAxis(join(prefix_BP, memory_BU), join(valid_BP, restored_valid_BU), padded, span)
+    text_BP = torch.full_like(prefix_BP, -1)
+    number_BL = join(text_BP, blocks.number)
+    bias_BL = None
+    if blocks.bias is not None:
+        bias_BL = join(torch.zeros_like(prefix_BP).to(blocks.bias), blocks.bias)
+    upper = KeyAxis(
+        join(prefix_BP, memory_BU),
+        join(valid_BP, restored_valid_BU),
+        padded,
+        span,
+        None if together else number_BL,
+        bias_BL,
+    )
     joined_BLD = backbone.run(
         join(hidden_BPD, restored_BUD.to(hidden_BPD.dtype)),
         inject_layer,
@@ -128,12 +180,13 @@ def prefill(
         upper.valid,
         upper,
         cache,
+        number_BL,
     )
     count = restored_BUD.shape[1]
     first_BD, restored_BUD, rest_BD = joined_BLD.split(
         [head, count, joined_BLD.shape[1] - head - count], dim=1
     )
-    next_B = valid_BP.sum(1) + restored_valid_BU.sum(1)
+    next_B = torch.cat([prefix_BP, memory_BU], dim=1).amax(1) + 1
     stream = None if cache is None else Stream(cache, lower, upper, next_B)
     return Prefilled(torch.cat([first_BD, rest_BD], dim=1), restored_BUD, stream)
 

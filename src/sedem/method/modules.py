@@ -15,6 +15,7 @@ from sedem.errors import ConfigError
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
 from sedem.method.encoder import LayerMixture
+from sedem.method.guidance import Guidance
 from sedem.method.selector import build_selector
 
 
@@ -47,6 +48,7 @@ class SedemModules(nn.Module):
         self.compressor = build_compressor(config, encoder.width, decoder.width)
         self.selector = build_selector(config, encoder.width, decoder.width)
         self.decompressor = build_decompressor(config, decoder.width)
+        self.guidance = Guidance(config.guidance_floor) if config.guidance else None
         self._digest: tuple[tuple[int, ...], str] | None = None
 
     @property
@@ -56,14 +58,15 @@ class SedemModules(nn.Module):
 
     def parts(self) -> nn.ModuleDict:
         """The trained parts without the adapters, by their names in sedem.safetensors."""
-        return nn.ModuleDict(
-            {
-                "mixture": self.mixture,
-                "compressor": self.compressor,
-                "selector": self.selector,
-                "decompressor": self.decompressor,
-            }
-        )
+        parts: dict[str, nn.Module] = {
+            "mixture": self.mixture,
+            "compressor": self.compressor,
+            "selector": self.selector,
+            "decompressor": self.decompressor,
+        }
+        if self.guidance is not None:
+            parts["guidance"] = self.guidance
+        return nn.ModuleDict(parts)
 
     def fingerprint(self) -> str:
         """Hash of all that memory depends on: encoder, tokenizer, `made_by` and trained weights.

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sedem.errors import ConfigError
-from sedem.method.injection import prefill
+from sedem.method.conditioning import condition
 from sedem.method.losses import next_token_loss, reconstruction_loss
-from sedem.method.pooling import state_mask
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
 from sedem.training.block_dataset import BlockItem
@@ -84,6 +83,7 @@ class Stage2(nn.Module):
             "decompressor": list(model.decompressor.parameters()),
             "selector": list(model.selector.parameters()),
             "lora": model.decoder.lora_parameters(),
+            "guidance": [] if model.guidance is None else list(model.guidance.parameters()),
         }
         return {name: parameters for name, parameters in groups.items() if parameters}
 
@@ -122,7 +122,13 @@ class Stage2(nn.Module):
             scores_BN.detach(), evidence_BN, batch["coins"], batch["budget"]
         )
         answer = self._answer(
-            memory_BNJD, slot_tokens, chosen_BK, batch["ids"], batch["valid"], batch["labels"]
+            memory_BNJD,
+            slot_tokens,
+            scores_BN,
+            chosen_BK,
+            batch["ids"],
+            batch["valid"],
+            batch["labels"],
         )
         select = weights.compute(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
         loss = answer + weights.select * select
@@ -153,6 +159,7 @@ class Stage2(nn.Module):
         self,
         memory_BNJD: Tensor,
         slot_tokens: Tensor,
+        scores_BN: Tensor,
         chosen_BK: Tensor,
         ids: Tensor,
         valid: Tensor,
@@ -164,17 +171,13 @@ class Stage2(nn.Module):
         """
         model = self.model
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
-        states_BUD = model.decompressor(memory_BNJD[rows_B1, chosen_BK]).flatten(1, 2)
-        states_per_slot = model.decompressor.states_per_slot
-        real_BU = state_mask(slot_tokens[rows_B1, chosen_BK], states_per_slot).flatten(1)
-        filled = prefill(
-            model.decoder,
-            model.config.inject_layer,
+        filled = condition(
+            model,
             ids,
             valid,
-            states_BUD,
-            real_BU,
-            placement=model.config.start_placement,
+            memory_BNJD[rows_B1, chosen_BK],
+            slot_tokens[rows_B1, chosen_BK],
+            scores_BN.gather(1, chosen_BK),
         )
         logits_BAV = model.decoder.logits(filled.prefix[:, -labels.shape[1] :])
         return next_token_loss(logits_BAV, labels)

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones
+from sedem.method.guidance import Guidance
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -163,7 +164,9 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
         model.parts().to(options["device"])
         return model
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
-    free = {"encoder", "decoder", "k", "block_order"}
+    free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
+    # What a stage-1 checkpoint has not learned yet; blocks may stand apart from here on.
+    free |= {"block_context", "guidance", "guidance_floor"}
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)
@@ -176,6 +179,12 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
                 f"model.encoder and model.decoder are {names} in the recipe, checkpoint "
                 f"'{start_from}' was trained on other weights"
             )
+    learned = model.guidance
+    model.guidance = Guidance(config.guidance_floor) if config.guidance else None
+    if model.guidance is not None:
+        if learned is not None:
+            model.guidance.load_state_dict(learned.state_dict())
+        model.guidance.to(options["device"])
     model.config = config
     return model
 

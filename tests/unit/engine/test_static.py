@@ -68,7 +68,7 @@ def starts(model: SeDeM, bank: MemoryBank, rows: int, k: int = 2) -> list[Start]
         request = Request(bank, QUESTIONS[row % len(QUESTIONS)], k)
         selection = choose(model, request, torch.arange(len(bank)).roll(row).float())
         prefix = torch.tensor(question_ids(model.decoder, request.question))
-        made.append(start_of(model, bank, selection, prefix))
+        made.append(start_of(bank, selection, prefix))
     return made
 
 

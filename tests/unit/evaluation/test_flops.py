@@ -80,23 +80,24 @@ def test_selecting(model: SeDeM, bank: MemoryBank) -> None:
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
     chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
-    slots = start_of(model, bank, chosen, torch.tensor([0])).slots.float()
+    slots = bank.memory(chosen.arranged).float()
     assert formula(model)["restore"] == counted(lambda: model.decompressor(slots))
 
 
-def test_prefilling_and_decoding(model: SeDeM) -> None:
+def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     prefix = torch.tensor(question_ids(model.decoder, QUESTION))
-    states, width = K * SEGMENT, model.decoder.width
+    states = K * SEGMENT
+    chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
     advance: list[Any] = []
 
     def start() -> None:
-        advance.append(start_decoding(model, [torch.zeros(states, width)], [prefix])[1])
+        advance.append(start_decoding(model, [start_of(bank, chosen, prefix)])[1])
 
     flops, lower = formula(model, len(prefix) - 1), model.config.inject_layer
     upper = model.decoder.depth - lower
     beside = hidden_half(model, lower, len(prefix))
     beside += hidden_half(model, upper, states + len(prefix))
-    assert flops["prefill"] == counted(start) - beside
+    assert flops["prefill"] + flops["restore"] == counted(start) - beside
 
     def decode() -> None:
         for _ in range(ANSWER - 1):

@@ -8,6 +8,7 @@ import torch
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.engine.eager import start_decoding
+from sedem.engine.interface import Start
 from sedem.errors import ConfigError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
@@ -50,7 +51,7 @@ def test_the_decoder_reads_soft_tokens_like_embeddings_of_a_prompt(
     prefix = torch.tensor(question_ids(direct.decoder, QUESTION))
     chosen = [0, 2]
     soft_UD = direct.decompressor(bank.memory(chosen).float()).flatten(0, 1)
-    logits_BV, advance = start_decoding(direct, [soft_UD], [prefix])
+    logits_BV, advance = start_decoding(direct, [Start(bank, chosen, torch.zeros(2), prefix)])
     embed = direct.decoder.model.get_input_embeddings()
     sequence = torch.cat([embed(prefix[:1]), soft_UD, embed(prefix[1:])])
     expected = direct.decoder.model(inputs_embeds=sequence[None], use_cache=False).logits[0]

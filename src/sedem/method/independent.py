@@ -1,0 +1,112 @@
+"""Independent blocks: keys and values of a block are computed once, from the block alone. Ours.
+
+Where a restored state sees the start token and its own block only, and every block has the
+positions from 1 on, what the upper layers compute for a block depends on nothing else: not on the
+question, nor on the blocks beside it. They can be kept, and the order of blocks decides nothing.
+The result is that of `injection.prefill` with context "independent".
+
+Letters: B batch, N blocks, U restored states, L layers above the injection layer, G key heads,
+H width of a head, P prefix positions, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.masks import KeyAxis
+from sedem.method.injection import Prefilled, Stream
+
+KeysValues = list[tuple[Tensor, Tensor]]
+"""Keys and values `[N, G, U, H]` of each layer above the injection layer."""
+
+
+def start_state(backbone: Backbone, inject_layer: int) -> Tensor:
+    """State of the start token at the injection layer `[1, 1, D]`; it depends on nothing."""
+    ids_11 = torch.full((1, 1), backbone.bos_token_id, device=backbone.device)
+    return backbone.run(backbone.embed(ids_11), 0, inject_layer, torch.zeros_like(ids_11))
+
+
+def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> KeysValues:
+    """Keys and values of blocks in the layers above the injection layer.
+
+    Args:
+        backbone: the decoder.
+        inject_layer: l_inject.
+        restored_NUD: restored states, one block a row, padded on the right; attention is causal, so
+            padding changes nothing before it.
+
+    Returns:
+        Keys, rotated to positions from 1 on, and values; without those of the start token.
+    """
+    count, length = restored_NUD.shape[:2]
+    start_11D = start_state(backbone, inject_layer)
+    hidden_NLD = torch.cat(
+        [start_11D.expand(count, -1, -1), restored_NUD.to(start_11D.dtype)], dim=1
+    )
+    positions_NL = torch.arange(length + 1, device=hidden_NLD.device).expand(count, -1)
+    cache = DynamicCache()
+    backbone.run(hidden_NLD, inject_layer, backbone.depth, positions_NL, cache=cache)
+    layers = cache.layers[inject_layer:]
+    return [(layer.keys[:, :, 1:], layer.values[:, :, 1:]) for layer in layers]
+
+
+def prefill(
+    backbone: Backbone,
+    inject_layer: int,
+    ids_BP: Tensor,
+    valid_BP: Tensor,
+    memory: KeysValues,
+    positions_BU: Tensor,
+    memory_valid_BU: Tensor,
+    bias_BU: Tensor | None = None,
+    cache: DynamicCache | None = None,
+) -> Prefilled:
+    """Run a prefix through all layers, with the keys and values of blocks in the upper ones.
+
+    Args:
+        backbone: the decoder.
+        inject_layer: l_inject, how many layers see the prefix alone.
+        ids_BP: start token, question and, in training, answer; padded on the left.
+        valid_BP: False where a token is padding.
+        memory: keys and values `[B, G, U, H]` of the blocks of each row, side by side.
+        positions_BU: position of each state within its block, from 1.
+        memory_valid_BU: False where a state is padding; it may stand anywhere.
+        bias_BU: added to the attention logits on each state.
+        cache: an empty cache for later calls of `injection.step`; None when nothing follows.
+
+    Returns:
+        States of the prefix; there are no restored states after the last layer, because no one
+        computes them.
+    """
+    prefix_BP = valid_BP.long().cumsum(1) - 1
+    longest_B1 = (positions_BU * memory_valid_BU).amax(1, keepdim=True)
+    prefix_BP = (prefix_BP + longest_B1 * (prefix_BP > 0)) * valid_BP
+    padded = not (bool(valid_BP.all()) and bool(memory_valid_BU.all()))
+    span = ids_BP.shape[1] + positions_BU.shape[1]
+    continued, cache = cache is not None, cache or DynamicCache()
+    lower = KeyAxis(prefix_BP, valid_BP, padded, span)
+    hidden_BPD = backbone.run(
+        backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
+    )
+    for layer, (key, value) in enumerate(memory, start=inject_layer):
+        cache.update(key, value, layer)
+    bias_BL = None
+    if bias_BU is not None:
+        bias_BL = torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
+    upper = KeyAxis(
+        torch.cat([positions_BU, prefix_BP], dim=1),
+        torch.cat([memory_valid_BU, valid_BP], dim=1),
+        padded,
+        span,
+        bias=bias_BL,
+    )
+    hidden_BPD = backbone.run(
+        hidden_BPD, inject_layer, backbone.depth, prefix_BP, valid_BP, upper, cache
+    )
+    next_B = torch.maximum(prefix_BP[:, -1], longest_B1[:, 0]) + 1
+    nothing_B0D = hidden_BPD.new_zeros(len(hidden_BPD), 0, hidden_BPD.shape[2])
+    stream = Stream(cache, lower, upper, next_B) if continued else None
+    return Prefilled(hidden_BPD, nothing_B0D, stream)
