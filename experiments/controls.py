@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.system import ablation, paper
 from experiments.system.cells import Cell
+from experiments.system.constants import constant_cell
 from experiments.system.peers import answer_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
@@ -69,6 +70,7 @@ def numbers(scale: Scale) -> list[Number]:
     """Identical input, full bank, distant supervision, raw text, moved boundaries."""
     large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else scale.backbones[0]
     result = [
+        *_constant(scale),
         *_given(scale, large, "hotpotqa", GIVEN),
         *_more_given(scale),
         *_given(scale, scale.backbones[0], "2wiki", RETRIEVED),
@@ -80,6 +82,21 @@ def numbers(scale: Scale) -> list[Number]:
         title = scale.sets[key].title
         result += scores("full bank: SeDeM", title, cell, paper={"f1": value})
     return [*result, *_distant(scale), *_shifted(scale)]
+
+
+def _constant(scale: Scale) -> list[Number]:
+    """The constant answer of every set of the table."""
+    keys = dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation))
+    return [
+        number
+        for key in keys
+        for number in scores(
+            "constant answer",
+            scale.sets[key].title,
+            constant_cell(key),
+            METRICS if key in ("hotpotqa", "2wiki") else ("f1",),
+        )
+    ]
 
 
 def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
