@@ -21,7 +21,7 @@ def numbers(scale: Scale) -> list[Number]:
             chosen = "settings.chosen"
             result += [
                 Number(row, "training questions", None, cell, f"{chosen}.questions", digits=0),
-                Number(row, "their F1", None, cell, f"{chosen}.f1"),
+                Number(row, "F1 on them", None, cell, f"{chosen}.f1"),
             ]
         result.append(Number(row, "evaluation questions", None, cell, "counts.examples", digits=0))
         result += scores(row, "", cell, METRICS)
