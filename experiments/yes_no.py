@@ -13,6 +13,8 @@ SETS = ("hotpotqa", "2wiki")
 KINDS = {"yes_no": "yes/no questions", "other": "other questions"}
 """Kinds of questions in a result, with their names in the table."""
 ALWAYS = ("yes", "no")
+WHOLE = "not apart"
+"""Stands for a result of a row that does not hold both kinds, if another of its results does."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -45,7 +47,7 @@ def _markdown(scale: Scale) -> str:
     table, whole = [["", *columns]], []
     for row in dict.fromkeys(number.row for number in found):
         places = {n.column: _place(n, scale) for n in found if n.row == row}
-        if any(places.values()):
+        if set(places.values()) != {WHOLE}:
             table.append([row, *(places.get(column, "") for column in columns)])
         else:
             whole.append(row)
@@ -54,9 +56,9 @@ def _markdown(scale: Scale) -> str:
 
 
 def _place(number: Number, scale: Scale) -> str:
-    """F1 with its interval, and the number of questions; empty if the kinds were not kept apart."""
+    """F1 with its interval, and the number of questions, if the result holds them."""
     value = number.value(scale)
-    return f"{number.lines(scale)[0]}<br>{value['n']} questions" if value else ""
+    return f"{number.lines(scale)[0]}<br>{value['n']} questions" if value else WHOLE
 
 
 STUDY = Study(

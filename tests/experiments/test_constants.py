@@ -128,5 +128,5 @@ def test_rows_without_both_kinds_are_named_below_the_table(
     assert places[0] == 'always "no"'
     assert places[columns.index("2Wiki, yes/no questions")] == "100.0 (90.0-100.0)<br>28 questions"
     assert places[columns.index("2Wiki, other questions")] == "0.0 (0.0-0.0)<br>72 questions"
-    assert places[columns.index("HotpotQA, other questions")] == ""
+    assert places[columns.index("HotpotQA, other questions")] == yes_no.WHOLE
     assert below.startswith("Not measured apart: ") and "; HMT;" in below
