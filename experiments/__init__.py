@@ -6,6 +6,8 @@ The machinery behind them is in `experiments.system`; README.md explains it.
 
 STUDIES = (
     "main_qa",
+    "constant_answers",
+    "yes_no",
     "selection_budget",
     "operating_points",
     "controls",

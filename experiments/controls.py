@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.system import ablation, paper
 from experiments.system.cells import Cell
+from experiments.system.constants import constant_cell
 from experiments.system.peers import answer_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
@@ -66,7 +67,7 @@ MORE_GIVEN = {
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Identical input, full bank, distant supervision, raw text, moved boundaries."""
+    """Given input, full bank, distant supervision, moved boundaries, and the constant answer."""
     large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else scale.backbones[0]
     result = [
         *_given(scale, large, "hotpotqa", GIVEN),
@@ -79,7 +80,7 @@ def numbers(scale: Scale) -> list[Number]:
         cell = Cell(variant=main_model(scale), questions=key, k="all", limit=limit)
         title = scale.sets[key].title
         result += scores("full bank: SeDeM", title, cell, paper={"f1": value})
-    return [*result, *_distant(scale), *_shifted(scale)]
+    return [*result, *_distant(scale), *_shifted(scale), *_constant(scale)]
 
 
 def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
@@ -162,6 +163,21 @@ def _shifted(scale: Scale) -> list[Number]:
             printed = {"f1": known if key == "hotpotqa" else None}
             result += scores(label, scale.sets[key].title, cell, paper=printed)
     return result
+
+
+def _constant(scale: Scale) -> list[Number]:
+    """The constant answer of every set of the table."""
+    keys = dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation))
+    return [
+        number
+        for key in keys
+        for number in scores(
+            "constant answer",
+            scale.sets[key].title,
+            constant_cell(key),
+            METRICS if key in ("hotpotqa", "2wiki") else ("f1",),
+        )
+    ]
 
 
 STUDY = Study(

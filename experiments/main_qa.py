@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.system import paper
+from experiments.system.constants import constant_cell
 from experiments.system.peers import answer_cell, paper_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
@@ -12,13 +13,20 @@ from experiments.system.variants import Variant, equal_budget, main_model
 
 SETS = ("2wiki", "musique", "qasper", "hotpotqa")
 METRICS = ("f1", "rouge_l", "em")
+CONSTANTS = {"constant answer": "", 'always "no"': "no"}
+"""Rows that read nothing: the answer that training questions choose, and another."""
 LONG = {"setting": "1024"}
 """Activation Beacon's recipe with the paper's windows."""
 
 
 def numbers(scale: Scale) -> list[Number]:
     """Every method on every backbone; a smaller backbone stands beside the paper's 1B numbers."""
-    result = []
+    result = [
+        number
+        for label, answer in CONSTANTS.items()
+        for key in SETS
+        for number in scores(label, scale.sets[key].title, constant_cell(key, answer), METRICS)
+    ]
     for backbone in scale.backbones:
         variant = main_model(scale, backbone)
         source = backbone if backbone in paper.BACKBONES else "llama-3.2-1b"

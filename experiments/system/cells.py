@@ -40,6 +40,7 @@ class Cell:
         dtype: type of the backbone; empty means the scale's.
         slots: type of the stored slots; empty means bfloat16.
         limit: number of questions; None means the set's own.
+        answer: for "constant", the answer; empty means the best one on training questions.
     """
 
     measure: str = "answers"
@@ -58,6 +59,7 @@ class Cell:
     dtype: str = ""
     slots: str = ""
     limit: int | None = None
+    answer: str = ""
 
     @property
     def name(self) -> str:
@@ -78,6 +80,7 @@ class Cell:
             self.dtype,
             f"slots-{self.slots}" if self.slots else "",
             f"n{self.limit}" if self.limit else "",
+            self.answer,
         ]
         return ".".join(part for part in parts if part)
 

@@ -73,6 +73,12 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return {**result, "training": budget(folder)}
 
 
+def _constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.constants import measure_constant
+
+    return measure_constant(cell, scale, data)
+
+
 def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
     """The checkpoint of a cell's method; it is trained first if it is missing."""
     variant = _variant(cell)
@@ -184,6 +190,7 @@ def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": _answers,
+    "constant": _constant,
     "memory": _memory,
     "loss": _loss,
     "rank": _rank,
@@ -200,6 +207,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 """How each kind of cell is measured.
 
 - answers: the harness of `sedem eval`.
+- constant: the same answer to every question, scored by the same harness.
 - memory: losses on held-out windows from memory alone, after stage 1.
 - loss: loss of the reference answers with the evidence among the blocks.
 - rank: normalized effective rank of memory slots.

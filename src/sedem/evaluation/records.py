@@ -12,6 +12,7 @@ from sedem.errors import SedemError
 from sedem.evaluation.metrics import (
     evidence_recall_at,
     exact_match,
+    normalize,
     precision_at,
     recall_at,
     reciprocal_rank,
@@ -31,6 +32,9 @@ ANSWERS = {
     "string_match": string_match_part,
 }
 """Metrics of an answer against its references."""
+
+YES_NO = ("yes", "no")
+"""References that make a question a yes/no question."""
 
 DEPTH = 8
 """Selection is measured among this many blocks at most."""
@@ -143,7 +147,8 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
     """Return the metrics of predictions, each with its 95 % interval, and counts.
 
     Selection is measured over labelled examples, for K up to the largest number of blocks that one
-    of them used. A method that selects nothing has no selection metrics.
+    of them used. A method that selects nothing has no selection metrics. If there are yes/no
+    questions, `yes_no` and `other` have the metrics of the answers to each kind.
     """
     answered = [record for record in records if "error" not in record]
     failed = [record for record in records if "error" in record]
@@ -158,6 +163,7 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
             columns[name].append(0.0)
     return {
         **{name: summarize(column) for name, column in columns.items()},
+        **_by_kind(records),
         "counts": {
             "examples": len(records),
             "blocks_mean": _mean(record["blocks"] for record in answered),
@@ -168,6 +174,26 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
         },
         "first_error": f"{failed[0]['id']}: {failed[0]['error']}" if failed else None,
     }
+
+
+def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
+    """Metrics of the answers to yes/no questions and to the others; none without the former."""
+    kinds: dict[str, list[dict[str, float]]] = {"yes_no": [], "other": []}
+    for record in records:
+        kind = "yes_no" if _is_yes_no(record["references"]) else "other"
+        kinds[kind].append(values(record))
+    if not kinds["yes_no"]:
+        return {}
+    return {
+        kind: {name: summarize([scores[name] for scores in found]) for name in ANSWERS}
+        for kind, found in kinds.items()
+        if found
+    }
+
+
+def _is_yes_no(references: Iterable[str]) -> bool:
+    """Whether a question is one of yes or no: a reference is."""
+    return any(normalize(reference) in YES_NO for reference in references)
 
 
 def _question(example: Example) -> Record:

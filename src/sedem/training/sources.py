@@ -90,15 +90,8 @@ def read_mixture(
 
 
 def read_source(dataset: ExampleDataset[Any], source: DataSource, data_root: Path) -> None:
-    """Read one source into a dataset, and log how many examples it gave.
-
-    A path under `data_root` comes before a public name.
-    """
-    location: str | Path = data_root / source.path
-    options = dict(source.options)
-    if not Path(location).exists() and source.path in HOMES:
-        location = source.path
-        options.setdefault("split", "train")
+    """Read one source into a dataset, and log how many examples it gave."""
+    location, options = located(source, data_root)
     examples = open_examples(location, source.set, records=source.records, **options)
     before, dropped = len(dataset), dataset.dropped.copy()
     dataset.add(examples, source.label, source.repeat)
@@ -109,3 +102,14 @@ def read_source(dataset: ExampleDataset[Any], source: DataSource, data_root: Pat
         len(dataset) - before,
         dict(examples.dropped + (dataset.dropped - dropped)) or "none",
     )
+
+
+def located(source: DataSource, data_root: Path) -> tuple[str | Path, dict[str, Any]]:
+    """Where a source is read, and the options of its reader.
+
+    A path under `data_root` comes before a public name, whose training split is read.
+    """
+    location, options = data_root / source.path, dict(source.options)
+    if location.exists() or source.path not in HOMES:
+        return location, options
+    return source.path, {"split": "train", **options}

@@ -9,7 +9,7 @@ import pytest
 from unit.evaluation.conftest import Echo, hill
 
 from sedem import Citation
-from sedem.evaluation.records import measure, to_record, values
+from sedem.evaluation.records import ANSWERS, measure, to_record, values
 
 EXAMPLE = hill(1)
 ANSWER = Echo().answer([EXAMPLE])[0]
@@ -110,3 +110,23 @@ def test_selection_is_measured_up_to_the_blocks_used_and_at_most_eight() -> None
 def test_a_method_that_selects_nothing_has_no_selection_metrics() -> None:
     metrics = measure([record([], [HILL])])
     assert not {name for name in metrics if "@" in name or name == "mrr"}
+
+
+def test_yes_no_questions_are_measured_apart_as_well() -> None:
+    answers = [("Yes.", "yes"), ("no", "yes"), ("Rome", "Rome"), ("yes", "Paris")]
+    found = [
+        {**record([HILL], [HILL]), "prediction": prediction, "references": [reference]}
+        for prediction, reference in answers
+    ]
+    failed = {**found[0], "error": "too long"}
+    metrics = measure([*found, failed])
+    assert set(metrics["yes_no"]) == set(metrics["other"]) == set(ANSWERS)
+    assert (metrics["yes_no"]["em"]["n"], metrics["other"]["em"]["n"]) == (3, 2)
+    assert metrics["yes_no"]["em"]["mean"] == pytest.approx(100 / 3, abs=0.01)
+    assert metrics["other"]["f1"]["mean"] == 50 and len(metrics["other"]["f1"]["interval"]) == 2
+
+
+def test_a_set_without_yes_no_questions_is_not_split() -> None:
+    assert not {"yes_no", "other"} & set(measure([record([HILL], [HILL])]))
+    only = {**record([HILL], [HILL]), "references": ["No"]}
+    assert "other" not in measure([only]) and measure([only])["yes_no"]["em"]["n"] == 1

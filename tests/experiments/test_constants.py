@@ -1,0 +1,132 @@
+"""The constant answer is chosen on training questions, and yes/no questions stand apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments import yes_no
+from experiments.system import cells
+from experiments.system.constants import (
+    Constant,
+    best_constant,
+    constant_cell,
+    measure_constant,
+    training_questions,
+)
+from experiments.system.scales import NANO, ROOT, SMOKE, Questions
+from sedem import Document
+from sedem.data.examples import Example
+
+FIXTURES = ROOT / "tests" / "fixtures"
+
+
+def asked(*answers: str) -> Example:
+    return Example("q", (Document("d", "text"),), "What?", answers)
+
+
+def test_the_best_constant_has_the_highest_mean_f1_on_the_training_questions() -> None:
+    # "no" is the most frequent answer; "river of sand" shares tokens with three questions.
+    examples = [asked("no"), asked("no"), *map(asked, ("a river of sand", "river of ice", "river"))]
+    plain = [1.0, 2 / 3, 1 / 2]
+    assert best_constant(examples) == ("a river of sand", pytest.approx(100 * sum(plain) / 5))
+    assert best_constant([asked("No"), asked("yes"), asked("no")]) == ("No", pytest.approx(200 / 3))
+
+
+def test_among_equals_the_most_frequent_constant_is_taken_then_the_first() -> None:
+    assert best_constant([asked("Rome"), asked("Oslo")])[0] == "Rome"
+    # Both get one question of three; only one is a reference twice.
+    pairs = [asked("Rome"), asked("Oslo", "oslo"), asked("Bonn")]
+    assert best_constant(pairs)[0] == "Oslo"
+
+
+def test_the_best_constant_of_answers_without_tokens_is_one_of_them() -> None:
+    assert best_constant([asked("The")]) == ("The", 0.0)
+
+
+def test_a_constant_reader_reads_nothing() -> None:
+    reader = Constant("no")
+    assert reader.read([Document("d", "text")]) is None
+    answer = reader.answer(None, "What?")
+    assert (answer.text, answer.citations, dict(answer.timings)) == ("no", (), {})
+
+
+def test_a_constant_is_scored_by_the_harness(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = measure_constant(constant_cell("2wiki", "yes"), SMOKE, FIXTURES)
+    # The fixture has the answers "yes" and "Rome".
+    assert result["em"]["mean"] == 50 and result["counts"]["examples"] == 2
+    assert (result["yes_no"]["em"]["mean"], result["other"]["em"]["mean"]) == (100, 0)
+    assert result["settings"]["answer"] == "yes" and "chosen" not in result["settings"]
+    assert {"machine", "versions", "commit"} <= set(result)
+    chosen = measure_constant(constant_cell("2wiki"), SMOKE, FIXTURES)["settings"]
+    assert chosen["chosen"] == {"sources": [], "questions": 2, "f1": 50.0}
+    assert chosen["method"] == "constant" and chosen["answer"] == "yes"
+
+
+def test_a_constant_is_chosen_on_the_sources_of_the_recipe_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = yaml.safe_load((ROOT / "recipes" / "nano" / "stage2.yaml").read_text())
+    (source,) = (s for s in recipe["data"]["training"] if s["path"].startswith("2wiki"))
+    path = tmp_path / source["path"]
+    path.parent.mkdir(parents=True)
+    (given, *_) = json.loads((FIXTURES / "2wikimultihopqa.json").read_text())
+    rows = [{**given, "_id": str(n), "answer": "yes" if n < 400 else "no"} for n in range(500)]
+    path.write_text(json.dumps(rows))
+    for other in recipe["data"]["training"]:
+        if "set" not in other and other is not source:
+            whole = tmp_path / other["path"]
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            whole.write_bytes((FIXTURES / "squad.json").read_bytes())
+    examples, sources = training_questions(NANO, "2wiki", tmp_path)
+    assert [example.answers for example in examples] == [("yes",)] * 400
+    assert [entry["records"] for entry in sources] == [":400"]
+    assert NANO.sets["2wiki"].records == "400:"
+
+
+def test_no_training_source_of_a_constant_has_evaluation_questions() -> None:
+    """A committed constant names its sources; an evaluation file is another, or another part."""
+    for key, questions in NANO.sets.items():
+        result = constant_cell(key).read(NANO)
+        if result is None:
+            continue
+        chosen = result["settings"]["chosen"]
+        assert chosen["questions"] > 0 and chosen["sources"], key
+        for source in chosen["sources"]:
+            assert disjoint(source, questions), (key, source)
+
+
+def disjoint(source: dict[str, Any], questions: Questions) -> bool:
+    if source["path"] != questions.source:
+        return True
+    end, start = str(source["records"]).removeprefix(":"), str(questions.records).removesuffix(":")
+    return int(end) <= int(start)
+
+
+def test_rows_without_both_kinds_are_named_below_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+    kind = {"f1": {"mean": 100.0, "interval": [90.0, 100.0], "n": 28}}
+    other = {"f1": {"mean": 0.0, "interval": [0.0, 0.0], "n": 72}}
+    folder = tmp_path / "nano" / "main_qa"
+    folder.mkdir(parents=True)
+    split = {"f1": {"mean": 28.0}, "yes_no": kind, "other": other}
+    (folder / "constant.2wiki.no.json").write_text(json.dumps(split))
+    (folder / "hmt.sedem-nano.2wiki.n100.json").write_text(json.dumps({"f1": {"mean": 22.0}}))
+    table, below = yes_no.STUDY.markdown(NANO).split("\n\n")
+    head, _, row = table.splitlines()
+    columns = [place.strip() for place in head.strip("|").split("|")]
+    places = [place.strip() for place in row.strip("|").split("|")]
+    assert places[0] == 'always "no"'
+    assert places[columns.index("2Wiki, yes/no questions")] == "100.0 (90.0-100.0)<br>28 questions"
+    assert places[columns.index("2Wiki, other questions")] == "0.0 (0.0-0.0)<br>72 questions"
+    assert places[columns.index("HotpotQA, other questions")] == yes_no.WHOLE
+    assert below.startswith("Not measured apart: ") and "; HMT;" in below
