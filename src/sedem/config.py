@@ -18,6 +18,7 @@ LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
 BlockOrder = Literal["document", "score"]
 BlockContext = Literal["joint", "separate", "independent"]
+Condition = Literal["memory", "text", "both"]
 
 CONFIG_FILE = "config.json"
 DEFAULT_MODEL = "sedem-nano"
@@ -55,6 +56,9 @@ class SedemConfig(Settings):
         guidance: question and answer add (s_n - max s) / tau to their attention logits on block n,
             with a trained tau; the paper discards scores after selection.
         guidance_floor: the lowest bias of guidance; None means no limit.
+        condition: default form in which the decoder reads the selected blocks: "memory", the paper's;
+            "text", their own words before the question; or "both", the best one as text and the
+            others as memory.
         auto_mass: with k "auto", the mass of softmax(s / tau) that the selected blocks reach.
         auto_min: the fewest blocks of k "auto".
         auto_max: the most blocks of k "auto".
@@ -89,6 +93,7 @@ class SedemConfig(Settings):
     block_context: BlockContext = "joint"
     guidance: Flag = False
     guidance_floor: NumberBelow0 | None = None
+    condition: Condition = "memory"
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8

@@ -14,7 +14,7 @@ from torch import Tensor
 from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
-from sedem.config import SedemConfig
+from sedem.config import Condition, SedemConfig
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.open import open_engine
@@ -85,6 +85,7 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
+        condition: Condition | None = None,
     ) -> Answer: ...
 
     @overload
@@ -96,6 +97,7 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
+        condition: Condition | None = None,
     ) -> list[Answer]: ...
 
     def answer(
@@ -106,6 +108,7 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
+        condition: Condition | None = None,
     ) -> Answer | list[Answer]:
         """Answer one question, or several over the same bank in batches.
 
@@ -115,6 +118,8 @@ class SeDeM(SedemModules):
             k: number of blocks to use, or "all"; None means the model's default.
             decoding: limit, sampling and stop strings; the default is greedy.
             blocks: use exactly these blocks instead of selecting.
+            condition: read them as "memory", as "text", or "both": the best one as text and the
+                others as memory; None means the model's default.
 
         Raises:
             BankMismatchError: another model made the bank.
@@ -122,8 +127,8 @@ class SeDeM(SedemModules):
             ConfigError: k is not a valid number, or its states exceed the decoder's positions.
         """
         if isinstance(question, str):
-            return self.answer_requests([Request(memory, question, k, blocks)], decoding)[0]
-        requests = [Request(memory, one, k, blocks) for one in question]
+            return self.answer_requests([Request(memory, question, k, blocks, condition=condition)], decoding)[0]
+        requests = [Request(memory, one, k, blocks, condition=condition) for one in question]
         return [
             answer
             for start in range(0, len(requests), self.engine.batch_size)
@@ -150,13 +155,14 @@ class SeDeM(SedemModules):
         *,
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
+        condition: Condition | None = None,
     ) -> AnswerStream:
         """Answer one question in pieces of text; arguments as in `answer`.
 
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
-        requests = [Request(memory, question, k)]
+        requests = [Request(memory, question, k, condition=condition)]
         return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
     def scores(self, memory: MemoryBank, question: str) -> Tensor:

@@ -113,9 +113,13 @@ class MemoryBank:
     def citation(self, index: int, rank: int, score: float) -> Citation:
         """Return the span behind a block as a citation."""
         block = self.blocks[index]
-        document = self.documents[block.document]
-        span = document.text[block.start : block.end]
-        return Citation(rank, document.name, block.start, block.end, score, span)
+        name = self.documents[block.document].name
+        return Citation(rank, name, block.start, block.end, score, self.block_text(index))
+
+    def block_text(self, index: int) -> str:
+        """Return the text behind a block."""
+        block = self.blocks[index]
+        return self.documents[block.document].text[block.start : block.end]
 
     def check_made_by(self, fingerprint: str) -> None:
         """Refuse to be used by another model.

@@ -15,13 +15,13 @@ from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.device import Clock, device_lock
 from sedem.engine.interface import Engine
 from sedem.inference.generation import Decoding, Transcript, generate
-from sedem.inference.prompts import question_ids
 from sedem.inference.requests import (
     Request,
     Selection,
     check_fits,
     choose,
     encode_questions,
+    prefix_of,
     restored_sizes,
     score_requests,
     start_of,
@@ -71,10 +71,11 @@ def respond(
         selections = [choose(model, *pair) for pair in zip(requests, scores, strict=True)]
         clock.lap("score_ms")
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
-    prefixes = [torch.tensor(question_ids(model.decoder, r.question)) for r in requests]
     conditioning, starts = [], []
-    for request, selection, ids_P in zip(requests, selections, prefixes, strict=True):
-        sizes = restored_sizes(model, request.bank, selection.ranked)
+    for request, selection in zip(requests, selections, strict=True):
+        ids_P = prefix_of(model, request, selection)
+        by_score = sorted(selection.memory, key=selection.ranked.index)
+        sizes = restored_sizes(model, request.bank, by_score)
         check_fits(model, sizes, len(ids_P), decoding.max_new_tokens)
         conditioning.append(sum(sizes) + len(ids_P))
         starts.append(start_of(request.bank, selection, ids_P))

@@ -31,8 +31,13 @@ def context_prompt(texts: Sequence[str]) -> str:
     return SEPARATOR.join(text.strip() for text in texts)
 
 
-def question_ids(backbone: Backbone, question: str) -> list[int]:
-    """Return the decoder tokens of a question: the start token and the prompt.
+def question_ids(backbone: Backbone, question: str, texts: Sequence[str] = ()) -> list[int]:
+    """Return the decoder tokens of a question: the start token, texts and the prompt.
+
+    Args:
+        backbone: the decoder.
+        question: the question.
+        texts: what is read as text before the question.
 
     Raises:
         DataError: the question is empty or not Unicode text.
@@ -40,7 +45,8 @@ def question_ids(backbone: Backbone, question: str) -> list[int]:
     check_unicode(question, "the question")
     if not question.strip():
         raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
-    return [backbone.bos_token_id, *backbone.token_ids(question_prompt(question))]
+    context = backbone.token_ids(context_prompt(texts)) if texts else []
+    return [backbone.bos_token_id, *context, *backbone.token_ids(question_prompt(question))]
 
 
 def answer_ids(backbone: Backbone, answer: str) -> list[int]:

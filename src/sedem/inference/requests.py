@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -17,11 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 from sedem.bank import coarse_search
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
+from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
 from sedem.errors import ConfigError, DataError
+from sedem.inference.prompts import question_ids
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import state_mask
-from sedem.method.selector import Budget, arrange, resolve_budget, select
+from sedem.method.selector import Budget, arrange, resolve_budget, select, text_count
 from sedem.types import check_unicode
 
 
@@ -35,6 +38,7 @@ class Request:
         k: selection budget; None means the model's default.
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
+        condition: form in which the decoder reads the blocks; None means the model's default.
     """
 
     bank: MemoryBank
@@ -42,6 +46,7 @@ class Request:
     k: Budget | None = None
     blocks: Sequence[int] | None = None
     ranking: bool = False
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,14 @@ class Selection:
 
     Attributes:
         ranked: their indices, best first.
-        arranged: the same indices in the order in which the decoder sees the blocks.
+        memory: those that the decoder reads as memory, in its order.
+        texts: those that it reads as text, in its order.
         scores: score of every block of the bank `[N]`, on the CPU.
     """
 
     ranked: list[int]
-    arranged: list[int]
+    memory: list[int]
+    texts: list[int]
     scores: Tensor
 
 
@@ -113,14 +120,27 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
                 raise ConfigError(f"block {index} was asked for, the bank has {len(scores_N)}")
         forced = torch.tensor(list(request.blocks), dtype=torch.long, device=scores_N.device)
         ranked = forced[select(scores_N[forced], len(forced))]
-    arranged = arrange(ranked, model.config.block_order)
-    return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
+    condition = request.condition or model.config.condition
+    if condition not in get_args(Condition):
+        raise ConfigError(
+            f"condition is '{condition}'; it can be {', '.join(get_args(Condition))}"
+        )
+    texts, memory = (
+        arrange(part, model.config.block_order).tolist()
+        for part in ranked.tensor_split([text_count(condition, len(ranked))])
+    )
+    return Selection(ranked.tolist(), memory, texts, scores_N.cpu())
+
+
+def prefix_of(model: SedemModules, request: Request, selection: Selection) -> Tensor:
+    """Return the token ids `[P]` of start token, blocks that are read as text, and question."""
+    texts = [request.bank.block_text(index) for index in selection.texts]
+    return torch.tensor(question_ids(model.decoder, request.question, texts))
 
 
 def start_of(bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
     """Return the start of an answer from the selected blocks and the prefix's token ids."""
-    arranged = selection.arranged
-    return Start(bank, arranged, selection.scores[arranged], prefix)
+    return Start(bank, selection.memory, selection.scores[selection.memory], prefix)
 
 
 def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.backbone.safetensors import weights_digest
-from sedem.config import BlockOrder, SedemConfig
+from sedem.config import BlockOrder, Condition, SedemConfig
 from sedem.errors import ConfigError
 
 Budget = int | str
@@ -152,3 +152,8 @@ def select(scores_N: Tensor, count: int) -> Tensor:
 def arrange(selected_K: Tensor, order: BlockOrder) -> Tensor:
     """Put selected blocks in the order in which the decoder sees them."""
     return selected_K.sort().values if order == "document" else selected_K
+
+
+def text_count(condition: Condition, count: int) -> int:
+    """How many of the `count` best blocks the decoder reads as text; the others are memory."""
+    return {"memory": 0, "text": count, "both": min(1, count)}[condition]

@@ -7,7 +7,7 @@ P prefix and answer tokens, A answer tokens, X extraction layers, E encoder widt
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
+from sedem.config import Condition
 from sedem.errors import DataError
 from sedem.method.encoder import encode
 from sedem.training.block_dataset import BlockDataset, BlockItem
@@ -39,6 +40,8 @@ class BlockBatch(TypedDict):
         labels: tokens to predict at the last positions `[B, A]`.
         coins: a random number from 0 to 1 for each example `[B]`.
         budget: K.
+        condition: form in which the decoder reads the selected blocks.
+        texts: text of each block, for each example; empty if they are read as memory.
         states: frozen states of the segments `[X, S, T, E]`; computed if absent.
         question_states: frozen states of the questions `[X, B, Q, E]`; computed if absent.
     """
@@ -56,6 +59,8 @@ class BlockBatch(TypedDict):
     labels: Tensor
     coins: Tensor
     budget: int
+    condition: Condition
+    texts: list[list[str]]
     states: NotRequired[Tensor]
     question_states: NotRequired[Tensor]
 
@@ -70,6 +75,8 @@ class BlockCollator:
         seed: of sampling. A sample depends only on the seed and the examples of the batch, so a
             resumed run samples the same.
         cache: folder of frozen states; None computes them in every step.
+        conditions: weights with which a batch draws the form in which the decoder reads the
+            selected blocks; None means always as memory.
 
     Raises:
         DataError: the dataset is empty.
@@ -83,12 +90,14 @@ class BlockCollator:
         budgets: Sequence[int],
         seed: int,
         cache: Path | None,
+        conditions: Mapping[Condition, float] | None = None,
     ) -> None:
         if not len(dataset):
             raise DataError("no example is left to train on; see what was dropped and why")
         self.dataset = dataset
         self.max_blocks = max_blocks
         self.budgets = tuple(budgets)
+        self.conditions: dict[Condition, float] = dict(conditions or {"memory": 1.0})
         self.seed = seed
         self.states: StateCache | None = None
         self.question_states: StateCache | None = None
@@ -117,6 +126,13 @@ class BlockCollator:
         batch: dict[str, Any] = self._arrange_blocks(items, sampled, segments, slots)
         batch["budget"] = rng.choice(self.budgets)
         batch["coins"] = torch.tensor([rng.random() for _ in items])
+        (batch["condition"],) = rng.choices([*self.conditions], [*self.conditions.values()])
+        batch["texts"] = []
+        if batch["condition"] != "memory":
+            batch["texts"] = [
+                [self._text(item.blocks[position]) for position in positions]
+                for item, positions in zip(items, sampled, strict=True)
+            ]
         batch["segment_ids"], batch["segment_mask"] = _padded(
             [self.dataset.segments[segment] for segment in segments], slots * compression
         )
@@ -179,6 +195,10 @@ class BlockCollator:
         positive = [i for i, label in enumerate(item.evidence) if label][: self.max_blocks]
         rest = [i for i in range(len(item.blocks)) if i not in positive]
         return sorted(positive + rng.sample(rest, self.max_blocks - len(positive)))
+
+    def _text(self, block: tuple[int, int]) -> str:
+        """The text behind a block."""
+        return self.dataset.documents[block[0]].block_text(block[1])
 
     def _segments(self, block: tuple[int, int]) -> list[int]:
         """Indices of the segments in the dataset that a block has slots of."""

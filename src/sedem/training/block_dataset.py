@@ -48,11 +48,17 @@ class SegmentedDocument:
         first_segment: index of its first segment among all segments of the dataset.
         blocks: its blocks.
         slots: slots of each block `[N, J]`, counted over the document's segments; -1 is padding.
+        text: the document.
     """
 
     first_segment: int
     blocks: list[BlockRow]
     slots: Tensor
+    text: str
+
+    def block_text(self, index: int) -> str:
+        """The text behind a block."""
+        return self.text[self.blocks[index].start : self.blocks[index].end]
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class BlockDataset(ExampleDataset[BlockItem]):
             )
             blocks, slots = partition(segments, 0, config.compression, config.slots_per_block)
             self._document_indices[text] = len(self.documents)
-            self.documents.append(SegmentedDocument(len(self.segments), blocks, slots))
+            self.documents.append(SegmentedDocument(len(self.segments), blocks, slots, text))
             for ids, length in zip(segments.ids.tolist(), segments.lengths.tolist(), strict=True):
                 self.segments.append(ids[:length])
         return self._document_indices[text]

@@ -1,8 +1,8 @@
 """Stage 2: selection, decompression, injection and answer, trained together (section 4).
 
 Letters: B batch, S segments, T tokens, C tokens of a slot, N blocks, J slots of a block, K selected
-blocks, U restored states, Q question tokens, P prefix and answer tokens, A answer tokens, X layers,
-E encoder width, D decoder width.
+blocks, Q question tokens, P prefix and answer tokens, A answer tokens, E encoder width, D decoder
+width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from sedem.errors import ConfigError
 from sedem.method.conditioning import condition
-from sedem.method.losses import next_token_loss, reconstruction_loss
+from sedem.method.losses import (
+    IGNORED,
+    distillation_loss,
+    next_token_loss,
+    reconstruction_loss,
+)
+from sedem.method.selector import text_count
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
 from sedem.training.block_dataset import BlockItem
@@ -26,6 +32,7 @@ from sedem.training.selection_losses import (
     choose_blocks,
     evidence_recall,
 )
+from sedem.training.targets import with_texts
 from sedem.validation import Number
 
 
@@ -35,11 +42,14 @@ class Stage2Losses(SelectionLosses):
     Attributes:
         reconstruct: lambda_rec of stage 2.
         pool_weight: gamma of L_rec.
+        agree: weight of the divergence between the answer from the evidence alone and the answer
+            from all chosen blocks. Ours, not the paper's; 0 turns it off.
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
     """
 
     reconstruct: Number = 0.1
     pool_weight: Number = 1.0
+    agree: Number = 0.0
     conditioning: Conditioning = "gold-then-selected"
 
 
@@ -118,21 +128,17 @@ class Stage2(nn.Module):
             memory_BNJD,
             slot_tokens > 0,
         )
-        chosen_BK = self._condition(
-            scores_BN.detach(), evidence_BN, batch["coins"], batch["budget"]
-        )
-        answer = self._answer(
-            memory_BNJD,
-            slot_tokens,
-            scores_BN,
-            chosen_BK,
-            batch["ids"],
-            batch["valid"],
-            batch["labels"],
-        )
+        chosen_BK = self._choose(scores_BN.detach(), evidence_BN, batch["coins"], batch["budget"])
+        logits_BAV = self._logits(batch, memory_BNJD, scores_BN, chosen_BK)
+        answer = next_token_loss(logits_BAV, batch["labels"])
         select = weights.compute(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
+        if weights.agree:
+            parts["agree"] = self._disagreement(
+                batch, memory_BNJD, scores_BN, chosen_BK, logits_BAV
+            )
+            loss = loss + weights.agree * parts["agree"]
         # This decompresses every block, selected or not: several times the work of the answer.
         if weights.reconstruct:
             parts["reconstruct"] = reconstruction_loss(
@@ -146,38 +152,77 @@ class Stage2(nn.Module):
         found = evidence_recall(scores_BN.detach(), evidence_BN, batch["budget"])
         return {"loss": loss, **parts, "recall": found}
 
-    def _condition(
+    def _choose(
         self, scores_BN: Tensor, evidence_BN: Tensor, coins_B: Tensor, budget: int
     ) -> Tensor:
-        """The blocks that condition each answer `[B, K]`, in the order of the configuration."""
+        """The blocks that condition each answer `[B, K]`, best first."""
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
-        chosen_BK = choose_blocks(scores_BN, evidence_BN, coins_B, share, budget)
+        return choose_blocks(scores_BN, evidence_BN, coins_B, share, budget)
+
+    def _arrange(self, chosen_BK: Tensor) -> Tensor:
+        """Chosen blocks in the order of the configuration."""
         by_document = self.model.config.block_order == "document"
         return chosen_BK.sort(1).values if by_document else chosen_BK
 
-    def _answer(
-        self,
-        memory_BNJD: Tensor,
-        slot_tokens: Tensor,
-        scores_BN: Tensor,
-        chosen_BK: Tensor,
-        ids: Tensor,
-        valid: Tensor,
-        labels: Tensor,
+    def _logits(
+        self, batch: BlockBatch, memory_BNJD: Tensor, scores_BN: Tensor, chosen_BK: Tensor
     ) -> Tensor:
-        """L_LM: the answer given the question and the restored states of the chosen blocks.
+        """Logits of the answer `[B, A, V]`, given the question and the chosen blocks.
 
-        Only the chosen blocks are decompressed, as in inference.
+        Only the blocks that are read as memory are decompressed, as in inference.
         """
-        model = self.model
+        model, ids, valid = self.model, batch["ids"], batch["valid"]
+        count = text_count(batch["condition"], chosen_BK.shape[1])
+        texts_BK, chosen_BK = map(self._arrange, chosen_BK.tensor_split([count], dim=1))
+        if count:
+            rows = zip(batch["texts"], texts_BK.tolist(), strict=True)
+            # An example with fewer blocks than K has none at the other places.
+            texts = [
+                [texts[n] for n in chosen if n < len(texts) and texts[n]] for texts, chosen in rows
+            ]
+            ids, valid = with_texts(model.decoder, ids, valid, texts)
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
         filled = condition(
             model,
             ids,
             valid,
             memory_BNJD[rows_B1, chosen_BK],
-            slot_tokens[rows_B1, chosen_BK],
+            batch["slot_tokens"][rows_B1, chosen_BK],
             scores_BN.gather(1, chosen_BK),
         )
-        logits_BAV = model.decoder.logits(filled.prefix[:, -labels.shape[1] :])
-        return next_token_loss(logits_BAV, labels)
+        return model.decoder.logits(filled.prefix[:, -batch["labels"].shape[1] :])
+
+    def _disagreement(
+        self,
+        batch: BlockBatch,
+        memory_BNJD: Tensor,
+        scores_BN: Tensor,
+        chosen_BK: Tensor,
+        logits_BAV: Tensor,
+    ) -> Tensor:
+        """KL from the answer given the evidence alone to the answer given all chosen blocks.
+
+        The answer from the evidence teaches, without gradient. Examples count that have evidence
+        and other blocks among the chosen ones.
+        """
+        evidence_BK = batch["evidence"].gather(1, chosen_BK)
+        others_BK = batch["blocks"].gather(1, chosen_BK) & ~evidence_BK
+        counts_B = evidence_BK.any(1) & others_BK.any(1)
+        if not counts_B.any():
+            return logits_BAV.new_zeros(())
+        alone_BN = batch["evidence"]
+        teacher_batch: BlockBatch = {
+            **batch,
+            "slot_tokens": batch["slot_tokens"] * alone_BN[..., None],
+            "texts": [
+                [text if alone else "" for text, alone in zip(texts, row, strict=False)]
+                for texts, row in zip(batch["texts"], alone_BN.tolist(), strict=True)
+            ]
+            if batch["texts"]
+            else [],
+        }
+        with torch.no_grad():
+            alone = scores_BN.masked_fill(~alone_BN, -torch.inf)
+            teacher_BAV = self._logits(teacher_batch, memory_BNJD, alone, chosen_BK)
+        mask_BA = (batch["labels"] != IGNORED) & counts_B[:, None]
+        return distillation_loss(logits_BAV, teacher_BAV, mask_BA, temperature=1.0)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from sedem.config import SedemConfig
+from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones
 from sedem.method.guidance import Guidance
@@ -21,7 +21,7 @@ from sedem.training.run_setup import backbone_options, check_start, start_run
 from sedem.training.sources import open_windows, read_mixture
 from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.validation import Flag, Settings, WholeAbove0
+from sedem.validation import Flag, NumberAbove0, Settings, WholeAbove0
 
 CALIBRATION_WINDOWS = 64
 
@@ -65,12 +65,16 @@ class Stage2Data(Mixture):
     Attributes:
         max_blocks: maximum blocks of one example in a training step.
         budgets: K of a batch is drawn from these.
+        conditions: weights with which a batch reads its blocks as "memory", as "text" or as "both".
         answer_limit: examples with more answer tokens are left out and counted.
         cache_states: cache frozen states on disk; much faster on a CPU, too big for large sets.
     """
 
     max_blocks: WholeAbove0 = 16
     budgets: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2,)
+    conditions: Annotated[dict[Condition, NumberAbove0], Field(min_length=1)] = Field(
+        default_factory=lambda: {"memory": 1.0}
+    )
     answer_limit: WholeAbove0 = 64
     cache_states: Flag = False
 
@@ -145,6 +149,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         dataset,
         max_blocks=recipe.data.max_blocks,
         budgets=recipe.data.budgets,
+        conditions=recipe.data.conditions,
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )
@@ -166,7 +171,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
     free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
     # What a stage-1 checkpoint has not learned yet; blocks may stand apart from here on.
-    free |= {"block_context", "guidance", "guidance_floor"}
+    free |= {"block_context", "guidance", "guidance_floor", "condition"}
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)

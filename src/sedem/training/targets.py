@@ -11,7 +11,31 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sedem.backbone.decoder import Backbone
+from sedem.inference.prompts import context_prompt
 from sedem.method.losses import IGNORED
+
+
+def with_texts(
+    backbone: Backbone, ids_BP: Tensor, valid_BP: Tensor, texts: Sequence[Sequence[str]]
+) -> tuple[Tensor, Tensor]:
+    """Put texts between the start token and the prompt of each row.
+
+    Args:
+        backbone: gives the tokenizer.
+        ids_BP: start token, prompt and answer, padded on the left.
+        valid_BP: False where a token is padding.
+        texts: the texts of each row, as `prompts.question_ids` takes them.
+
+    Returns:
+        Longer `ids` and `valid` `[B, P]`, padded on the left.
+    """
+    rows = []
+    for ids_P, valid_P, row_texts in zip(ids_BP, valid_BP, texts, strict=True):
+        context = backbone.token_ids(context_prompt(row_texts)) if row_texts else []
+        start, rest = ids_P[valid_P].split([1, int(valid_P.sum()) - 1])
+        rows.append(torch.cat([start, ids_P.new_tensor(context), rest]))
+    return _padded(rows)
 
 
 def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
@@ -29,9 +53,14 @@ def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
         ids = [*prefix, *answer]
         inputs.append(torch.tensor(ids[:-1]))
         labels.append(torch.tensor([IGNORED] * (len(prefix) - 1) + answer))
-    ids_BP = pad_sequence(inputs, batch_first=True, padding_side="left")
+    ids_BP, valid_BP = _padded(inputs)
     labels_BP = pad_sequence(labels, batch_first=True, padding_value=IGNORED, padding_side="left")
-    lengths_B1 = torch.tensor([[len(row)] for row in inputs])
-    valid_BP = torch.arange(ids_BP.shape[1], 0, -1) <= lengths_B1
     longest = max(len(answer) for _, answer in pairs)
     return {"ids": ids_BP, "valid": valid_BP, "labels": labels_BP[:, -longest:]}
+
+
+def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Token ids padded on the left `[B, P]`, and a mask that is False at padding."""
+    ids_BP = pad_sequence(list(rows), batch_first=True, padding_side="left")
+    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=ids_BP.device)
+    return ids_BP, torch.arange(ids_BP.shape[1], 0, -1, device=ids_BP.device) <= lengths_B1

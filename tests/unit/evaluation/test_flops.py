@@ -80,7 +80,7 @@ def test_selecting(model: SeDeM, bank: MemoryBank) -> None:
 
 def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
     chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
-    slots = bank.memory(chosen.arranged).float()
+    slots = bank.memory(chosen.memory).float()
     assert formula(model)["restore"] == counted(lambda: model.decompressor(slots))
 
 

@@ -54,7 +54,7 @@ def test_blocks_stand_in_the_configured_order(
     assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
     assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
     expected = sorted(selection.ranked) if order == "document" else selection.ranked
-    assert selection.arranged == expected
+    assert selection.memory == expected
 
 
 @pytest.mark.parametrize("size", [512, 10_000])

@@ -17,7 +17,9 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bank.blocks import partition
 from sedem.data.examples import Example, ExampleSet
+from sedem.engine.eager import start_decoding
 from sedem.inference.prompts import answer_ids, question_ids
+from sedem.inference.requests import Request, choose, prefix_of, start_of
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text
@@ -310,7 +312,7 @@ def test_cached_states_give_the_losses_of_online_encoding(
 def conditioned(model: SeDeM, how: str, progress: float = 0.0, training: bool = True) -> Any:
     stage = Stage2(model, Stage2Losses(conditioning=how), None).train(training)
     stage.progress = progress
-    return stage._condition
+    return lambda *choice: stage._arrange(stage._choose(*choice))
 
 
 SCORES = torch.tensor([[0.5, 3.0, -2.0, 9.0, 1.0], [4.0, 1.0, 2.0, 0.0, -torch.inf]])
@@ -377,3 +379,77 @@ def test_the_answer_is_conditioned_on_the_forced_evidence(
     own = [best(Naive(adapted, e).scores(), 1)[0] for e in examples.examples]
     hits = [Naive(adapted, e).evidence[n] for e, n in zip(examples.examples, own, strict=True)]
     assert float(found["recall"]) == pytest.approx(sum(hits) / 4)
+
+
+# Guided attention, forms in which blocks are read, and agreement with the evidence
+
+
+def guided(config: SedemConfig, backbone: Backbone, **changes: Any) -> SeDeM:
+    torch.manual_seed(1)
+    settings = {"guidance": True, "block_context": "independent", **changes}
+    model = SeDeM(config.with_changes(**settings), backbone, backbone).eval()
+    model.decompressor.spread.fill_(3.0)
+    return model
+
+
+def test_the_answer_trains_selector_and_temperature_through_guidance(
+    config: SedemConfig, backbone: Backbone, examples: ExampleSet
+) -> None:
+    losses = Stage2Losses(select=0.0, reconstruct=0.0, conditioning="selected")
+    for guidance in (True, False):
+        model = guided(config, backbone, guidance=guidance)
+        stage = staged(model, examples, losses).train()
+        stage(**stage.collate(items(stage)))["loss"].backward()
+        query = model.selector.w_query.weight.grad
+        # Without evidence labels and without guidance nothing reaches the selector.
+        assert (query is not None and bool(query.abs().sum() > 0)) == guidance
+        if model.guidance is not None:
+            assert model.guidance.log_tau.grad is not None
+            assert float(model.guidance.log_tau.grad) != 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("condition", ["text", "both"])
+def test_training_reads_text_as_answering_does(
+    config: SedemConfig, backbone: Backbone, examples: ExampleSet, condition: Any
+) -> None:
+    model = guided(config, backbone, condition=condition)
+    dataset = block_dataset(model, examples)
+    losses = Stage2Losses(conditioning="selected", reconstruct=0.0, select=0.0)
+    collate = collator(dataset, budgets=(3,), conditions={condition: 1.0})
+    stage = Stage2(model, losses, collate).train()
+    found = stage(**stage.collate(dataset.items))
+    expected = []
+    for example in examples.examples:
+        bank = model.read(example.documents)
+        scores = model.scores(bank, example.question)
+        request = Request(bank, example.question, 3)
+        chosen = choose(model, request, scores)
+        assert len(chosen.texts) == (min(3, len(bank)) if condition == "text" else 1)
+        prefix = prefix_of(model, request, chosen)
+        target = torch.tensor(answer_ids(model.decoder, example.answers[0]))
+        start = start_of(bank, chosen, torch.cat([prefix, target[:-1]]))
+        # Logits after every prefix of the answer, each prefilled on its own.
+        rows = [
+            start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0][0]
+            for n in range(len(target))
+        ]
+        expected.append(float(F.cross_entropy(torch.stack(rows), target)))
+    # A bank keeps bfloat16, training does not.
+    assert float(found["answer"]) == pytest.approx(sum(expected) / len(expected), rel=5e-3)
+
+
+@torch.no_grad()
+def test_agreement_is_the_divergence_from_the_answer_given_the_evidence_alone(
+    config: SedemConfig, backbone: Backbone, examples: ExampleSet
+) -> None:
+    model = guided(config, backbone)
+    losses = Stage2Losses(conditioning="gold", reconstruct=0.0, select=0.0, agree=0.5)
+    stage = staged(model, examples, losses, budget=3).train()
+    batch = stage.collate(items(stage))
+    found = stage(**batch)
+    assert float(found["loss"]) == pytest.approx(float(found["answer"] + 0.5 * found["agree"]))
+    assert float(found["agree"]) > 0
+    # With the evidence alone in the memory there is nothing to disagree with.
+    alone = staged(model, examples, losses, budget=1).train()
+    assert float(alone(**alone.collate(items(alone)))["agree"]) == 0
