@@ -17,8 +17,8 @@ from transformers import DynamicCache
 
 from sedem.engine.device import storage_bytes
 from sedem.engine.interface import Start, Step
-from sedem.method.encoder import encode
 from sedem.method.conditioning import condition
+from sedem.method.encoder import encode
 from sedem.method.injection import step
 from sedem.method.modules import SedemModules
 

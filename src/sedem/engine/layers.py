@@ -168,6 +168,7 @@ def biases_of(
     positions_BP: Tensor,
     valid_BP: Tensor,
     dtype: torch.dtype,
+    block_BP: Tensor | None = None,
 ) -> dict[int | None, Bias]:
     """Return a bias for each window size among the layers, to be used by all of them.
 
@@ -177,17 +178,17 @@ def biases_of(
         positions_BP: positions of this call.
         valid_BP: False where a position is padding.
         dtype: type of the bias.
+        block_BP: block of each position of this call, -1 for text; None if all are text.
 
     Returns:
         Biases by window; None where causal attention over this call's columns is enough, because
-        `keys` has no padding, is in reading order and spans no more than the window.
+        `keys` is plain, in reading order and spans no more than the window.
     """
     biases: dict[int | None, Bias] = {}
     for window in {layer.window for layer in layers}:
-        if not keys.padded and (window is None or keys.span <= window):
+        if keys.plain and (window is None or keys.span <= window):
             biases[window] = None
             continue
-        hidden = ~keys.visible_to(positions_BP, valid_BP, window)[:, None]
-        zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        biases[window] = zeros.masked_fill(hidden, -torch.inf)
+        visible_BPK = keys.visible_to(positions_BP, valid_BP, window, block_BP)
+        biases[window] = keys.added_to(visible_BPK, dtype, block_BP=block_BP)[:, None]
     return biases

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
-from sedem.engine.batch import Bucket, FusedDecoder, StaticBatch
+from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.block_walk import BlockWalk
 from sedem.engine.cuda_graphs import new_pool, pool_bytes
+from sedem.engine.decoder import FusedDecoder
 from sedem.engine.device import device_lock, storage_bytes
 from sedem.engine.encoder import FusedEncoder, QuestionBuffers
 from sedem.engine.fuse import adapted_layers, frozen_layers
+from sedem.engine.independent_batch import IndependentBatch
 from sedem.engine.interface import Start, Step
 from sedem.engine.layers import FusedLayer
 from sedem.errors import ConfigError
@@ -53,6 +56,7 @@ class Static:
         self.ahead = graphs
         self.model = model
         self.encoder, self.decoder = fuse_modules(model)
+        self.walk = BlockWalk(self.decoder)
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._idle_batches: list[StaticBatch] = []
         self._active_batches: list[StaticBatch] = []
@@ -131,11 +135,18 @@ class Static:
         """Return an idle batch of this size, or a new one if there is none."""
         batch = next((batch for batch in self._idle_batches if batch.bucket == bucket), None)
         if batch is None:
-            batch = StaticBatch(self.decoder, bucket, graph=self._graphs, pool=self._pool)
+            batch = self._new_batch(bucket)
         else:
             self._idle_batches.remove(batch)
         self._active_batches.append(batch)
         return batch
+
+    def slots_of(self, start: Start) -> int:
+        """Return the slots of a batch that one of its rows needs."""
+        if self.model.config.block_context != "independent":
+            return start.bank.slot_tokens(start.blocks).numel()
+        states = sum(self.walk.sizes(start.bank, start.blocks))
+        return -(-states // self.decoder.states_per_slot)
 
     def return_batch(self, batch: StaticBatch) -> None:
         """Make a batch idle; the oldest idle ones are freed above `IDLE_BYTES`."""
@@ -143,6 +154,12 @@ class Static:
         self._idle_batches.append(batch)
         while len(self._idle_batches) > 1 and _bytes(self._idle_batches) > IDLE_BYTES:
             del self._idle_batches[0]
+
+    def _new_batch(self, bucket: Bucket) -> StaticBatch:
+        graph, pool = self._graphs, self._pool
+        if self.model.config.block_context == "independent":
+            return IndependentBatch(self.decoder, bucket, self.walk, graph=graph, pool=pool)
+        return StaticBatch(self.decoder, bucket, graph=graph, pool=pool)
 
     def _fused_tensors(self) -> list[Tensor]:
         layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
@@ -178,7 +195,7 @@ class RunningBatch:
         bucket = Bucket(
             rows=round_up(len(starts), 1),
             prefix=round_up(max(len(start.prefix) for start in starts), 8),
-            slots=round_up(max(len(start.slots) for start in starts), 16),
+            slots=round_up(max(engine.slots_of(start) for start in starts), 16),
             steps=round_up(min(self.max_steps, FIRST_STEPS), 16),
         )
         self.rows = len(starts)
@@ -258,11 +275,12 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
     fused_decoder = FusedDecoder(
+        config,
         adapted_layers(decoder, frozen if encoder is decoder else ()),
-        config.inject_layer,
-        config.start_placement,
+        decoder.bos_token_id,
         model.decompressor,
         model.decompressor.states_per_slot,
+        model.guidance,
         decoder.model.get_input_embeddings().weight,
         decoder.model.get_decoder().rotary_emb,
         decoder.model.get_decoder().norm,
