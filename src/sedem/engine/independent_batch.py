@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sedem.engine.batch import Bucket, StaticBatch, fill
-from sedem.engine.block_walk import BlockWalk
 from sedem.engine.cuda_graphs import Pool
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
+from sedem.engine.kept import Kept
 from sedem.engine.layers import biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
 from sedem.method.independent import prefix_positions
@@ -26,7 +26,7 @@ class IndependentBatch(StaticBatch):
     Args:
         decoder: the decoder.
         bucket: the size of the buffers.
-        walk: gives keys and values of blocks.
+        kept: gives keys and values of blocks.
         graph: whether to capture prefill and step as CUDA graphs.
         pool: memory that graphs share.
 
@@ -39,12 +39,12 @@ class IndependentBatch(StaticBatch):
         self,
         decoder: FusedDecoder,
         bucket: Bucket,
-        walk: BlockWalk,
+        kept: Kept,
         *,
         graph: bool = False,
         pool: Pool = None,
     ) -> None:
-        self.walk = walk
+        self.kept = kept
         states = bucket.slots * decoder.states_per_slot
         self.memory_positions = torch.zeros(
             bucket.rows, states, dtype=torch.long, device=decoder.device
@@ -67,7 +67,7 @@ class IndependentBatch(StaticBatch):
 
     def _load_memory(self, rows: Sequence[Start]) -> None:
         """Copy the keys and values of each row's blocks into the first columns."""
-        sizes = [self.walk.sizes(start.bank, start.blocks) for start in rows]
+        sizes = [self.kept.walk.sizes(start.bank, start.blocks) for start in rows]
         fill(self.real, [torch.ones(sum(row), dtype=torch.bool) for row in sizes])
         nothing = torch.zeros(0, dtype=torch.long)
         places = [torch.cat([nothing, *(torch.arange(1, n + 1) for n in row)]) for row in sizes]
@@ -76,7 +76,8 @@ class IndependentBatch(StaticBatch):
         self._load_blocks(rows, sizes)
         for index, start in enumerate(rows):
             column = 0
-            for block in self.walk.compute(start.bank, start.blocks):
+            for entry in self.kept.fetch(start.bank, start.blocks):
+                block = entry.dequantize()
                 self.upper.store_memory(index, column, block)
                 column += block.shape[-2]
 

@@ -23,7 +23,9 @@ from sedem.engine.encoder import FusedEncoder, QuestionBuffers
 from sedem.engine.fuse import adapted_layers, frozen_layers
 from sedem.engine.independent_batch import IndependentBatch
 from sedem.engine.interface import Start, Step
+from sedem.engine.kept import Kept, KeptBudget
 from sedem.engine.layers import FusedLayer
+from sedem.engine.stored import decoder_fingerprint
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
 
@@ -42,12 +44,18 @@ class Static:
         model: its weights are fused and merged in place, once. It must not be trained or moved
             afterwards.
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
+        budget: how many keys and values of independent blocks are kept.
+
+    Attributes:
+        kept: keys and values of independent blocks.
 
     Raises:
         ConfigError: a backbone cannot be captured.
     """
 
-    def __init__(self, model: SedemModules, *, graphs: bool) -> None:
+    def __init__(
+        self, model: SedemModules, *, graphs: bool, budget: KeptBudget | None = None
+    ) -> None:
         if graphs:
             for backbone in (model.encoder, model.decoder):
                 _check_capturable(backbone)
@@ -56,7 +64,11 @@ class Static:
         self.ahead = graphs
         self.model = model
         self.encoder, self.decoder = fuse_modules(model)
-        self.walk = BlockWalk(self.decoder)
+        self.kept = Kept(
+            BlockWalk(self.decoder),
+            budget or KeptBudget(),
+            lambda: decoder_fingerprint(model),
+        )
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._idle_batches: list[StaticBatch] = []
         self._active_batches: list[StaticBatch] = []
@@ -107,7 +119,7 @@ class Static:
                 self.return_batch(running.batch)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of weights, of the buffers of batches and questions, and of graphs."""
+        """Return bytes by what they are for; see `interface.Engine`."""
         weights = [*self.model.parameters(), *self.model.buffers(), *self._fused_tensors()]
         batches = [*self._idle_batches, *self._active_batches]
         caches = [b for batch in batches for b in batch.buffers]
@@ -116,11 +128,13 @@ class Static:
             "weights": storage_bytes(weights),
             "caches": storage_bytes(caches),
             "graphs": pool_bytes(self._pool) if self._graphs else 0,
+            "kept": self.kept.nbytes,
         }
 
     def release(self) -> None:
-        """Free idle batches and question buffers; later calls allocate their own."""
+        """Free what no batch uses; see `interface.Engine`."""
         with self.device_lock():
+            self.kept.clear()
             self._idle_batches, self._question_buffers = [], {}
             # A pool cannot be used again after its last graph is freed.
             self._pool = new_pool() if self._graphs else None
@@ -145,7 +159,7 @@ class Static:
         """Return the slots of a batch that one of its rows needs."""
         if self.model.config.block_context != "independent":
             return start.bank.slot_tokens(start.blocks).numel()
-        states = sum(self.walk.sizes(start.bank, start.blocks))
+        states = sum(self.kept.walk.sizes(start.bank, start.blocks))
         return -(-states // self.decoder.states_per_slot)
 
     def return_batch(self, batch: StaticBatch) -> None:
@@ -158,7 +172,7 @@ class Static:
     def _new_batch(self, bucket: Bucket) -> StaticBatch:
         graph, pool = self._graphs, self._pool
         if self.model.config.block_context == "independent":
-            return IndependentBatch(self.decoder, bucket, self.walk, graph=graph, pool=pool)
+            return IndependentBatch(self.decoder, bucket, self.kept, graph=graph, pool=pool)
         return StaticBatch(self.decoder, bucket, graph=graph, pool=pool)
 
     def _fused_tensors(self) -> list[Tensor]:
