@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sedem.engine.cuda_graphs import Pool, Replay
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
-from sedem.engine.layers import biases_of, run_layers
+from sedem.engine.layers import Attention, biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
 from sedem.errors import ConfigError
 from sedem.method.injection import positions
@@ -39,12 +39,14 @@ class Bucket:
         prefix: P.
         slots: W; room for W * C restored states.
         steps: number of tokens that can be run after the prefix.
+        pieces: whether memory stays outside the buffers and is attended to in pieces.
     """
 
     rows: int
     prefix: int
     slots: int
     steps: int
+    pieces: bool = False
 
 
 class StaticBatch:
@@ -147,6 +149,9 @@ class StaticBatch:
         self.next_position.copy_(other.next_position[rows])
         self.steps_left = self.bucket.steps - (other.bucket.steps - other.steps_left)
 
+    def finish(self) -> None:
+        """Let go of what is not in the buffers, once the answers are done."""
+
     def _own_slots(self) -> int:
         """Slots of a row that this batch restores itself."""
         return self.bucket.slots
@@ -233,10 +238,18 @@ class StaticBatch:
 
     def _bias(self, prefix_BP: Tensor) -> Tensor | None:
         """What text adds to its logits on memory and prefix `[B, U + P]`; None for nothing."""
-        if self.decoder.guide is None:
+        if self.decoder.guide is None or not self.bucket.slots:
             return None
         bias_BU = self.decoder.guide(self.scores)
         return torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
+
+    def _attention(self, positions_BP: Tensor) -> Attention | None:
+        """What attends above injection in place of `layers.attend`; None for `attend`.
+
+        Args:
+            positions_BP: positions of the queries.
+        """
+        return None
 
     def _run_step(self) -> None:
         decoder = self.decoder
@@ -245,10 +258,13 @@ class StaticBatch:
         hidden_B1D = decoder.embed(self.ids[:, None])
         rope = decoder.rope(hidden_B1D, position_B1)
         for layers, cache in ((decoder.lower, self.lower), (decoder.upper, self.upper)):
-            biased = decoder.guide is not None and cache is self.upper
+            biased = decoder.guide is not None and bool(self.bucket.slots) and cache is self.upper
             axis = cache.extend(position_B1, biased=biased)
             biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
-            hidden_B1D = run_layers(layers, hidden_B1D, rope, biases, cache.store_step)
+            attention = self._attention(position_B1) if cache is self.upper else None
+            hidden_B1D = run_layers(
+                layers, hidden_B1D, rope, biases, cache.store_step, attention=attention
+            )
             cache.advance()
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
         self.next_position.add_(1)

@@ -98,6 +98,7 @@ class IndependentBatch(StaticBatch):
             biases_of(decoder.upper, axis, prefix_BP, self.prefix_valid, hidden_BPD.dtype),
             self.upper.store_prefill,
             last=1,
+            attention=self._attention(prefix_BP),
         )
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
         self.next_position.copy_(torch.maximum(prefix_BP[:, -1], self.longest[:, 0]) + 1)

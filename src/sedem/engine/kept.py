@@ -10,7 +10,7 @@ Letters: L layers above injection, G key heads, U states of a block, H width of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from weakref import WeakKeyDictionary
@@ -98,31 +98,78 @@ class Kept:
         upper = self.walk.decoder.upper
         return len(upper), upper[0].key_heads, upper[0].head_width
 
-    def fetch(
-        self, bank: BlockSource, blocks: Sequence[int], *, anywhere: bool = False
-    ) -> list[Quantized]:
-        """Return keys and values `[L, 2, G, U, H]` of some blocks, in the order of `blocks`.
+    def fetch(self, bank: BlockSource, blocks: Sequence[int]) -> list[Quantized]:
+        """Return keys and values `[L, 2, G, U, H]` of some blocks on the decoder's device.
 
         Args:
             bank: their bank.
-            blocks: their indices.
-            anywhere: leave each where it is, in RAM or on disk; otherwise they are on the decoder's
-                device.
+            blocks: their indices, in the order of the result.
         """
-        entries: dict[int, Quantized] = {}
-        missing = []
-        for block in dict.fromkeys(blocks):
-            entry = self._find(bank, block, anywhere)
-            if entry is None:
-                missing.append(block)
-            else:
-                entries[block] = entry
-        self.hits += len(entries)
-        self.misses += len(missing)
-        for block, computed in self._compute(bank, missing):
-            entries[block] = computed
-            self._keep(0, bank, block, computed)
+        distinct = list(dict.fromkeys(blocks))
+        found = self.find(bank, distinct)
+        entries = {
+            block: entry if number == 0 else self._move_up(bank, block, entry)
+            for block, (number, entry) in found.items()
+        }
+        for block, entry in self.compute(bank, [b for b in distinct if b not in found]):
+            entries[block] = self.keep(0, bank, block, entry)
         return [entries[block] for block in blocks]
+
+    def find(
+        self, bank: BlockSource, blocks: Sequence[int]
+    ) -> dict[int, tuple[int | None, Quantized]]:
+        """Return those of some blocks that need not be computed.
+
+        Args:
+            bank: their bank.
+            blocks: their indices, each once.
+
+        Returns:
+            By index, the level that a block is kept at, None for a file, and its keys and values.
+        """
+        found: dict[int, tuple[int | None, Quantized]] = {}
+        for block in blocks:
+            for number, level in enumerate(self.levels):
+                entry = level.get(bank, block)
+                if entry is not None:
+                    found[block] = number, entry
+                    break
+            else:
+                entry = self.stored(bank, block)
+                if entry is not None:
+                    found[block] = None, entry
+        self.hits += len(found)
+        self.misses += len(blocks) - len(found)
+        return found
+
+    def compute(self, bank: BlockSource, blocks: Sequence[int]) -> Iterator[tuple[int, Quantized]]:
+        """Yield some blocks with keys and values that are computed now, a few at a time."""
+        together = self.walk.together
+        for first in range(0, len(blocks), together):
+            group = blocks[first : first + together]
+            for block, entry in zip(group, self.walk.compute(bank, group), strict=True):
+                yield block, rounded(entry, self.budget.dtype)
+
+    def keep(self, number: int, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
+        """Keep a block at a level, and move what has to go there to the next one.
+
+        Args:
+            number: the level.
+            bank: the bank.
+            block: index of the block.
+            entry: its keys and values.
+
+        Returns:
+            The same, in the memory of that level.
+        """
+        level = self.levels[number]
+        entry = entry.to(level.device)
+        for removed in level.put(bank, block, entry):
+            if number + 1 < len(self.levels):
+                lower = self.levels[number + 1]
+                if lower.get(removed[0], removed[1]) is None:
+                    self.keep(number + 1, *removed)
+        return entry
 
     def entry_bytes(self, states: int) -> int:
         """Bytes of the keys and values of so many states, as they are kept."""
@@ -152,30 +199,6 @@ class Kept:
             level.clear()
         self._stored = WeakKeyDictionary()
 
-    def _find(self, bank: BlockSource, block: int, anywhere: bool) -> Quantized | None:
-        first, *others = self.levels
-        entry = first.get(bank, block)
-        if entry is not None:
-            return entry
-        for level in others:
-            entry = level.get(bank, block) if entry is None else entry
-        entry = self.stored(bank, block) if entry is None else entry
-        if entry is not None and others and not anywhere:
-            entry = entry.to(first.device)
-            self._keep(0, bank, block, entry)
-        return entry
-
-    def _compute(self, bank: BlockSource, blocks: Sequence[int]) -> Iterable[tuple[int, Quantized]]:
-        together = self.walk.together
-        for first in range(0, len(blocks), together):
-            group = blocks[first : first + together]
-            for block, entry in zip(group, self.walk.compute(bank, group), strict=True):
-                yield block, rounded(entry, self.budget.dtype)
-
-    def _keep(self, number: int, bank: BlockSource, block: int, entry: Quantized) -> None:
-        """Keep a block at a level; what has to go there moves to the next one."""
-        for removed in self.levels[number].put(bank, block, entry):
-            if number + 1 < len(self.levels):
-                lower = self.levels[number + 1]
-                if lower.get(removed[0], removed[1]) is None:
-                    self._keep(number + 1, *removed)
+    def _move_up(self, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
+        """Keep a block of RAM or of a file on the decoder's device too, if that is a GPU."""
+        return self.keep(0, bank, block, entry) if len(self.levels) > 1 else entry

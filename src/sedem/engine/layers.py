@@ -25,6 +25,9 @@ StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
 to; the first argument is the layer's index in its range."""
 
+Attention = Callable[[int, Tensor, Tensor, Tensor, Bias], Tensor]
+"""Takes the place of `attend`; the first argument is the layer's index in its range."""
+
 
 @dataclass(frozen=True)
 class FusedLayer:
@@ -133,6 +136,7 @@ def run_layers(
     biases: Mapping[int | None, Bias],
     store: StoreKeyValue | None = None,
     last: int | None = None,
+    attention: Attention | None = None,
 ) -> Tensor:
     """Run a range of layers.
 
@@ -144,6 +148,7 @@ def run_layers(
         store: stores keys and values in a cache; None attends to those of this call only.
         last: compute only so many positions of the last layer, counted from the end; None means
             all. A number needs biases.
+        attention: used instead of `attend`; None means `attend`.
 
     Returns:
         States after the range `[B, P or last, D]`.
@@ -156,7 +161,10 @@ def run_layers(
         if last is not None and index == len(layers) - 1:
             assert bias is not None, "causal attention counts from the first position"
             hidden_BPD, query, bias = hidden_BPD[:, -last:], query[:, :, -last:], bias[:, :, -last:]
-        mixed = attend(query, key, value, bias)
+        if attention is None:
+            mixed = attend(query, key, value, bias)
+        else:
+            mixed = attention(index, query, key, value, bias)
         hidden_BPD = hidden_BPD + F.linear(mixed, layer.out, layer.out_bias)
         hidden_BPD = hidden_BPD + layer.mlp(hidden_BPD)
     return hidden_BPD

@@ -25,6 +25,7 @@ from sedem.engine.independent_batch import IndependentBatch
 from sedem.engine.interface import Start, Step
 from sedem.engine.kept import Kept, KeptBudget
 from sedem.engine.layers import FusedLayer
+from sedem.engine.piecewise_batch import PiecewiseBatch
 from sedem.engine.stored import decoder_fingerprint
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
@@ -35,6 +36,9 @@ IDLE_BYTES = 2**30
 """Bytes of idle batches that are kept for later answers of their size."""
 FIRST_STEPS = 64
 """Tokens of an answer that its first batch has room for; longer answers move to a larger one."""
+
+MAX_COLUMNS = 4096
+"""Restored states of a row that a static cache holds; more independent blocks stay outside."""
 
 
 class Static:
@@ -155,22 +159,43 @@ class Static:
         self._active_batches.append(batch)
         return batch
 
-    def slots_of(self, start: Start) -> int:
-        """Return the slots of a batch that one of its rows needs."""
-        if self.model.config.block_context != "independent":
-            return start.bank.slot_tokens(start.blocks).numel()
-        states = sum(self.kept.walk.sizes(start.bank, start.blocks))
-        return -(-states // self.decoder.states_per_slot)
+    def bucket_of(self, starts: Sequence[Start], max_steps: int) -> Bucket:
+        """Return the size of the batch that some answers start in.
+
+        Args:
+            starts: one for each row.
+            max_steps: the most steps of an answer.
+        """
+        slots = round_up(max(self._slots_of(start) for start in starts), 16)
+        columns = slots * self.decoder.states_per_slot
+        pieces = self.model.config.block_context == "independent" and columns > MAX_COLUMNS
+        return Bucket(
+            rows=round_up(len(starts), 1),
+            prefix=round_up(max(len(start.prefix) for start in starts), 8),
+            slots=0 if pieces else slots,
+            steps=round_up(min(max_steps, FIRST_STEPS), 16),
+            pieces=pieces,
+        )
 
     def return_batch(self, batch: StaticBatch) -> None:
         """Make a batch idle; the oldest idle ones are freed above `IDLE_BYTES`."""
+        batch.finish()
         self._active_batches.remove(batch)
         self._idle_batches.append(batch)
         while len(self._idle_batches) > 1 and _bytes(self._idle_batches) > IDLE_BYTES:
             del self._idle_batches[0]
 
+    def _slots_of(self, start: Start) -> int:
+        """Slots of a batch that one of its rows needs."""
+        if self.model.config.block_context != "independent":
+            return start.bank.slot_tokens(start.blocks).numel()
+        states = sum(self.kept.walk.sizes(start.bank, start.blocks))
+        return -(-states // self.decoder.states_per_slot)
+
     def _new_batch(self, bucket: Bucket) -> StaticBatch:
         graph, pool = self._graphs, self._pool
+        if bucket.pieces:
+            return PiecewiseBatch(self.decoder, bucket, self.kept)
         if self.model.config.block_context == "independent":
             return IndependentBatch(self.decoder, bucket, self.kept, graph=graph, pool=pool)
         return StaticBatch(self.decoder, bucket, graph=graph, pool=pool)
@@ -206,15 +231,9 @@ class RunningBatch:
     def __init__(self, engine: Static, starts: Sequence[Start], limit: int) -> None:
         self.engine = engine
         self.max_steps = max(limit - 1, 1)
-        bucket = Bucket(
-            rows=round_up(len(starts), 1),
-            prefix=round_up(max(len(start.prefix) for start in starts), 8),
-            slots=round_up(max(engine.slots_of(start) for start in starts), 16),
-            steps=round_up(min(self.max_steps, FIRST_STEPS), 16),
-        )
         self.rows = len(starts)
         self.live = list(range(len(starts)))
-        self.batch = engine.take_batch(bucket)
+        self.batch = engine.take_batch(engine.bucket_of(starts, self.max_steps))
         try:
             with torch.no_grad():
                 self.batch.prefill(starts)
