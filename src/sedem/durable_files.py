@@ -21,10 +21,14 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     Yields:
         A temporary path in the same folder. Write and close it inside the `with` block; if the
-        block raises, `path` stays as it was.
+        block raises, `path` stays as it was and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.partial")
-    yield temporary
+    try:
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     with temporary.open("rb+") as file:
         os.fsync(file.fileno())
     temporary.replace(path)

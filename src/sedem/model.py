@@ -17,7 +17,9 @@ from sedem.bank.search import score_questions
 from sedem.config import Condition, SedemConfig
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
+from sedem.engine.kept import KeptBudget
 from sedem.engine.open import open_engine
+from sedem.engine.warming import warm
 from sedem.errors import ConfigError
 from sedem.inference import checkpoint
 from sedem.inference.answer import AnswerStream, respond
@@ -171,6 +173,32 @@ class SeDeM(SedemModules):
         states = encode_questions(self, self.engine, [question])
         return score_questions(self.selector, memory, *states)[0].cpu()
 
+    def warm(
+        self,
+        memory: MemoryBank,
+        blocks: Sequence[int] | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Compute keys and values of independent blocks before the first question.
+
+        They are kept in memory, up to the budget given to `from_pretrained`, and freed with the
+        bank. `sedem bank warm` stores them beside the bank, for later processes.
+
+        Args:
+            memory: the bank.
+            blocks: indices of blocks, the most important first; None means all.
+            progress: called with the number of blocks done and of all.
+
+        Returns:
+            How many of the blocks are ready, in memory or on disk.
+
+        Raises:
+            BankMismatchError: another model made the bank.
+            ConfigError: the model's blocks are not independent, its engine keeps nothing, or there
+                is no such block.
+        """
+        return warm(self.engine, memory, blocks, progress)
+
     # Checkpoints
 
     @classmethod
@@ -183,6 +211,7 @@ class SeDeM(SedemModules):
         device: torch.device | str | None = None,
         attention: str = "sdpa",
         engine: str = "auto",
+        kept: KeptBudget | None = None,
     ) -> SeDeM:
         """Open a checkpoint.
 
@@ -194,6 +223,8 @@ class SeDeM(SedemModules):
             attention: "sdpa" or "eager".
             engine: "auto" or another name of `engine.open`. All but "eager" fuse and merge weights
                 once, so the model cannot be trained further.
+            kept: how many keys and values of independent blocks stay in memory between answers;
+                None means 1 GiB of a GPU and 2 GiB of RAM.
 
         Raises:
             CheckpointError: it is missing or incomplete, or weights have another shape; no weight
@@ -216,7 +247,7 @@ class SeDeM(SedemModules):
             decoder.load_lora(folder / checkpoint.ADAPTER)
         model.parts().to(device)
         model.requires_grad_(False).eval()
-        model.engine = open_engine(engine, model, attention)
+        model.engine = open_engine(engine, model, attention, kept)
         return model
 
     def save_pretrained(

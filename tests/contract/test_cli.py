@@ -329,6 +329,34 @@ def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
     refused("build", "b.bank", "lease.txt", "--keys", "int4", words="use bfloat16, int8, fp8")
 
 
+def test_a_warmed_bank_answers_the_same_and_says_what_it_takes(
+    here: Path, tiny_folder: Callable[..., str]
+) -> None:
+    make_checkpoint(here / "apart", tiny_folder(), block_context="independent", guidance=True)
+    succeeds("build", "a.bank", "lease.txt", "-m", "apart")
+    ask = ("ask", "a.bank", RENT, "--json", "-m", "apart", "-k", "all")
+    before = prints_json(*ask)
+    assert prints_json("bank", "show", "a.bank", "--json")["kept_bytes"] == 0
+    printed = succeeds("bank", "warm", "a.bank", "-m", "apart")
+    facts = prints_json("bank", "show", "a.bank", "--json")
+    assert printed == (
+        f"a.bank: keys and values of 17 blocks take {facts['kept_bytes']:,} bytes, its memory "
+        f"{facts['memory_bytes']:,}\n"
+    )
+    assert prints_json(*ask)["answer"] == before["answer"]
+    assert succeeds("bank", "verify", "a.bank") == "a.bank: all is well\n"
+    succeeds("bank", "warm", "a.bank", "-m", "apart", "--dtype", "int8")
+    assert prints_json("bank", "show", "a.bank", "--json")["kept_bytes"] < facts["kept_bytes"]
+    warm = ("bank", "warm", "a.bank", "-m", "apart")
+    refused(*warm, "--dtype", "int4", words="use bfloat16, int8, fp8")
+    refused(*warm, "--engine", "eager", words="engine 'eager' keeps no keys and values")
+    refused("bank", "warm", "none", words="there is no bank at 'none'|there is no bank 'none'")
+
+
+def test_only_a_model_with_independent_blocks_warms(bank: Path) -> None:
+    refused("bank", "warm", bank, words="block_context of this model is 'joint'.*'independent'")
+
+
 def test_an_interrupted_build_resumes(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,53 @@ def test_logits_are_close_with_padding_windows_and_other_k(folder: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 
 
+CONTEXTS = ["joint", "separate", "independent"]
+FLOOR = -2.5
+
+
+def guided(folder: str, context: str, guidance: bool) -> SeDeM:
+    floor = FLOOR if guidance else None
+    return build(folder, block_context=context, guidance=guidance, guidance_floor=floor)
+
+
+@pytest.mark.parametrize("guidance", [False, True], ids=["", "guided"])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_every_context_of_blocks_with_and_without_guidance(
+    folder: str, context: str, guidance: bool
+) -> None:
+    slow = guided(folder, context, guidance)
+    rows, tokens = starts(slow), forced(6, 5)
+    expected = all_logits(slow, rows, tokens, 7)
+    fast = static(slow)
+    actual = all_logits(fast, rows, tokens, 7)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    # Buffers that another batch has used.
+    again = all_logits(fast, rows[::-1], tokens.flip(1), 7).flip(1)
+    torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_guided_answers_are_the_same(context: str, tiny_folder: Callable[..., str]) -> None:
+    slow, fast = (guided(tiny_folder(), context, True) for _ in range(2))
+    static(fast)
+    expected = slow.answer_requests(requests(slow), Decoding(16))
+    answers = fast.answer_requests(requests(fast), Decoding(16))
+    assert [a.text for a in answers] == [a.text for a in expected]
+
+
+@pytest.mark.parametrize("context", ["separate", "independent"])
+def test_guided_logits_differ_from_those_without(
+    context: str, tiny_folder: Callable[..., str]
+) -> None:
+    logits = []
+    for guidance in (False, True):
+        model = static(guided(tiny_folder(), context, guidance))
+        logits.append(all_logits(model, starts(model), forced(1, 5), 2))
+    # The rows with several blocks; the one without any is the same.
+    moved = (logits[0] - logits[1]).abs().amax((0, 2)) > 1e-3
+    assert moved.tolist() == [True, True, True, False, True]
+
+
 def test_bfloat16_is_about_as_exact_as_eager_attention_and_sdpa(folder: str) -> None:
     low = torch.bfloat16
     exact, sdpa = build(folder), build(folder, dtype=low)

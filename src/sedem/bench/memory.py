@@ -68,7 +68,7 @@ def cache_bytes(reader: Reader) -> int:
     """Bytes besides weights that stay allocated between answers."""
     if isinstance(reader, BoundSedem):
         allocated = reader.model.engine.memory()
-        return allocated["caches"] + allocated["graphs"]
+        return allocated["caches"] + allocated["graphs"] + allocated["kept"]
     return reader.cache_bytes if isinstance(reader, Compiled) else 0
 
 

@@ -1,4 +1,4 @@
-"""The commands of `sedem bank`: list, show, check and edit a bank."""
+"""The commands of `sedem bank`: list, show, check, edit and warm a bank."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from sedem.cli.options import BankPath, Json
-from sedem.cli.output import print_facts, print_json, print_table, write
+from sedem.cli.models import model_of, open_model
+from sedem.cli.options import BankPath, EngineOption, Json, Model
+from sedem.cli.output import count, print_facts, print_json, print_table, progress, write
 
-bank_app = typer.Typer(no_args_is_help=True, help="List, show, check and edit a bank.")
+bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit and warm a bank.")
 
 
 @bank_app.command("ls")
@@ -70,3 +71,35 @@ def remove(
 
     LocalStore(bank).remove(document)
     write(f"{bank}: removed '{document}'")
+
+
+@bank_app.command()
+def warm(
+    bank: BankPath,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="Round to bfloat16, int8 or fp8. [default: the type the model computes in]",
+        ),
+    ] = None,
+    model: Model = None,
+    engine: EngineOption = "auto",
+) -> None:
+    """Store what the decoder computes of each block, so that answers need not compute it.
+
+    Keys and values of every block are written beside the bank, and answers map them from there.
+    That takes many times the bank's own size, which is printed. It needs a model with independent
+    blocks. Blocks added later are computed when they are used, until the command is given again.
+    """
+    from sedem.bank.memory_bank import MemoryBank
+    from sedem.engine.warming import save_kept
+
+    opened = MemoryBank.open(bank)
+    answering = open_model(model or model_of(bank), engine)
+    with progress("warming") as report_progress:
+        size = save_kept(answering.engine, opened, dtype, report_progress)
+    write(
+        f"{bank}: keys and values of {count(len(opened), 'block')} take {size:,} bytes, its memory "
+        f"{opened.memory_bytes:,}"
+    )

@@ -5,21 +5,18 @@ Each command imports what it needs when it runs, so `--help` is fast.
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from sedem.cli import bank as bank_commands
 from sedem.cli import bench, data, evaluate, output, train
+from sedem.cli.models import model_of, open_model
 from sedem.cli.options import BankPath, BudgetOption, EngineOption, Json, Model, budget
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import BankError, SedemError
-
-if TYPE_CHECKING:
-    from sedem.model import SeDeM
+from sedem.errors import SedemError
 
 ORDER = ("demo", "build", "ask", "bank", "data", "train", "eval", "bench", "cost")
 """The commands as the help lists them."""
@@ -63,7 +60,7 @@ def demo(k: BudgetOption = None) -> None:
     from sedem.data.documents import read_documents
     from sedem.demo import DOCUMENTS, QUESTIONS
 
-    model = _open_model(DEFAULT_MODEL)
+    model = open_model(DEFAULT_MODEL)
     documents = [
         type(document)(Path(document.name).name, document.text)
         for document in read_documents(sorted(DOCUMENTS.glob("*.txt")))
@@ -116,7 +113,7 @@ def build(
     documents = read_documents(files, encoding)
     from sedem.inference.build import build_bank
 
-    opened = _open_model(model or _model_of(bank))
+    opened = open_model(model or model_of(bank))
     with output.progress("reading") as report_progress:
         report = build_bank(
             opened,
@@ -165,7 +162,7 @@ def ask(
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank)
-    answering = _open_model(model or _model_of(bank), engine)
+    answering = open_model(model or model_of(bank), engine)
     opened.check_made_by(answering.fingerprint())
     for one in [question] if question is not None else output.questions_from_stdin():
         if as_json:
@@ -173,35 +170,3 @@ def ask(
             output.print_json(answer.to_dict())
         else:
             output.print_answer(answering, opened, one, chosen_k, decoding)
-
-
-def _open_model(name: str, engine: str = "auto") -> SeDeM:
-    from transformers.utils.logging import disable_progress_bar
-
-    from sedem.model import SeDeM
-
-    disable_progress_bar()
-    return SeDeM.from_pretrained(name, engine=engine)
-
-
-def _model_of(bank: Path) -> str:
-    """Return the model that made a bank, or the default model for a new bank.
-
-    A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
-
-    Raises:
-        BankError: the bank names another model.
-    """
-    from sedem.bank.memory_bank import MemoryBank
-    from sedem.inference.checkpoint import embedded
-
-    if not bank.exists():
-        return DEFAULT_MODEL
-    claimed = str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
-    # The path, because a folder of the same name in the working directory would be opened instead.
-    if (shipped := embedded(claimed)) is not None:
-        return str(shipped)
-    raise BankError(
-        f"bank '{bank}' says that it was built by model '{claimed}'; sedem opens the model that a "
-        f"bank names only if it ships with sedem; give -m {shlex.quote(claimed)} if you trust it"
-    )

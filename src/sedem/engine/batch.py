@@ -4,63 +4,30 @@ This is `method.injection` with static tensors instead of growing ones. In the l
 injection, memory has the first columns. Prefixes are padded on the left to end in one column, and
 answers continue after it. Positions, not columns, decide which keys a query sees.
 
+`independent_batch` has the batch for independent blocks.
+
 Letters: B rows, P prefix columns, W slots of a row, U restored states of a row, D width, V
-vocabulary.
+vocabulary, K blocks of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.config import StartPlacement
 from sedem.engine.cuda_graphs import Pool, Replay
+from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
-from sedem.engine.layers import FusedLayer, biases_of, run_layers, signed_rope
+from sedem.engine.layers import Attention, biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
 from sedem.errors import ConfigError
 from sedem.method.injection import positions
-
-
-@dataclass(frozen=True)
-class FusedDecoder:
-    """A decoder for inference, with the decompressor that feeds its middle layers.
-
-    Attributes:
-        layers: all layers, adapters merged.
-        inject_layer: number of layers below the injection; they see only the prefix.
-        start_placement: position of the start token relative to memory.
-        decompress: from slots `[B, W, D]` to states `[B, U, D]`.
-        states_per_slot: U / W.
-        embedding: token embeddings `[V, D]`.
-        rotary: module from positions to cosine and sine.
-        norm: the norm after the last layer.
-        head: module from states to logits.
-    """
-
-    layers: list[FusedLayer]
-    inject_layer: int
-    start_placement: StartPlacement
-    decompress: Callable[[Tensor], Tensor]
-    states_per_slot: int
-    embedding: Tensor
-    rotary: nn.Module
-    norm: nn.Module
-    head: nn.Module
-
-    def rope(self, hidden_BPD: Tensor, positions_BP: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rotary factors of some positions."""
-        return signed_rope(*self.rotary(hidden_BPD, position_ids=positions_BP))
-
-    def logits(self, hidden_BD: Tensor) -> Tensor:
-        """Return next-token logits `[B, V]` for states after the last layer."""
-        return self.head(self.norm(hidden_BD))
+from sedem.method.pooling import state_mask
 
 
 @dataclass(frozen=True)
@@ -70,14 +37,16 @@ class Bucket:
     Attributes:
         rows: B.
         prefix: P.
-        slots: W.
+        slots: W; room for W * C restored states.
         steps: number of tokens that can be run after the prefix.
+        pieces: whether memory stays outside the buffers and is attended to in pieces.
     """
 
     rows: int
     prefix: int
     slots: int
     steps: int
+    pieces: bool = False
 
 
 class StaticBatch:
@@ -92,6 +61,8 @@ class StaticBatch:
     Attributes:
         slots: memory of each row `[B, W, D]`.
         real: which restored states stand for real tokens `[B, U]`.
+        scores: score of each state's block `[B, U]`; -inf where there is none.
+        number: number of each state's block among those of its row `[B, U]`.
         prefix: token ids, padded on the left `[B, P]`.
         prefix_valid: False where the prefix is padding.
         ids: the tokens of a step `[B]`.
@@ -113,19 +84,21 @@ class StaticBatch:
         self.decoder = decoder
         self.bucket = bucket
         self.steps_left = 0
-        device, (vocabulary, width) = decoder.embedding.device, decoder.embedding.shape
+        device, (vocabulary, width) = decoder.device, decoder.embedding.shape
         rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
 
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
-        self.slots = torch.zeros(rows, bucket.slots, width, device=device)
+        self.slots = torch.zeros(rows, self._own_slots(), width, device=device)
         self.real = integers(rows, states).bool()
+        self.scores = torch.zeros(rows, states, device=device)
+        self.number = integers(rows, states)
         self.prefix = integers(rows, bucket.prefix)
         self.prefix_valid = integers(rows, bucket.prefix).bool()
         self.ids = integers(rows)
         self.next_position = integers(rows)
-        self.logits = torch.zeros(rows, vocabulary, dtype=decoder.embedding.dtype, device=device)
+        self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
         self.lower, self.upper = self._make_caches(bucket.prefix + bucket.steps, states)
         state = [self.next_position, *self.lower.state, *self.upper.state]
         self._replay_prefill = Replay(self.buffers, graph=graph, pool=pool)
@@ -134,18 +107,18 @@ class StaticBatch:
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors."""
-        inputs = [self.slots, self.real, self.prefix, self.prefix_valid, self.ids]
+        memory = [self.slots, self.real, self.scores, self.number]
+        inputs = [self.prefix, self.prefix_valid, self.ids]
         caches = [*self.lower.buffers, *self.upper.buffers]
-        return [*inputs, self.next_position, self.logits, *caches]
+        return [*memory, *inputs, self.next_position, self.logits, *caches]
 
     def prefill(self, starts: Sequence[Start]) -> None:
         """Start new answers; rows of the bucket that are not needed repeat the first."""
         rows = [*starts, *([starts[0]] * (self.bucket.rows - len(starts)))]
         prefixes = [start.prefix for start in rows]
-        _fill(self.slots, [start.slots for start in rows])
-        _fill(self.real, [start.real for start in rows])
-        _fill(self.prefix, prefixes, side="left")
-        _fill(self.prefix_valid, [torch.ones_like(ids) for ids in prefixes], side="left")
+        fill(self.prefix, prefixes, side="left")
+        fill(self.prefix_valid, [torch.ones_like(ids) for ids in prefixes], side="left")
+        self._load_memory(rows)
         self._replay_prefill(self._run_prefill)
         self.steps_left = self.bucket.steps
 
@@ -176,63 +149,142 @@ class StaticBatch:
         self.next_position.copy_(other.next_position[rows])
         self.steps_left = self.bucket.steps - (other.bucket.steps - other.steps_left)
 
+    def finish(self) -> None:
+        """Let go of what is not in the buffers, once the answers are done."""
+
+    def _own_slots(self) -> int:
+        """Slots of a row that this batch restores itself."""
+        return self.bucket.slots
+
     def _make_caches(self, columns: int, states: int) -> tuple[StaticCache, StaticCache]:
         decoder, rows = self.decoder, self.bucket.rows
-        first, below = decoder.layers[0], decoder.inject_layer
-        shape = first.key_heads, first.head_width, decoder.embedding.dtype, decoder.embedding.device
+        first = decoder.layers[0]
+        shape = first.key_heads, first.head_width, decoder.dtype, decoder.device
         return (
-            StaticCache(below, rows, columns, *shape),
-            StaticCache(len(decoder.layers) - below, rows, states + columns, *shape),
+            StaticCache(len(decoder.lower), rows, columns, *shape),
+            StaticCache(len(decoder.upper), rows, states + columns, *shape),
         )
 
+    def _load_memory(self, rows: Sequence[Start]) -> None:
+        """Copy the memory of each row into the buffers."""
+        per_slot = self.decoder.states_per_slot
+        real = [state_mask(start.bank.slot_tokens(start.blocks), per_slot) for start in rows]
+        fill(self.slots, [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
+        fill(self.real, [real_KU.flatten() for real_KU in real])
+        self._load_blocks(rows, [[real_KU.shape[1]] * len(real_KU) for real_KU in real])
+
+    def _load_blocks(self, rows: Sequence[Start], sizes: Sequence[Sequence[int]]) -> None:
+        """Tell each state its block, where that matters.
+
+        Args:
+            rows: the start of each row.
+            sizes: number of states of each block of each row.
+        """
+        if self._together:
+            return
+        repeats = [torch.tensor(row, dtype=torch.long) for row in sizes]
+        pairs = list(zip(rows, repeats, strict=True))
+        fill(self.number, [torch.arange(len(r)).repeat_interleave(r) for r in repeats])
+        fill(self.scores, [s.scores.repeat_interleave(r) for s, r in pairs], padding=-torch.inf)
+
+    @property
+    def _together(self) -> bool:
+        """Whether blocks are one text, as in the paper."""
+        return self.decoder.guide is None and self.decoder.config.block_context == "joint"
+
     def _run_prefill(self) -> None:
-        decoder, below = self.decoder, self.decoder.inject_layer
-        prefix_BP, memory_BU = positions(self.prefix_valid, self.real, decoder.start_placement)
-        hidden_BPD = F.embedding(self.prefix, decoder.embedding)
-        axis = self.lower.begin(prefix_BP, self.prefix_valid)
-        hidden_BPD = run_layers(
-            decoder.layers[:below],
-            hidden_BPD,
-            decoder.rope(hidden_BPD, prefix_BP),
-            biases_of(decoder.layers[:below], axis, prefix_BP, axis.valid, hidden_BPD.dtype),
-            self.lower.store_prefill,
+        """Restore states, run the prefixes, and put both together above injection."""
+        decoder = self.decoder
+        prefix_BP, memory_BU = positions(
+            self.prefix_valid, self.real, decoder.config.start_placement
         )
+        hidden_BPD = self._run_lower(prefix_BP)
         restored_BUD = decoder.decompress(self.slots).to(hidden_BPD.dtype)
         hidden_BLD = torch.cat([restored_BUD, hidden_BPD], dim=1)
         positions_BL = torch.cat([memory_BU, prefix_BP], dim=1)
-        axis = self.upper.begin(positions_BL, torch.cat([self.real, self.prefix_valid], dim=1))
+        valid_BL = torch.cat([self.real, self.prefix_valid], dim=1)
+        if self._together:
+            block_BL = None
+            axis = self.upper.begin(positions_BL, valid_BL)
+        else:
+            block_BL = torch.cat([self.number, torch.full_like(prefix_BP, -1)], dim=1)
+            apart = decoder.config.block_context != "joint"
+            axis = self.upper.begin(
+                positions_BL, valid_BL, block_BL if apart else None, self._bias(prefix_BP)
+            )
         hidden_B1D = run_layers(
-            decoder.layers[below:],
+            decoder.upper,
             hidden_BLD,
             decoder.rope(hidden_BLD, positions_BL),
-            biases_of(decoder.layers[below:], axis, positions_BL, axis.valid, hidden_BLD.dtype),
+            biases_of(decoder.upper, axis, positions_BL, axis.valid, hidden_BLD.dtype, block_BL),
             self.upper.store_prefill,
             last=1,
         )
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(self.prefix_valid.sum(1) + self.real.sum(1))
+        self.next_position.copy_(positions_BL.amax(1) + 1)
+
+    def _run_lower(self, prefix_BP: Tensor) -> Tensor:
+        """States of the prefixes at the injection layer `[B, P, D]`."""
+        decoder = self.decoder
+        hidden_BPD = decoder.embed(self.prefix)
+        axis = self.lower.begin(prefix_BP, self.prefix_valid)
+        return run_layers(
+            decoder.lower,
+            hidden_BPD,
+            decoder.rope(hidden_BPD, prefix_BP),
+            biases_of(decoder.lower, axis, prefix_BP, axis.valid, hidden_BPD.dtype),
+            self.lower.store_prefill,
+        )
+
+    def _bias(self, prefix_BP: Tensor) -> Tensor | None:
+        """What text adds to its logits on memory and prefix `[B, U + P]`; None for nothing."""
+        if self.decoder.guide is None or not self.bucket.slots:
+            return None
+        bias_BU = self.decoder.guide(self.scores)
+        return torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
+
+    def _attention(self, positions_BP: Tensor) -> Attention | None:
+        """What attends above injection in place of `layers.attend`; None for `attend`.
+
+        Args:
+            positions_BP: positions of the queries.
+        """
+        return None
 
     def _run_step(self) -> None:
-        decoder, below = self.decoder, self.decoder.inject_layer
+        decoder = self.decoder
         position_B1 = self.next_position[:, None]
         valid_B1 = torch.ones_like(position_B1, dtype=torch.bool)
-        hidden_B1D = F.embedding(self.ids[:, None], decoder.embedding)
+        hidden_B1D = decoder.embed(self.ids[:, None])
         rope = decoder.rope(hidden_B1D, position_B1)
-        for layers, cache in (
-            (decoder.layers[:below], self.lower),
-            (decoder.layers[below:], self.upper),
-        ):
-            axis = cache.extend(position_B1)
+        for layers, cache in ((decoder.lower, self.lower), (decoder.upper, self.upper)):
+            biased = decoder.guide is not None and bool(self.bucket.slots) and cache is self.upper
+            axis = cache.extend(position_B1, biased=biased)
             biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
-            hidden_B1D = run_layers(layers, hidden_B1D, rope, biases, cache.store_step)
+            attention = self._attention(position_B1) if cache is self.upper else None
+            hidden_B1D = run_layers(
+                layers, hidden_B1D, rope, biases, cache.store_step, attention=attention
+            )
             cache.advance()
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
         self.next_position.add_(1)
 
 
-def _fill(buffer: Tensor, rows: Sequence[Tensor], side: Literal["left", "right"] = "right") -> None:
-    """Copy rows of different lengths into a buffer, padded with zeros."""
-    padded = pad_sequence(list(rows), batch_first=True, padding_side=side)
+def fill(
+    buffer: Tensor,
+    rows: Sequence[Tensor],
+    side: Literal["left", "right"] = "right",
+    padding: float = 0.0,
+) -> None:
+    """Copy rows of different lengths into a buffer.
+
+    Args:
+        buffer: `[B, L, ...]`.
+        rows: B tensors of at most L entries.
+        side: where a row is padded.
+        padding: what it is padded with.
+    """
+    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding, padding_side=side)
     missing = buffer.shape[1] - padded.shape[1]
-    buffer.zero_()
+    buffer.fill_(padding)
     buffer.narrow(1, missing if side == "left" else 0, padded.shape[1]).copy_(padded)

@@ -17,8 +17,8 @@ from transformers import DynamicCache
 
 from sedem.engine.device import storage_bytes
 from sedem.engine.interface import Start, Step
-from sedem.method.encoder import encode
 from sedem.method.conditioning import condition
+from sedem.method.encoder import encode
 from sedem.method.injection import step
 from sedem.method.modules import SedemModules
 
@@ -55,7 +55,7 @@ class Eager:
     def memory(self) -> dict[str, int]:
         """Return the bytes of weights; no cache outlives its batch."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        return {"weights": storage_bytes(tensors), "caches": 0, "graphs": 0}
+        return {"weights": storage_bytes(tensors), "caches": 0, "graphs": 0, "kept": 0}
 
     def release(self) -> None:
         """Do nothing: there are no idle buffers."""

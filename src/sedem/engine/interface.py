@@ -38,6 +38,10 @@ class BlockSource(Protocol):
 
     version: int
 
+    def __len__(self) -> int:
+        """Number of blocks."""
+        ...
+
     def memory(self, indices: Sequence[int]) -> Tensor:
         """Memory of some blocks `[K, J, D]`, in the order of `indices`."""
         ...
@@ -104,9 +108,12 @@ class Engine(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of "weights", "caches" and "graphs" (what captured graphs keep)."""
+        """Return the bytes of "weights", "caches", "graphs" and "kept".
+
+        "graphs" is what captured graphs keep, "kept" the keys and values of independent blocks.
+        """
         ...
 
     def release(self) -> None:
-        """Free the buffers that no batch uses; later batches allocate their own."""
+        """Free the buffers that no batch uses, and kept keys and values; later calls make anew."""
         ...

@@ -25,6 +25,9 @@ StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
 to; the first argument is the layer's index in its range."""
 
+Attention = Callable[[int, Tensor, Tensor, Tensor, Bias], Tensor]
+"""Takes the place of `attend`; the first argument is the layer's index in its range."""
+
 
 @dataclass(frozen=True)
 class FusedLayer:
@@ -133,6 +136,7 @@ def run_layers(
     biases: Mapping[int | None, Bias],
     store: StoreKeyValue | None = None,
     last: int | None = None,
+    attention: Attention | None = None,
 ) -> Tensor:
     """Run a range of layers.
 
@@ -144,6 +148,7 @@ def run_layers(
         store: stores keys and values in a cache; None attends to those of this call only.
         last: compute only so many positions of the last layer, counted from the end; None means
             all. A number needs biases.
+        attention: used instead of `attend`; None means `attend`.
 
     Returns:
         States after the range `[B, P or last, D]`.
@@ -156,7 +161,10 @@ def run_layers(
         if last is not None and index == len(layers) - 1:
             assert bias is not None, "causal attention counts from the first position"
             hidden_BPD, query, bias = hidden_BPD[:, -last:], query[:, :, -last:], bias[:, :, -last:]
-        mixed = attend(query, key, value, bias)
+        if attention is None:
+            mixed = attend(query, key, value, bias)
+        else:
+            mixed = attention(index, query, key, value, bias)
         hidden_BPD = hidden_BPD + F.linear(mixed, layer.out, layer.out_bias)
         hidden_BPD = hidden_BPD + layer.mlp(hidden_BPD)
     return hidden_BPD
@@ -168,6 +176,7 @@ def biases_of(
     positions_BP: Tensor,
     valid_BP: Tensor,
     dtype: torch.dtype,
+    block_BP: Tensor | None = None,
 ) -> dict[int | None, Bias]:
     """Return a bias for each window size among the layers, to be used by all of them.
 
@@ -177,17 +186,17 @@ def biases_of(
         positions_BP: positions of this call.
         valid_BP: False where a position is padding.
         dtype: type of the bias.
+        block_BP: block of each position of this call, -1 for text; None if all are text.
 
     Returns:
         Biases by window; None where causal attention over this call's columns is enough, because
-        `keys` has no padding, is in reading order and spans no more than the window.
+        `keys` is plain, in reading order and spans no more than the window.
     """
     biases: dict[int | None, Bias] = {}
     for window in {layer.window for layer in layers}:
-        if not keys.padded and (window is None or keys.span <= window):
+        if keys.plain and (window is None or keys.span <= window):
             biases[window] = None
             continue
-        hidden = ~keys.visible_to(positions_BP, valid_BP, window)[:, None]
-        zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        biases[window] = zeros.masked_fill(hidden, -torch.inf)
+        visible_BPK = keys.visible_to(positions_BP, valid_BP, window, block_BP)
+        biases[window] = keys.added_to(visible_BPK, dtype, block_BP=block_BP)[:, None]
     return biases

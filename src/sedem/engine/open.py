@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
+from sedem.engine.kept import KeptBudget
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
@@ -11,7 +12,9 @@ from sedem.method.modules import SedemModules
 ENGINES = ("auto", "eager", "static", "graphs")
 
 
-def open_engine(name: str, model: SedemModules, attention: str = "sdpa") -> Engine:
+def open_engine(
+    name: str, model: SedemModules, attention: str = "sdpa", budget: KeptBudget | None = None
+) -> Engine:
     """Open an engine for a model; all but "eager" need a model that no longer changes or moves.
 
     Args:
@@ -19,6 +22,7 @@ def open_engine(name: str, model: SedemModules, attention: str = "sdpa") -> Engi
             also captures them as CUDA graphs; "auto" is "graphs" on a GPU and "static" elsewhere.
         model: its weights are fused and adapters merged, unless the engine is "eager".
         attention: how the backbones were opened; "eager" attention needs engine "eager".
+        budget: how many keys and values of independent blocks are kept; "eager" keeps none.
 
     Raises:
         ConfigError: there is no such engine, or it cannot run this model.
@@ -36,4 +40,4 @@ def open_engine(name: str, model: SedemModules, attention: str = "sdpa") -> Engi
         raise ConfigError(
             f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
         )
-    return Static(model, graphs=name == "graphs")
+    return Static(model, graphs=name == "graphs", budget=budget)

@@ -14,13 +14,19 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
-from sedem.engine.batch import Bucket, FusedDecoder, StaticBatch
+from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.block_walk import BlockWalk
 from sedem.engine.cuda_graphs import new_pool, pool_bytes
+from sedem.engine.decoder import FusedDecoder
 from sedem.engine.device import device_lock, storage_bytes
 from sedem.engine.encoder import FusedEncoder, QuestionBuffers
 from sedem.engine.fuse import adapted_layers, frozen_layers
+from sedem.engine.independent_batch import IndependentBatch
 from sedem.engine.interface import Start, Step
+from sedem.engine.kept import Kept, KeptBudget
 from sedem.engine.layers import FusedLayer
+from sedem.engine.piecewise_batch import PiecewiseBatch
+from sedem.engine.stored import decoder_fingerprint
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
 
@@ -31,6 +37,9 @@ IDLE_BYTES = 2**30
 FIRST_STEPS = 64
 """Tokens of an answer that its first batch has room for; longer answers move to a larger one."""
 
+MAX_COLUMNS = 4096
+"""Restored states of a row that a static cache holds; more independent blocks stay outside."""
+
 
 class Static:
     """Runs fused layers in static buffers, one thread at a time; see `interface.Engine`.
@@ -39,12 +48,18 @@ class Static:
         model: its weights are fused and merged in place, once. It must not be trained or moved
             afterwards.
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
+        budget: how many keys and values of independent blocks are kept.
+
+    Attributes:
+        kept: keys and values of independent blocks.
 
     Raises:
         ConfigError: a backbone cannot be captured.
     """
 
-    def __init__(self, model: SedemModules, *, graphs: bool) -> None:
+    def __init__(
+        self, model: SedemModules, *, graphs: bool, budget: KeptBudget | None = None
+    ) -> None:
         if graphs:
             for backbone in (model.encoder, model.decoder):
                 _check_capturable(backbone)
@@ -53,6 +68,11 @@ class Static:
         self.ahead = graphs
         self.model = model
         self.encoder, self.decoder = fuse_modules(model)
+        self.kept = Kept(
+            BlockWalk(self.decoder),
+            budget or KeptBudget(),
+            lambda: decoder_fingerprint(model),
+        )
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._idle_batches: list[StaticBatch] = []
         self._active_batches: list[StaticBatch] = []
@@ -103,7 +123,7 @@ class Static:
                 self.return_batch(running.batch)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of weights, of the buffers of batches and questions, and of graphs."""
+        """Return bytes by what they are for; see `interface.Engine`."""
         weights = [*self.model.parameters(), *self.model.buffers(), *self._fused_tensors()]
         batches = [*self._idle_batches, *self._active_batches]
         caches = [b for batch in batches for b in batch.buffers]
@@ -112,11 +132,13 @@ class Static:
             "weights": storage_bytes(weights),
             "caches": storage_bytes(caches),
             "graphs": pool_bytes(self._pool) if self._graphs else 0,
+            "kept": self.kept.nbytes,
         }
 
     def release(self) -> None:
-        """Free idle batches and question buffers; later calls allocate their own."""
+        """Free what no batch uses; see `interface.Engine`."""
         with self.device_lock():
+            self.kept.clear()
             self._idle_batches, self._question_buffers = [], {}
             # A pool cannot be used again after its last graph is freed.
             self._pool = new_pool() if self._graphs else None
@@ -131,18 +153,52 @@ class Static:
         """Return an idle batch of this size, or a new one if there is none."""
         batch = next((batch for batch in self._idle_batches if batch.bucket == bucket), None)
         if batch is None:
-            batch = StaticBatch(self.decoder, bucket, graph=self._graphs, pool=self._pool)
+            batch = self._new_batch(bucket)
         else:
             self._idle_batches.remove(batch)
         self._active_batches.append(batch)
         return batch
 
+    def bucket_of(self, starts: Sequence[Start], max_steps: int) -> Bucket:
+        """Return the size of the batch that some answers start in.
+
+        Args:
+            starts: one for each row.
+            max_steps: the most steps of an answer.
+        """
+        slots = round_up(max(self._slots_of(start) for start in starts), 16)
+        columns = slots * self.decoder.states_per_slot
+        pieces = self.model.config.block_context == "independent" and columns > MAX_COLUMNS
+        return Bucket(
+            rows=round_up(len(starts), 1),
+            prefix=round_up(max(len(start.prefix) for start in starts), 8),
+            slots=0 if pieces else slots,
+            steps=round_up(min(max_steps, FIRST_STEPS), 16),
+            pieces=pieces,
+        )
+
     def return_batch(self, batch: StaticBatch) -> None:
         """Make a batch idle; the oldest idle ones are freed above `IDLE_BYTES`."""
+        batch.finish()
         self._active_batches.remove(batch)
         self._idle_batches.append(batch)
         while len(self._idle_batches) > 1 and _bytes(self._idle_batches) > IDLE_BYTES:
             del self._idle_batches[0]
+
+    def _slots_of(self, start: Start) -> int:
+        """Slots of a batch that one of its rows needs."""
+        if self.model.config.block_context != "independent":
+            return start.bank.slot_tokens(start.blocks).numel()
+        states = sum(self.kept.walk.sizes(start.bank, start.blocks))
+        return -(-states // self.decoder.states_per_slot)
+
+    def _new_batch(self, bucket: Bucket) -> StaticBatch:
+        graph, pool = self._graphs, self._pool
+        if bucket.pieces:
+            return PiecewiseBatch(self.decoder, bucket, self.kept)
+        if self.model.config.block_context == "independent":
+            return IndependentBatch(self.decoder, bucket, self.kept, graph=graph, pool=pool)
+        return StaticBatch(self.decoder, bucket, graph=graph, pool=pool)
 
     def _fused_tensors(self) -> list[Tensor]:
         layers: list[FusedLayer] = [*self.encoder.layers, *self.decoder.layers]
@@ -175,15 +231,9 @@ class RunningBatch:
     def __init__(self, engine: Static, starts: Sequence[Start], limit: int) -> None:
         self.engine = engine
         self.max_steps = max(limit - 1, 1)
-        bucket = Bucket(
-            rows=round_up(len(starts), 1),
-            prefix=round_up(max(len(start.prefix) for start in starts), 8),
-            slots=round_up(max(len(start.slots) for start in starts), 16),
-            steps=round_up(min(self.max_steps, FIRST_STEPS), 16),
-        )
         self.rows = len(starts)
         self.live = list(range(len(starts)))
-        self.batch = engine.take_batch(bucket)
+        self.batch = engine.take_batch(engine.bucket_of(starts, self.max_steps))
         try:
             with torch.no_grad():
                 self.batch.prefill(starts)
@@ -258,11 +308,12 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
     if encoder is not decoder:
         encoder.truncate(config.extract_layer)
     fused_decoder = FusedDecoder(
+        config,
         adapted_layers(decoder, frozen if encoder is decoder else ()),
-        config.inject_layer,
-        config.start_placement,
+        decoder.bos_token_id,
         model.decompressor,
         model.decompressor.states_per_slot,
+        model.guidance,
         decoder.model.get_input_embeddings().weight,
         decoder.model.get_decoder().rotary_emb,
         decoder.model.get_decoder().norm,

@@ -9,6 +9,7 @@ from typing import Any
 
 from sedem.bank.key_index import save_keys
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.store.kept_files import kept_bytes
 from sedem.bank.store.key_files import stored_bytes
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
@@ -122,6 +123,7 @@ def describe(path: Path) -> dict[str, Any]:
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "key_bytes": stored_bytes(path),
+        "kept_bytes": kept_bytes(path),
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }

@@ -152,6 +152,8 @@ def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int])
 def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: int) -> None:
     """Check that states, prompt and answer fit into the decoder's positions.
 
+    Independent blocks all have the same positions, so only the longest counts, and any K fits.
+
     Args:
         model: the model that answers.
         sizes: number of states of each selected block, best first.
@@ -162,15 +164,17 @@ def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: in
         ConfigError: they do not; the message has all numbers and the largest K that fits.
     """
     max_positions = model.decoder.max_positions
-    states = sum(sizes)
+    apart = model.config.block_context == "independent"
+    ends = list(accumulate(sizes, max if apart else None))
+    states = ends[-1] if ends else 0
     if states + prefix + limit <= max_positions:
         return
-    largest_k = sum(total + prefix + limit <= max_positions for total in accumulate(sizes))
+    largest_k = sum(end + prefix + limit <= max_positions for end in ends)
     remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
+    what = "states of the longest block" if apart else "selected states"
     raise ConfigError(
-        f"{states:,} selected states, {prefix:,} prompt tokens and an answer of up to {limit:,} "
-        f"tokens make {states + prefix + limit:,} positions, the decoder has "
-        f"{max_positions:,}; {remedy}"
+        f"{states:,} {what}, {prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "
+        f"{states + prefix + limit:,} positions, the decoder has {max_positions:,}; {remedy}"
     )
 
 

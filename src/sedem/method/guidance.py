@@ -27,6 +27,8 @@ def guidance_bias(scores_BK: Tensor, tau: Tensor | float, floor: float | None = 
         Biases `[B, K]` in float32; 0 at a place without a block.
     """
     scores_BK = scores_BK.float()
+    if not scores_BK.shape[-1]:
+        return scores_BK
     absent_BK = scores_BK == -torch.inf
     best_B1 = scores_BK.amax(-1, keepdim=True)
     # Zeroed before the division: -inf times a gradient of 0 is NaN.

@@ -53,6 +53,20 @@ def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> 
     return [(layer.keys[:, :, 1:], layer.values[:, :, 1:]) for layer in layers]
 
 
+def prefix_positions(valid_BP: Tensor, longest_B1: Tensor) -> Tensor:
+    """Positions of a prefix: the start token is at 0, the question after the longest block.
+
+    Args:
+        valid_BP: False where a prefix token is padding; padding is on the left.
+        longest_B1: states of the longest block.
+
+    Returns:
+        `[B, P]`; 0 at padding.
+    """
+    prefix_BP = valid_BP.long().cumsum(1) - 1
+    return (prefix_BP + longest_B1 * (prefix_BP > 0)) * valid_BP
+
+
 def prefill(
     backbone: Backbone,
     inject_layer: int,
@@ -81,9 +95,8 @@ def prefill(
         States of the prefix; there are no restored states after the last layer, because no one
         computes them.
     """
-    prefix_BP = valid_BP.long().cumsum(1) - 1
     longest_B1 = (positions_BU * memory_valid_BU).amax(1, keepdim=True)
-    prefix_BP = (prefix_BP + longest_B1 * (prefix_BP > 0)) * valid_BP
+    prefix_BP = prefix_positions(valid_BP, longest_B1)
     padded = not (bool(valid_BP.all()) and bool(memory_valid_BU.all()))
     span = ids_BP.shape[1] + positions_BU.shape[1]
     continued, cache = cache is not None, cache or DynamicCache()

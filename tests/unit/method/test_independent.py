@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 from transformers import DynamicCache
@@ -8,8 +7,7 @@ from transformers import DynamicCache
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.config import BlockContext
-from sedem.method import conditioning, independent
-from sedem.method.conditioning import condition, real_first
+from sedem.method.conditioning import condition
 from sedem.method.injection import Blocks, prefill, step
 from sedem.method.pooling import state_mask
 
@@ -30,7 +28,9 @@ def guided(config: SedemConfig, backbone: Backbone, context: BlockContext) -> Se
 
 
 def prompts(backbone: Backbone) -> tuple[Tensor, Tensor]:
-    ids_BP = torch.tensor([[backbone.bos_token_id, 40, 41, 42, 43], [0, 0, backbone.bos_token_id, 50, 51]])
+    ids_BP = torch.tensor(
+        [[backbone.bos_token_id, 40, 41, 42, 43], [0, 0, backbone.bos_token_id, 50, 51]]
+    )
     valid_BP = torch.tensor([[True] * 5, [False, False, True, True, True]])
     return ids_BP, valid_BP
 
@@ -63,7 +63,9 @@ def test_the_two_walks_give_what_one_mask_gives(config: SedemConfig, backbone: B
     slow, fast = DynamicCache(), DynamicCache()
     expected = by_masks(model, slow)
     found = condition(model, ids_BP, valid_BP, memory(model), SLOT_TOKENS, SCORES, fast)
-    torch.testing.assert_close(found.prefix[valid_BP], expected.prefix[valid_BP], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found.prefix[valid_BP], expected.prefix[valid_BP], rtol=1e-4, atol=1e-4
+    )
     assert found.stream.next_position.tolist() == expected.stream.next_position.tolist()
     for token in (60, 61):
         ids_B = torch.tensor([token, token + 5])

@@ -1,0 +1,51 @@
+"""Opening the model that a command runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sedem.config import DEFAULT_MODEL
+from sedem.errors import BankError
+
+if TYPE_CHECKING:
+    from sedem.model import SeDeM
+
+
+def open_model(name: str, engine: str = "auto") -> SeDeM:
+    """Open a model without a progress bar for its weights.
+
+    Args:
+        name: folder, hub id or name of a shipped checkpoint.
+        engine: what runs it.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from sedem.model import SeDeM
+
+    disable_progress_bar()
+    return SeDeM.from_pretrained(name, engine=engine)
+
+
+def model_of(bank: Path) -> str:
+    """Return the model that made a bank, or the default model for a new bank.
+
+    A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
+
+    Raises:
+        BankError: the bank names another model.
+    """
+    from sedem.bank.memory_bank import MemoryBank
+    from sedem.inference.checkpoint import embedded
+
+    if not bank.exists():
+        return DEFAULT_MODEL
+    claimed = str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
+    # The path, because a folder of the same name in the working directory would be opened instead.
+    if (shipped := embedded(claimed)) is not None:
+        return str(shipped)
+    raise BankError(
+        f"bank '{bank}' says that it was built by model '{claimed}'; sedem opens the model that a "
+        f"bank names only if it ships with sedem; give -m {shlex.quote(claimed)} if you trust it"
+    )

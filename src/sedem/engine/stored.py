@@ -1,0 +1,93 @@
+"""Keys and values that a bank has on disk, and the fingerprint of what computed them.
+
+Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.store.kept_files import KeptFile, kept_bytes, read_kept
+from sedem.bank.store.shard import Shard
+from sedem.engine.interface import BlockSource
+from sedem.method.modules import SedemModules
+from sedem.quantization import Quantized
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """The mapped keys and values of one version of a bank.
+
+    Attributes:
+        version: the version.
+        files: the file of each piece of the bank that has one.
+        places: piece and row of each block.
+    """
+
+    version: int
+    files: dict[int, KeptFile]
+    places: Sequence[tuple[int, int]]
+
+    def entry(self, block: int, states: int) -> Quantized | None:
+        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none to use.
+
+        Args:
+            block: its index.
+            states: U.
+        """
+        piece, row = self.places[block]
+        file = self.files.get(piece)
+        return None if file is None else file.entry(row, states)
+
+
+def stored_blocks(
+    bank: BlockSource, decoder: Callable[[], str], shape: tuple[int, int, int]
+) -> StoredBlocks | None:
+    """Map what a bank on disk has; None if it has nothing.
+
+    Args:
+        bank: the bank.
+        decoder: gives `decoder_fingerprint`; called if the bank has something.
+        shape: L, G and H.
+    """
+    if not isinstance(bank, MemoryBank) or bank.path is None or not kept_bytes(bank.path):
+        return None
+    files, fingerprint = {}, decoder()
+    for number, piece in enumerate(bank.pieces):
+        file = read_kept(piece, fingerprint, shape) if isinstance(piece, Shard) else None
+        if file is not None:
+            files[number] = file
+    if not files:
+        return None
+    places = []
+    for number, index in bank.places:
+        piece = bank.pieces[number]
+        places.append((number, piece.rows[index] if isinstance(piece, Shard) else index))
+    return StoredBlocks(bank.version, files, places)
+
+
+def decoder_fingerprint(model: SedemModules) -> str:
+    """Hash of all that keys and values of a block depend on besides its memory.
+
+    It covers the decoder's weights and settings, its adapters, the decompressor, the depth of
+    injection, and the type that is computed in.
+    """
+    decoder, config = model.decoder, model.config
+    settings = {
+        "inject_layer": config.inject_layer,
+        "lora_alpha": config.lora_alpha,
+        "decompressor": config.decompressor,
+        "dtype": str(decoder.dtype),
+        "backbone": decoder.model.config.to_dict(),
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    digest.update(decoder.digest.encode())
+    for tensor in [*decoder.lora_parameters(), *model.decompressor.state_dict().values()]:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

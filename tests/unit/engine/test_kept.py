@@ -1,0 +1,317 @@
+"""Keys and values of independent blocks: kept, evicted, warmed, on disk; always the same logits."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import LEASE, RECIPE
+from torch import Tensor
+
+from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.bank.store import kept_files
+from sedem.bank.store.kept_files import kept_bytes
+from sedem.engine.interface import Start
+from sedem.engine.kept import Kept, KeptBudget
+from sedem.engine.open import open_engine
+from sedem.engine.static import Static
+from sedem.engine.warming import save_kept
+from sedem.errors import BankError, BankMismatchError, ConfigError
+from sedem.inference.prompts import question_ids
+
+QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?"]
+DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]
+ROWS = [[0, 3, 5], [3], [9, 2, 14, 0]]
+
+
+def build(config: SedemConfig, budget: KeptBudget | None = None, **changes: Any) -> SeDeM:
+    settings = {"block_context": "independent", "guidance": True, **changes}
+    backbone = open_backbone(config.encoder)
+    torch.manual_seed(1)
+    model = SeDeM(config.with_changes(**settings), backbone, backbone)
+    backbone.add_lora(config.lora_rank, config.lora_alpha)
+    for factor in backbone.lora_parameters():
+        factor.data = torch.randn(factor.shape) * 0.2
+    model.requires_grad_(False).eval()
+    model.engine = open_engine("static", model, budget=budget)
+    return model
+
+
+@pytest.fixture
+def model(config: SedemConfig) -> SeDeM:
+    return build(config)
+
+
+@pytest.fixture
+def bank(model: SeDeM) -> MemoryBank:
+    return model.read(DOCUMENTS)
+
+
+@pytest.fixture
+def saved(bank: MemoryBank, tmp_path: Path) -> Path:
+    bank.save(tmp_path / "a.bank")
+    return tmp_path / "a.bank"
+
+
+def kept(model: SeDeM) -> Kept:
+    assert isinstance(model.engine, Static)
+    return model.engine.kept
+
+
+def starts(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> list[Start]:
+    made = []
+    for row, question in zip(rows, QUESTIONS, strict=False):
+        scores = torch.arange(len(row)) * 0.7
+        prefix = torch.tensor(question_ids(model.decoder, question))
+        made.append(Start(bank, row, scores, prefix))
+    return made
+
+
+def logits(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> Tensor:
+    """Of the prefill and two steps."""
+    tokens = torch.tensor([50, 60, 70])[: len(rows)]
+    with torch.no_grad(), model.engine.start(starts(model, bank, rows), 5) as (first, step):
+        seen = [first.clone()]
+        seen += [step(tokens, range(len(rows))).clone() for _ in range(2)]
+    return torch.stack(seen)
+
+
+def entry_bytes(model: SeDeM, bank: MemoryBank, block: int = 0) -> int:
+    (entry,) = kept(model).fetch(bank, [block])
+    return entry.nbytes
+
+
+# Exactness
+
+
+def test_kept_blocks_give_the_logits_of_computed_ones_to_the_bit(config: SedemConfig) -> None:
+    nothing = build(config, KeptBudget(ram_bytes=0))
+    model = build(config)
+    bank = model.read(DOCUMENTS)
+    expected = logits(nothing, bank)
+    assert (kept(nothing).nbytes, kept(nothing).hits) == (0, 0)
+    first, again = logits(model, bank), logits(model, bank)
+    assert torch.equal(first, expected) and torch.equal(again, expected)
+    # Of eight blocks in three rows six are distinct, and each row asks for its own.
+    assert (kept(model).misses, kept(model).hits) == (6, 2 + 8)
+
+
+def test_warmed_and_evicted_blocks_give_the_same_logits(config: SedemConfig) -> None:
+    model = build(config)
+    bank = model.read(DOCUMENTS)
+    expected = logits(model, bank)
+    warmed = build(config)
+    done: list[tuple[int, int]] = []
+    assert warmed.warm(bank, progress=lambda *step: done.append(step)) == len(bank)
+    assert done[-1] == (len(bank), len(bank))
+    assert torch.equal(logits(warmed, bank), expected)
+    assert kept(warmed).misses == len(bank)
+    small = build(config, KeptBudget(ram_bytes=2 * entry_bytes(model, bank)))
+    for _ in range(2):
+        assert torch.equal(logits(small, bank), expected)
+        assert kept(small).nbytes <= 2 * entry_bytes(model, bank)
+    assert kept(small).misses > 6
+
+
+def test_stored_blocks_give_the_same_logits_and_take_no_room(
+    config: SedemConfig, saved: Path
+) -> None:
+    model = build(config)
+    bank = MemoryBank.open(saved)
+    expected = logits(model, bank)
+    size = save_kept(model.engine, bank)
+    assert size == kept_bytes(saved) > sum(entry_bytes(model, bank, b) for b in range(len(bank)))
+    for name in ("a.bank", "copied.bank"):
+        later = build(config)
+        if name != "a.bank":
+            shutil.copytree(saved, saved.with_name(name))
+        opened = MemoryBank.open(saved.with_name(name))
+        assert torch.equal(logits(later, opened), expected)
+        assert (kept(later).misses, kept(later).nbytes) == (0, 0)
+        assert later.warm(opened) == len(opened)
+
+
+def test_answers_are_those_of_the_eager_engine(config: SedemConfig, bank: MemoryBank) -> None:
+    fast, slow = build(config), build(config)
+    slow.engine = open_engine("eager", slow)
+    expected = slow.answer(bank, QUESTIONS, k=4, decoding=Decoding(8))
+    for _ in range(2):
+        answers = fast.answer(bank, QUESTIONS, k=4, decoding=Decoding(8))
+        assert [a.text for a in answers] == [a.text for a in expected]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "fp8"])
+def test_rounded_blocks_are_smaller_and_the_same_whether_kept_or_not(
+    dtype: str, config: SedemConfig
+) -> None:
+    exact = build(config)
+    bank = exact.read(DOCUMENTS)
+    expected = logits(exact, bank)
+    keeping, nothing = (build(config, KeptBudget(ram_bytes=b, dtype=dtype)) for b in (2**30, 0))
+    rounded = logits(keeping, bank)
+    assert torch.equal(logits(keeping, bank), rounded)
+    assert torch.equal(logits(nothing, bank), rounded)
+    assert kept(keeping).nbytes < kept(exact).nbytes
+    assert 0 < (rounded - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+# What is kept, and for how long
+
+
+def test_the_least_recently_used_block_makes_room(model: SeDeM, bank: MemoryBank) -> None:
+    level, each = kept(model).levels[0], entry_bytes(model, bank)
+    level.limit = 3 * each
+    for blocks in ([1, 2], [0], [3]):
+        kept(model).fetch(bank, blocks)
+    assert [level.get(bank, block) is not None for block in range(4)] == [True, False, True, True]
+    assert level.nbytes == 3 * each == model.engine.memory()["kept"]
+
+
+def test_blocks_go_with_their_bank_and_when_it_changes(model: SeDeM, bank: MemoryBank) -> None:
+    other = model.read(DOCUMENTS[:1])
+    first = logits(model, bank)
+    logits(model, other, [[0], [1], [2]])
+    both = kept(model).nbytes
+    gc.disable()  # so that only unreferenced objects are freed
+    try:
+        del other
+        assert 0 < kept(model).nbytes < both
+    finally:
+        gc.enable()
+    bank.remove("lease.txt")
+    assert kept(model).nbytes == 0
+    misses = kept(model).misses
+    changed = logits(model, bank, [[0, 1], [2], [0]])
+    assert kept(model).misses == misses + 3
+    assert not torch.equal(changed, first)
+
+
+def test_release_frees_what_is_kept(model: SeDeM, bank: MemoryBank) -> None:
+    logits(model, bank)
+    assert model.engine.memory()["kept"] > 0
+    model.engine.release()
+    assert model.engine.memory()["kept"] == 0
+
+
+def test_warming_stops_where_the_budget_ends(config: SedemConfig, bank: MemoryBank) -> None:
+    model = build(config)
+    room = 3 * entry_bytes(model, bank)
+    small = build(config, KeptBudget(ram_bytes=room))
+    assert small.warm(bank, [4, 2, 0, 1, 3]) == 3
+    assert kept(small).nbytes == room
+    logits(small, bank, [[4, 2], [0], [2]])
+    assert kept(small).misses == 3
+
+
+def test_models_that_keep_nothing_refuse_to_warm(
+    config: SedemConfig, model: SeDeM, bank: MemoryBank, saved: Path
+) -> None:
+    with pytest.raises(ConfigError, match="block_context of this model is 'joint'"):
+        build(config, block_context="joint").warm(bank)
+    with pytest.raises(ConfigError, match="block 99 is to be warmed, the bank has"):
+        model.warm(bank, [99])
+    with pytest.raises(ConfigError, match="cannot be stored as 'int4'"):
+        save_kept(model.engine, bank, "int4")
+    with pytest.raises(BankError, match="only in RAM"):
+        save_kept(model.engine, model.read(DOCUMENTS))
+    other = build(config, compressor="mlp")
+    with pytest.raises(BankMismatchError):
+        other.warm(bank)
+    model.engine = open_engine("eager", build(config))
+    with pytest.raises(ConfigError, match="engine 'eager' keeps no keys and values"):
+        model.warm(bank)
+
+
+# Beside the bank
+
+
+def test_only_new_shards_are_computed_when_a_bank_grows(
+    config: SedemConfig, model: SeDeM, saved: Path
+) -> None:
+    bank = MemoryBank.open(saved)
+    save_kept(model.engine, bank)
+    bank.append(model.read([Document("more.txt", RECIPE[::-1])]))
+    later = build(config)
+    logits(later, bank, [[len(bank) - 1, 0], [3], [len(bank) - 1]])
+    assert kept(later).misses == 1
+    seen: list[tuple[int, int]] = []
+    before = (saved / "kept" / "000001.safetensors").stat().st_mtime_ns
+    save_kept(model.engine, bank, progress=lambda *step: seen.append(step))
+    assert (saved / "kept" / "000001.safetensors").stat().st_mtime_ns == before
+    assert seen[0][0] > len(DOCUMENTS) and seen[-1] == (len(bank), len(bank))
+    last = build(config)
+    bank.remove("lease.txt")
+    assert last.warm(bank) == len(bank)
+    assert kept(last).misses == 0
+    assert torch.equal(logits(last, bank), logits(build(config, KeptBudget(ram_bytes=0)), bank))
+
+
+def test_rounded_files_are_smaller(config: SedemConfig, model: SeDeM, saved: Path) -> None:
+    bank = MemoryBank.open(saved)
+    exact = save_kept(model.engine, bank)
+    sizes = [save_kept(model.engine, bank, dtype) for dtype in ("bfloat16", "int8", "fp8")]
+    assert exact > sizes[0] > sizes[1]
+    assert abs(sizes[1] - sizes[2]) < 100
+    later = build(config)
+    rounded, exactly = logits(later, MemoryBank.open(saved)), logits(model, model.read(DOCUMENTS))
+    assert kept(later).misses == 0
+    assert 0 < (rounded - exactly).abs().max() < 0.1 * exactly.abs().max()
+
+
+def test_files_of_another_decoder_are_ignored(
+    config: SedemConfig, model: SeDeM, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bank = MemoryBank.open(saved)
+    save_kept(model.engine, bank)
+    other = build(config, inject_layer=1)
+    expected = logits(build(config, KeptBudget(ram_bytes=0), inject_layer=1), bank)
+    assert torch.equal(logits(other, MemoryBank.open(saved)), expected)
+    assert kept(other).misses == 6
+    assert "is of another decoder; it is not used" in caplog.text
+    changed = build(config)
+    changed.decompressor.get_parameter("w_2.weight").data.mul_(1.5)
+    logits(changed, MemoryBank.open(saved))
+    assert kept(changed).misses == 6
+
+
+def test_damaged_entries_and_files_are_computed_again(
+    config: SedemConfig, model: SeDeM, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bank = MemoryBank.open(saved)
+    expected = logits(model, bank)
+    save_kept(model.engine, bank)
+    file = saved / "kept" / "000001.safetensors"
+    whole = file.read_bytes()
+    broken = bytearray(whole)
+    broken[-1] ^= 255
+    for content, misses in ((bytes(broken), 1), (whole[:-100], 7), (b"nothing", 7)):
+        file.write_bytes(content)
+        later = build(config)
+        opened = MemoryBank.open(saved)
+        assert torch.equal(logits(later, opened), expected)
+        later.warm(opened, [len(bank) - 1])
+        assert kept(later).misses == misses
+        assert "damaged" in caplog.text
+        caplog.clear()
+
+
+def test_a_disk_without_room_leaves_the_bank_as_it_was(
+    model: SeDeM, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = MemoryBank.open(saved)
+    usage = shutil.disk_usage(saved)._replace(free=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_files.shutil, "disk_usage", lambda _: usage)
+        with pytest.raises(BankError, match=r"needs [\d,]+ bytes, the disk has 1,000 left"):
+            save_kept(model.engine, bank)
+    with monkeypatch.context() as patch:
+        patch.setattr(Static, "device_lock", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            save_kept(model.engine, bank)
+    assert not list((saved / "kept").iterdir())
+    assert logits(model, MemoryBank.open(saved)).isfinite().all()
