@@ -16,6 +16,7 @@ CompressorKind = Literal["linear", "mlp", "query"]
 DecompressorKind = Literal["mlp", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
+Need = Literal["auto"]
 BlockOrder = Literal["document", "score"]
 BlockContext = Literal["joint", "separate", "independent"]
 
@@ -47,7 +48,8 @@ class SedemConfig(Settings):
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
-        k: default number of selected blocks.
+        k: default number of selected blocks, or "auto": as many as a question needs, which takes
+            guidance.
         block_order: order of the selected blocks in the decoder.
         block_context: what a restored state sees. "joint", the paper's: all states before it.
             "separate": the start token and its own block. "independent": the same, and every block
@@ -84,7 +86,7 @@ class SedemConfig(Settings):
     decompressor_hidden: WholeAbove0 | None = None
     selector_heads: WholeAbove0 = 4
     selector_dim: WholeAbove0 | None = None
-    k: WholeAbove0 = 2
+    k: WholeAbove0 | Need = 2
     block_order: BlockOrder = "document"
     block_context: BlockContext = "joint"
     guidance: Flag = False
@@ -122,6 +124,10 @@ class SedemConfig(Settings):
         if self.guidance_floor is not None and not self.guidance:
             raise ValueError(
                 f"guidance_floor is {self.guidance_floor} but guidance is off; turn it on"
+            )
+        if self.k == "auto" and not self.guidance:
+            raise ValueError(
+                "k is 'auto' but guidance is off, whose tau says what a score is worth; turn it on"
             )
         if self.auto_min > self.auto_max:
             raise ValueError(

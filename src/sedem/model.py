@@ -112,14 +112,15 @@ class SeDeM(SedemModules):
         Args:
             memory: the bank.
             question: one question, or a list of questions for a list of answers.
-            k: number of blocks to use, or "all"; None means the model's default.
+            k: number of blocks to use, "all", or "auto" for as many as a question needs, which
+                `Auto` limits; None means the model's default.
             decoding: limit, sampling and stop strings; the default is greedy.
             blocks: use exactly these blocks instead of selecting.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
-            ConfigError: k is not a valid number, or its states exceed the decoder's positions.
+            ConfigError: k cannot be used, or its states exceed the decoder's positions.
         """
         if isinstance(question, str):
             return self.answer_requests([Request(memory, question, k, blocks)], decoding)[0]

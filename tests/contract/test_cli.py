@@ -562,6 +562,22 @@ def test_limits_and_sampling_are_passed_on(bank: Path) -> None:
     refused("ask", bank, RENT, "--temperature", -1, words="temperature is -1")
 
 
+def test_auto_says_how_many_blocks_it_used(
+    here: Path, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(here / "guided", tiny_folder(), guidance=True, auto_min=3, auto_max=3)
+    succeeds("build", "guided.bank", "lease.txt", "recipe.md", "-m", "guided")
+    ask = ("ask", "guided.bank", RENT, "-m", "guided", "--engine", "eager", "-k")
+    assert prints_json(*ask, "auto", "--json")["k"] == 3
+    assert "  from 3 of 29 blocks" in succeeds(*ask, "auto").splitlines()
+    assert "  from" not in succeeds(*ask, 3)
+
+
+def test_auto_is_refused_without_guidance(bank: Path) -> None:
+    words = "k is 'auto', but this model was trained without guidance"
+    refused("ask", bank, RENT, "-k", "auto", "--engine", "eager", words=words)
+
+
 @pytest.mark.parametrize("k", [0, -1])
 def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
     for output in ([], ["--json"]):
@@ -572,7 +588,7 @@ def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
 
 @pytest.mark.parametrize("k", ["many", "1.5", "", "ALL", "two"])
 def test_a_k_that_is_not_a_number_is_refused(k: str, bank: Path) -> None:
-    refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'all'")
+    refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'auto'")
 
 
 def test_a_k_beyond_the_bank_is_the_whole_bank(bank: Path) -> None:
@@ -954,8 +970,10 @@ def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, traine
             "control is 'best'; it can be selected, gold, gold-documents",
         ),
         (["sedem", "--dtype", "int8"], "dtype is 'int8'; it can be float32 or bfloat16"),
-        (["sedem", "-k", "0"], "k is 0; it must be above 0, or it can be all"),
-        (["bm25", "-k", "0"], "k is 0; it must be above 0, or it can be all"),
+        (["sedem", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
+        (["sedem", "-k", "auto"], "k is 'auto', but this model was trained without guidance"),
+        (["bm25", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
+        (["bm25", "-k", "auto"], "k is 'auto'; it must be a whole number of at least 1"),
         (["bm25", "-k", "-1"], "k is -1; it must be above 0"),
         (["bm25", "--control", "gold"], "control is 'gold', but bm25 has no control; leave it out"),
         (["bm25", "--shift", "4"], "shift is 4, but bm25 has no shift; leave it out"),

@@ -231,6 +231,8 @@ def print_answer(
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
     write()
+    if (model.config.k if k is None else k) == "auto":
+        write(f"  from {stream.answer.k:,} of {count(stream.answer.blocks, 'block')}")
     print_sources(stream.answer)
 
 

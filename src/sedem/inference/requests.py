@@ -21,7 +21,15 @@ from sedem.engine.interface import Engine, Start
 from sedem.errors import ConfigError, DataError
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import state_mask
-from sedem.method.selector import Budget, arrange, resolve_budget, select
+from sedem.method.selector import (
+    AUTO,
+    Auto,
+    Budget,
+    arrange,
+    blocks_for_mass,
+    resolve_budget,
+    select,
+)
 from sedem.types import check_unicode
 
 
@@ -103,8 +111,7 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
         ConfigError: K is invalid, or a forced block does not exist or is named twice.
     """
     if request.blocks is None:
-        k = model.config.k if request.k is None else request.k
-        ranked = select(scores_N, resolve_budget(k, len(scores_N)))
+        ranked = select(scores_N, count_blocks(model, request.k, scores_N))
     else:
         if len(set(request.blocks)) < len(request.blocks):
             raise ConfigError(f"blocks {list(request.blocks)} name a block twice; name each once")
@@ -115,6 +122,51 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
         ranked = forced[select(scores_N[forced], len(forced))]
     arranged = arrange(ranked, model.config.block_order)
     return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
+
+
+def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
+    """The number of blocks that a budget comes to for one question.
+
+    Args:
+        model: its guidance and settings decide "auto".
+        k: the budget; None means the model's default.
+        scores_N: score of every block; -inf for one that is no candidate.
+
+    Raises:
+        ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
+    """
+    auto = auto_budget(model, k)
+    if auto is None:
+        return resolve_budget(_budget(model, k), len(scores_N))
+    assert model.guidance is not None
+    return blocks_for_mass(scores_N, model.guidance.tau, *auto)
+
+
+def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
+    """Mass, fewest and most blocks of a budget by need; None for another budget.
+
+    Args:
+        model: its settings hold for what the budget leaves open.
+        k: the budget; None means the model's default.
+
+    Raises:
+        ConfigError: the model has no guidance.
+    """
+    budget = _budget(model, k)
+    if budget == AUTO:
+        budget = Auto()
+    if not isinstance(budget, Auto):
+        return None
+    if model.guidance is None:
+        raise ConfigError(
+            "k is 'auto', but this model was trained without guidance, whose tau says what a "
+            "score is worth; give a number of blocks, or a model with guidance"
+        )
+    return budget.filled(model.config)
+
+
+def _budget(model: SedemModules, k: Budget | None) -> Budget:
+    return model.config.k if k is None else k
 
 
 def start_of(bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
@@ -175,5 +227,8 @@ def score_requests(
 def _needs_every_score(model: SedemModules, request: Request) -> bool:
     if request.blocks is not None or request.ranking:
         return True
-    k = model.config.k if request.k is None else request.k
-    return resolve_budget(k, len(request.bank)) > coarse_search.COUNT
+    auto = auto_budget(model, request.k)
+    if auto is not None:
+        # Candidates suffice: `blocks_for_mass` takes at most so many of the best.
+        return auto[2] > coarse_search.COUNT
+    return resolve_budget(_budget(model, request.k), len(request.bank)) > coarse_search.COUNT
