@@ -57,9 +57,12 @@ class SedemConfig(Settings):
         guidance: question and answer add (s_n - max s) / tau to their attention logits on block n,
             with a trained tau; the paper discards scores after selection.
         guidance_floor: the lowest bias of guidance; None means no limit.
-        auto_mass: with k "auto", the mass of softmax(s / tau) that the selected blocks reach.
+        auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
+            the selected ones reach.
         auto_min: the fewest blocks of k "auto".
         auto_max: the most blocks of k "auto".
+        confidence: whether the checkpoint tells how likely the evidence is in the documents;
+            `sedem calibrate` fits this after training.
         start_placement: start token before the memory, or between memory and question.
         lora_rank: rank of the decoder's adapters; 0 means no adapters.
         lora_alpha: numerator of the adapters' scaling, alpha / rank.
@@ -94,6 +97,7 @@ class SedemConfig(Settings):
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8
+    confidence: Flag = False
     start_placement: StartPlacement = "front"
     lora_rank: WholeFrom0 = 64
     lora_alpha: WholeFrom0 = 128

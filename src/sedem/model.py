@@ -85,6 +85,7 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
+        min_confidence: float | None = None,
     ) -> Answer: ...
 
     @overload
@@ -96,6 +97,7 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
+        min_confidence: float | None = None,
     ) -> list[Answer]: ...
 
     def answer(
@@ -106,6 +108,7 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
+        min_confidence: float | None = None,
     ) -> Answer | list[Answer]:
         """Answer one question, or several over the same bank in batches.
 
@@ -116,15 +119,23 @@ class SeDeM(SedemModules):
                 `Auto` limits; None means the model's default.
             decoding: limit, sampling and stop strings; the default is greedy.
             blocks: use exactly these blocks instead of selecting.
+            min_confidence: where the confidence that the documents have the evidence is below it,
+                the answer says that they do not tell, and nothing is generated; None always
+                answers.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
-            ConfigError: k cannot be used, or its states exceed the decoder's positions.
+            ConfigError: k or min_confidence cannot be used, or the selected states exceed the
+                decoder's positions.
         """
+
+        def asked(one: str) -> Request:
+            return Request(memory, one, k, blocks, min_confidence=min_confidence)
+
         if isinstance(question, str):
-            return self.answer_requests([Request(memory, question, k, blocks)], decoding)[0]
-        requests = [Request(memory, one, k, blocks) for one in question]
+            return self.answer_requests([asked(question)], decoding)[0]
+        requests = [asked(one) for one in question]
         return [
             answer
             for start in range(0, len(requests), self.engine.batch_size)
@@ -151,13 +162,14 @@ class SeDeM(SedemModules):
         *,
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
+        min_confidence: float | None = None,
     ) -> AnswerStream:
         """Answer one question in pieces of text; arguments as in `answer`.
 
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
-        requests = [Request(memory, question, k)]
+        requests = [Request(memory, question, k, min_confidence=min_confidence)]
         return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
     def scores(self, memory: MemoryBank, question: str) -> Tensor:

@@ -222,18 +222,30 @@ def _lines(cell: Cell) -> tuple[str, ...]:
 
 
 def print_answer(
-    model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, decoding: Any = None
+    model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, **options: Any
 ) -> None:
-    """Write an answer piece by piece, then its sources."""
-    options = {} if decoding is None else {"decoding": decoding}
+    """Write an answer piece by piece, then its sources.
+
+    Args:
+        model: the model that answers.
+        bank: the bank that is asked.
+        question: the question.
+        k: selection budget; None means the model's own.
+        options: more arguments of `SeDeM.stream`.
+    """
     stream = model.stream(bank, question, k=k, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
     write()
+    answer, facts = stream.answer, []
     if (model.config.k if k is None else k) == "auto":
-        write(f"  from {stream.answer.k:,} of {count(stream.answer.blocks, 'block')}")
-    print_sources(stream.answer)
+        facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
+    if answer.confidence is not None:
+        facts.append(f"confidence {answer.confidence:.2f}")
+    if facts:
+        write(f"  {', '.join(facts)}")
+    print_sources(answer)
 
 
 def print_sources(answer: Answer) -> None:

@@ -1,7 +1,7 @@
 """A request on its way to decoding: its states, its scores, its blocks and its start.
 
 Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
-width.
+width, F features of a confidence.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
 from sedem.engine.interface import Engine, Start
 from sedem.errors import ConfigError, DataError
+from sedem.method.confidence import confidence_features
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import state_mask
 from sedem.method.selector import (
@@ -27,6 +28,7 @@ from sedem.method.selector import (
     Budget,
     arrange,
     blocks_for_mass,
+    is_share,
     resolve_budget,
     select,
 )
@@ -43,6 +45,7 @@ class Request:
         k: selection budget; None means the model's default.
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
+        min_confidence: below it the answer is that the documents do not tell; None answers always.
     """
 
     bank: MemoryBank
@@ -50,6 +53,7 @@ class Request:
     k: Budget | None = None
     blocks: Sequence[int] | None = None
     ranking: bool = False
+    min_confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,15 @@ class Selection:
         ranked: their indices, best first.
         arranged: the same indices in the order in which the decoder sees the blocks.
         scores: score of every block of the bank `[N]`, on the CPU.
+        confidence: probability that the evidence is in the bank; None if the model gives none.
+        declined: whether the confidence is below the one that the request asks for.
     """
 
     ranked: list[int]
     arranged: list[int]
     scores: Tensor
+    confidence: float | None = None
+    declined: bool = False
 
 
 @torch.no_grad()
@@ -99,13 +107,52 @@ def encode_questions(
     return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
 
 
-def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection:
+def check_min_confidence(model: SedemModules, request: Request) -> None:
+    """Check that a model can tell the confidence that a request asks for.
+
+    Raises:
+        ConfigError: `min_confidence` is no probability, or the model gives none.
+    """
+    asked = request.min_confidence
+    if asked is None:
+        return
+    if not is_share(asked):
+        raise ConfigError(f"min_confidence is {asked!r}; it must be a number from 0 to 1")
+    if model.confidence is None:
+        raise ConfigError(
+            f"min_confidence is {asked}, but this model gives no confidence; fit it with "
+            "'sedem calibrate', or leave min_confidence out"
+        )
+
+
+@torch.no_grad()
+def confidences(
+    model: SedemModules, scores: Sequence[Tensor], mask_BQ: Tensor
+) -> list[float | None]:
+    """Return the probability that a bank has the evidence, for each question.
+
+    Args:
+        model: None for every question if it gives no confidence.
+        scores: score of every block `[N]` for each question; -inf for one that is no candidate.
+        mask_BQ: False where a question token is padding.
+    """
+    if model.confidence is None:
+        return [None] * len(scores)
+    rows = zip(scores, mask_BQ.sum(1).tolist(), strict=True)
+    features_BF = torch.stack([confidence_features(*row) for row in rows])
+    return list(model.confidence(features_BF).tolist())
+
+
+def choose(
+    model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
+) -> Selection:
     """Choose the blocks of a request: the K with the best scores, or those it forces.
 
     Args:
         model: its configuration has the default K and the order of blocks.
         request: the request.
         scores_N: score of every block of its bank.
+        confidence: probability that the evidence is in the bank; None if the model gives none.
 
     Raises:
         ConfigError: K is invalid, or a forced block does not exist or is named twice.
@@ -121,7 +168,9 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
         forced = torch.tensor(list(request.blocks), dtype=torch.long, device=scores_N.device)
         ranked = forced[select(scores_N[forced], len(forced))]
     arranged = arrange(ranked, model.config.block_order)
-    return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu())
+    least = request.min_confidence
+    declined = confidence is not None and least is not None and confidence < least
+    return Selection(ranked.tolist(), arranged.tolist(), scores_N.cpu(), confidence, declined)
 
 
 def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
@@ -229,6 +278,6 @@ def _needs_every_score(model: SedemModules, request: Request) -> bool:
         return True
     auto = auto_budget(model, request.k)
     if auto is not None:
-        # Candidates suffice: `blocks_for_mass` takes at most so many of the best.
+        # `blocks_for_mass` looks at so many of the best.
         return auto[2] > coarse_search.COUNT
     return resolve_budget(_budget(model, request.k), len(request.bank)) > coarse_search.COUNT

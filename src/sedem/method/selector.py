@@ -27,7 +27,8 @@ class Auto:
     tau is that of guided attention, so a model needs guidance. `k="auto"` is `Auto()`.
 
     Attributes:
-        mass: the mass to reach, from 0 to 1; None means the model's `auto_mass`.
+        mass: the share of the mass of the `most` best blocks to reach; None means the model's
+            `auto_mass`.
         least: the fewest blocks; None means the model's `auto_min`.
         most: the most blocks; None means the model's `auto_max`.
 
@@ -40,7 +41,7 @@ class Auto:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mass is not None and not _is_share(self.mass):
+        if self.mass is not None and not is_share(self.mass):
             raise ConfigError(f"mass is {self.mass!r}; it must be a number from 0 to 1")
         for name, value in (("least", self.least), ("most", self.most)):
             if value is not None and not _is_count(value):
@@ -200,9 +201,12 @@ def resolve_budget(k: Budget, blocks: int) -> int:
 def blocks_for_mass(
     scores_N: Tensor, tau: Tensor | float, mass: float, least: int, most: int
 ) -> int:
-    """The fewest blocks, best first, whose softmax(s / tau) over all blocks reaches a mass. Ours.
+    """The fewest blocks, best first, whose softmax(s / tau) reaches a mass. Ours.
 
-    Guided attention weighs a block by the same exp(s / tau), before the decoder's own logits.
+    The softmax is over the `most` best blocks, because only they could be used: guided attention
+    weighs each of them by the same exp(s / tau), before the decoder's own logits. Over all blocks
+    the shares of very many bad ones would add up, and every question to a large bank would take
+    `most`. It also makes the count exact where candidates alone have scores.
 
     Args:
         scores_N: s_n of every block; -inf for one that is no candidate.
@@ -211,10 +215,10 @@ def blocks_for_mass(
         least: the fewest blocks to return, if there are as many.
         most: the most blocks to return.
     """
-    best_N = (scores_N.double() / torch.as_tensor(tau).double()).sort(descending=True).values
-    reached_K = best_N.softmax(-1).cumsum(-1)[:most]
+    best_K = scores_N.double().topk(min(most, len(scores_N))).values
+    reached_K = (best_K / torch.as_tensor(tau).to(best_K)).softmax(-1).cumsum(-1)
     count = int((reached_K < mass).sum()) + 1
-    return min(max(count, least), most, len(scores_N))
+    return min(max(count, least), len(best_K))
 
 
 def _is_count(value: object) -> bool:
@@ -222,7 +226,8 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _is_share(value: object) -> bool:
+def is_share(value: object) -> bool:
+    """Whether a value is a number from 0 to 1."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 

@@ -253,9 +253,9 @@ def test_a_bad_budget_is_refused(k: object) -> None:
 # Budgets by need
 
 
-def fewest(scores: list[float], tau: float, mass: float) -> int:
-    """The fewest best scores whose shares of the sum of exp(s / tau) reach a mass."""
-    weights = sorted((math.exp(score / tau) for score in scores), reverse=True)
+def fewest(scores: list[float], tau: float, mass: float, most: int) -> int:
+    """The fewest best scores whose shares of the sum of exp(s / tau) of `most` reach a mass."""
+    weights = sorted((math.exp(score / tau) for score in scores), reverse=True)[:most]
     total = 0.0
     for count, weight in enumerate(weights, start=1):
         total += weight
@@ -270,14 +270,21 @@ def test_a_budget_by_need_is_the_fewest_blocks_that_reach_the_mass(tau: float, m
     torch.manual_seed(0)
     for _ in range(20):
         scores = (3 * torch.randn(12)).tolist()
-        expected = fewest(scores, tau, mass)
-        assert blocks_for_mass(torch.tensor(scores), tau, mass, 1, 12) == expected
+        for most in (1, 5, 12, 20):
+            expected = fewest(scores, tau, mass, most)
+            assert blocks_for_mass(torch.tensor(scores), tau, mass, 1, most) == expected
         limited = blocks_for_mass(torch.tensor(scores), tau, mass, 3, 5)
-        assert limited == min(max(expected, 3), 5)
+        assert limited == max(fewest(scores, tau, mass, 5), 3)
 
 
 def test_a_budget_by_need_is_never_more_than_the_bank() -> None:
     assert blocks_for_mass(torch.tensor([1.0, 1.0]), 1.0, 1.0, 4, 8) == 2
+
+
+def test_a_budget_by_need_does_not_depend_on_how_many_bad_blocks_there_are() -> None:
+    few = torch.tensor([5.0, 1.0, 0.5, 0.0])
+    many = torch.cat([few, torch.full((50_000,), -torch.inf), torch.zeros(50_000)])
+    assert blocks_for_mass(few, 1.0, 0.9, 1, 4) == blocks_for_mass(many, 1.0, 0.9, 1, 4) == 1
 
 
 def test_one_clear_block_is_enough_and_equal_blocks_are_all_needed() -> None:
