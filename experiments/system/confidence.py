@@ -72,7 +72,7 @@ def confidence(
         "fitted_to": {"data": Path(fitted.source).name, "limit": limit or LIMITS[0], "seed": 0},
         "parameters": {
             **dict(zip(FEATURES, part.weight.tolist(), strict=True)),
-            "bias": float(part.bias),
+            "bias": part.bias.item(),
         },
         "questions": {"data": Path(asked.source).name, "seed": 0},
         "checkpoint": checkpoint.name,

@@ -182,9 +182,7 @@ def ask(
             )
             output.print_json(answer.to_dict())
         else:
-            output.print_answer(
-                answering, opened, one, chosen_k, decoding=decoding, min_confidence=min_confidence
-            )
+            output.print_answer(answering, opened, one, chosen_k, decoding, min_confidence)
 
 
 def _open_model(name: str, engine: str = "auto") -> SeDeM:

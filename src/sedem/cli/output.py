@@ -222,18 +222,16 @@ def _lines(cell: Cell) -> tuple[str, ...]:
 
 
 def print_answer(
-    model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, **options: Any
+    model: SeDeM,
+    bank: MemoryBank,
+    question: str,
+    k: int | str | None,
+    decoding: Any = None,
+    min_confidence: float | None = None,
 ) -> None:
-    """Write an answer piece by piece, then its sources.
-
-    Args:
-        model: the model that answers.
-        bank: the bank that is asked.
-        question: the question.
-        k: selection budget; None means the model's own.
-        options: more arguments of `SeDeM.stream`.
-    """
-    stream = model.stream(bank, question, k=k, **options)
+    """Write an answer piece by piece, then what is known about it and its sources."""
+    options = {} if decoding is None else {"decoding": decoding}
+    stream = model.stream(bank, question, k=k, min_confidence=min_confidence, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
