@@ -37,6 +37,7 @@ STUDIES = (
     "answer_limit",
     "slot_types",
     "coarse_search",
+    "confidence",
     "performance",
     "batches",
     "memories",

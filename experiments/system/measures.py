@@ -144,6 +144,13 @@ def _coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return coarse_search(folder, scale, cell.questions, data, cell.limit)
 
 
+def _confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.confidence import confidence
+
+    folder = checkpoint(_variant(cell), scale, cell.questions, data)
+    return confidence(folder, scale, cell.questions, data, cell.limit)
+
+
 def _examples(cell: Cell, scale: Scale, data: Path) -> list[Example]:
     from sedem.evaluation.run import sample
 
@@ -196,6 +203,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "rank": _rank,
     "block-recall": _block_recall,
     "coarse-search": _coarse_search,
+    "confidence": _confidence,
     "cost": _cost,
     "training": _training,
     "search": _search,
@@ -213,6 +221,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - rank: normalized effective rank of memory slots.
 - block-recall: recall of BM25 over the blocks of SeDeM.
 - coarse-search: what a first search with pooled keys misses.
+- confidence: how well scores tell whether the evidence is in the documents.
 - cost: parameters and FLOPs.
 - training: what a stage of training took.
 - search: held-out losses of a trained baseline at several learning rates.

@@ -180,6 +180,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")]
 DataOption = Annotated[Path, typer.Option(help="Folder of the data files.")]
+AgainOption = Annotated[bool, typer.Option("--again", help="Measure what is measured already.")]
 OnlyOption = Annotated[str | None, typer.Option(help="Only cells whose name holds this.")]
 
 
@@ -189,10 +190,13 @@ def command(study: Study) -> typer.Typer:
 
     @app.command()
     def run(
-        scale: ScaleOption = "nano", data: DataOption = Path("data"), only: OnlyOption = None
+        scale: ScaleOption = "nano",
+        data: DataOption = Path("data"),
+        only: OnlyOption = None,
+        again: AgainOption = False,
     ) -> None:
         """Measure every missing cell; train the models that it needs first."""
-        measure_missing([study], scale_named(scale), data, only)
+        measure_missing([study], scale_named(scale), data, only, again)
 
     @app.command()
     def table(scale: ScaleOption = "nano") -> None:
@@ -226,11 +230,22 @@ def find(name: str) -> Study:
 
 
 def measure_missing(
-    studies: Iterable[Study], scale: Scale, data: Path, only: str | None = None
+    studies: Iterable[Study],
+    scale: Scale,
+    data: Path,
+    only: str | None = None,
+    again: bool = False,
 ) -> None:
     """Measure the missing cells of some studies.
 
     A cell that several studies share is kept in the folder of the first of them.
+
+    Args:
+        studies: the studies.
+        scale: the scale.
+        data: folder of the data files.
+        only: only cells whose name holds this.
+        again: measure cells that have a result too; it is replaced where it lies.
     """
     owners: dict[Cell, str] = {}
     for study in studies:
@@ -239,11 +254,12 @@ def measure_missing(
     for number, (cell, owner) in enumerate(owners.items(), start=1):
         if only and only not in cell.name:
             continue
-        done = cell.path(scale) is not None
+        path = cell.path(scale)
+        done = path is not None and not again
         state = "measured already" if done else "measuring"
         typer.echo(f"{number}/{len(owners)} {cell.name}: {state}", err=True)
         if not done:
-            measure(cell, scale, data, owner)
+            measure(cell, scale, data, path.parent.name if path else owner)
 
 
 def scale_named(name: str) -> Scale:

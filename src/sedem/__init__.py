@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sedem.config import SedemConfig as SedemConfig
     from sedem.errors import SedemError as SedemError
     from sedem.inference.generation import Decoding as Decoding
+    from sedem.method.selector import Auto as Auto
     from sedem.model import SeDeM as SeDeM
     from sedem.types import Answer as Answer
     from sedem.types import Citation as Citation
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "types",
+    "Auto": "method.selector",
     "Citation": "types",
     "Decoding": "inference.generation",
     "Document": "types",
@@ -46,6 +48,7 @@ _HOMES = {
 
 __all__ = [
     "Answer",
+    "Auto",
     "Citation",
     "Decoding",
     "Document",

@@ -16,6 +16,7 @@ CompressorKind = Literal["linear", "mlp", "query"]
 DecompressorKind = Literal["mlp", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
+Need = Literal["auto"]
 BlockOrder = Literal["document", "score"]
 BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
@@ -48,7 +49,8 @@ class SedemConfig(Settings):
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
-        k: default number of selected blocks.
+        k: default number of selected blocks, or "auto": as many as a question needs, which takes
+            guidance.
         block_order: order of the selected blocks in the decoder.
         block_context: what a restored state sees. "joint", the paper's: all states before it.
             "separate": the start token and its own block. "independent": the same, and every block
@@ -59,9 +61,12 @@ class SedemConfig(Settings):
         condition: default form in which the decoder reads the selected blocks: "memory", the paper's;
             "text", their own words before the question; or "both", the best one as text and the
             others as memory.
-        auto_mass: with k "auto", the mass of softmax(s / tau) that the selected blocks reach.
+        auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
+            the selected ones reach.
         auto_min: the fewest blocks of k "auto".
         auto_max: the most blocks of k "auto".
+        confidence: whether the checkpoint tells how likely the evidence is in the documents;
+            `sedem calibrate` fits this after training.
         start_placement: start token before the memory, or between memory and question.
         lora_rank: rank of the decoder's adapters; 0 means no adapters.
         lora_alpha: numerator of the adapters' scaling, alpha / rank.
@@ -88,7 +93,7 @@ class SedemConfig(Settings):
     decompressor_hidden: WholeAbove0 | None = None
     selector_heads: WholeAbove0 = 4
     selector_dim: WholeAbove0 | None = None
-    k: WholeAbove0 = 2
+    k: WholeAbove0 | Need = 2
     block_order: BlockOrder = "document"
     block_context: BlockContext = "joint"
     guidance: Flag = False
@@ -97,6 +102,7 @@ class SedemConfig(Settings):
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8
+    confidence: Flag = False
     start_placement: StartPlacement = "front"
     lora_rank: WholeFrom0 = 64
     lora_alpha: WholeFrom0 = 128
@@ -127,6 +133,10 @@ class SedemConfig(Settings):
         if self.guidance_floor is not None and not self.guidance:
             raise ValueError(
                 f"guidance_floor is {self.guidance_floor} but guidance is off; turn it on"
+            )
+        if self.k == "auto" and not self.guidance:
+            raise ValueError(
+                "k is 'auto' but guidance is off, whose tau says what a score is worth; turn it on"
             )
         if self.auto_min > self.auto_max:
             raise ValueError(

@@ -88,6 +88,7 @@ class SeDeM(SedemModules):
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
         condition: Condition | None = None,
+        min_confidence: float | None = None,
     ) -> Answer: ...
 
     @overload
@@ -100,6 +101,7 @@ class SeDeM(SedemModules):
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
         condition: Condition | None = None,
+        min_confidence: float | None = None,
     ) -> list[Answer]: ...
 
     def answer(
@@ -111,26 +113,38 @@ class SeDeM(SedemModules):
         decoding: Decoding = GREEDY,
         blocks: Sequence[int] | None = None,
         condition: Condition | None = None,
+        min_confidence: float | None = None,
     ) -> Answer | list[Answer]:
         """Answer one question, or several over the same bank in batches.
 
         Args:
             memory: the bank.
             question: one question, or a list of questions for a list of answers.
-            k: number of blocks to use, or "all"; None means the model's default.
+            k: number of blocks to use, "all", or "auto" for as many as a question needs, which
+                `Auto` limits; None means the model's default.
             decoding: limit, sampling and stop strings; the default is greedy.
             blocks: use exactly these blocks instead of selecting.
             condition: read them as "memory", as "text", or "both": the best one as text and the
                 others as memory; None means the model's default.
+            min_confidence: where the confidence that the documents have the evidence is below it,
+                the answer says that they do not tell, and nothing is generated; None always
+                answers.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
-            ConfigError: k is not a valid number, or its states exceed the decoder's positions.
+            ConfigError: k or min_confidence cannot be used, or the selected states exceed the
+                decoder's positions.
         """
+
+        def asked(one: str) -> Request:
+            return Request(
+                memory, one, k, blocks, condition=condition, min_confidence=min_confidence
+            )
+
         if isinstance(question, str):
-            return self.answer_requests([Request(memory, question, k, blocks, condition=condition)], decoding)[0]
-        requests = [Request(memory, one, k, blocks, condition=condition) for one in question]
+            return self.answer_requests([asked(question)], decoding)[0]
+        requests = [asked(one) for one in question]
         return [
             answer
             for start in range(0, len(requests), self.engine.batch_size)
@@ -158,13 +172,16 @@ class SeDeM(SedemModules):
         k: Budget | None = None,
         decoding: Decoding = GREEDY,
         condition: Condition | None = None,
+        min_confidence: float | None = None,
     ) -> AnswerStream:
         """Answer one question in pieces of text; arguments as in `answer`.
 
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
-        requests = [Request(memory, question, k, condition=condition)]
+        requests = [
+            Request(memory, question, k, condition=condition, min_confidence=min_confidence)
+        ]
         return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
     def scores(self, memory: MemoryBank, question: str) -> Tensor:

@@ -117,13 +117,16 @@ class Answer:
         k: number of blocks that were used.
         blocks: number of blocks in the memory.
         timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always there.
-        finish_reason: "end" (the model ended it), "stop" (a stop string) or "length" (the limit).
+        finish_reason: "end" (the model ended it), "stop" (a stop string), "length" (the limit) or
+            "unanswerable" (the documents do not tell; `text` says so, and nothing was generated).
         cut: one sentence for each part that was left out or cut off; empty if none was.
         model: name of the model that answered.
         conditioning: positions that the decoder's upper layers saw before the first answer token:
             restored states and prompt, or context and prompt if all layers read text.
         stored_bytes: bytes that the memory keeps to answer from, for all documents.
         context_tokens: tokens of all documents.
+        confidence: probability that the evidence is in the documents; None if the method or the
+            checkpoint gives none.
         ranking: every block of the memory, best first, on request; not part of the JSON.
     """
 
@@ -138,6 +141,7 @@ class Answer:
     conditioning: int | None = None
     stored_bytes: int | None = None
     context_tokens: int | None = None
+    confidence: float | None = None
     ranking: tuple[Span, ...] | None = None
 
     def to_dict(self) -> dict[str, Any]:

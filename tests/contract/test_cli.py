@@ -30,11 +30,13 @@ from sedem.cli.output import printable
 from sedem.evaluation.config import CONTROLS
 from sedem.evaluation.readers import SedemMethod
 from sedem.inference import build
+from sedem.inference.checkpoint import EXTRA_ENTRIES
+from sedem.inference.prompts import UNANSWERABLE
 
 RENT = "What is the rent?"
 TINY = "tiny"
 ANSWER_KEYS = {"answer", "citations", "k", "blocks", "timings", "model", "finish_reason", "cut"} | {
-    "conditioning", "stored_bytes", "context_tokens",
+    "conditioning", "stored_bytes", "context_tokens", "confidence",
 }  # fmt: skip
 
 
@@ -590,6 +592,85 @@ def test_limits_and_sampling_are_passed_on(bank: Path) -> None:
     refused("ask", bank, RENT, "--temperature", -1, words="temperature is -1")
 
 
+def test_auto_says_how_many_blocks_it_used(
+    here: Path, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(here / "guided", tiny_folder(), guidance=True, auto_min=3, auto_max=3)
+    succeeds("build", "guided.bank", "lease.txt", "recipe.md", "-m", "guided")
+    ask = ("ask", "guided.bank", RENT, "-m", "guided", "--engine", "eager", "-k")
+    assert prints_json(*ask, "auto", "--json")["k"] == 3
+    assert "  from 3 of 29 blocks" in succeeds(*ask, "auto").splitlines()
+    assert "  from" not in succeeds(*ask, 3)
+
+
+def test_auto_is_refused_without_guidance(bank: Path) -> None:
+    words = "k is 'auto', but this model was trained without guidance"
+    refused("ask", bank, RENT, "-k", "auto", "--engine", "eager", words=words)
+
+
+def questions_with_evidence(path: Path, count: int = 20) -> Path:
+    """Questions about a rent, each with one document that tells and one that does not."""
+    lines = []
+    for number in range(count):
+        text = f"The rent of flat {number} is {900 + number} euros a month."
+        document = {"name": "a.txt", "text": text}
+        lines.append(
+            {
+                "documents": [document, {"name": "b.txt", "text": RECIPE}],
+                "question": f"What is the rent of flat {number}?",
+                "answers": [f"{900 + number} euros"],
+                "evidence": [{"document": "a.txt", "start": 0, "end": len(text)}],
+            }
+        )
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
+    bank: Path, checkpoint: Path, here: Path
+) -> None:
+    data = questions_with_evidence(here / "questions.jsonl")
+    found = prints_json(
+        "calibrate", checkpoint, "--data", data, "-o", "sure", "--engine", "eager", "--json"
+    )
+    assert (found["fitted"], found["held_out"], found["left_out"]) == (15, 5, 0)
+    assert 0 <= found["auroc"] <= 1 and 0 <= found["calibration_error"] <= 1
+    assert SedemConfig.load(Path("sure"), extra=EXTRA_ENTRIES).confidence
+    ask = ("ask", bank, RENT, "-m", "sure", "--engine", "eager", "--max-new-tokens", 3)
+    answer = prints_json(*ask, "--json")
+    assert 0 < answer["confidence"] < 1 and answer["finish_reason"] != "unanswerable"
+    assert f"  confidence {answer['confidence']:.2f}" in succeeds(*ask).splitlines()
+    declined = prints_json(*ask, "--min-confidence", 1, "--json")
+    assert declined["answer"] == UNANSWERABLE
+    assert declined["finish_reason"] == "unanswerable"
+    assert declined["citations"] == answer["citations"]
+    assert succeeds(*ask, "--min-confidence", 1).splitlines()[0] == UNANSWERABLE
+
+
+def test_calibrating_says_what_it_found(checkpoint: Path, here: Path) -> None:
+    data = questions_with_evidence(here / "questions.jsonl")
+    shown = succeeds("calibrate", checkpoint, "--data", data, "--out", "sure", "--engine", "eager")
+    first, second = shown.splitlines()
+    assert first == "sure: fitted to 15 questions with and without evidence"
+    assert re.fullmatch(
+        r"on 5 other questions: AUROC [01]\.\d{3}, calibration error [01]\.\d{3}", second
+    )
+
+
+def test_too_few_questions_to_calibrate_are_refused(checkpoint: Path, here: Path) -> None:
+    data = questions_with_evidence(here / "questions.jsonl", 3)
+    words = "3 of 3 questions have labelled evidence .* at least 16 are needed"
+    result = sedem("calibrate", checkpoint, "--data", data, "-o", "sure", "--engine", "eager")
+    assert result.exit_code == 1 and re.search(words, result.stderr)
+    assert not Path("sure").exists()
+
+
+def test_a_least_confidence_is_refused_by_a_model_without_one(bank: Path) -> None:
+    ask = ("ask", bank, RENT, "--engine", "eager", "--min-confidence")
+    refused(*ask, 0.5, words="min_confidence is 0.5, but this model gives no confidence; fit it")
+    refused(*ask, 2, words="min_confidence is 2.0; it must be a number from 0 to 1")
+
+
 @pytest.mark.parametrize("k", [0, -1])
 def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
     for output in ([], ["--json"]):
@@ -600,7 +681,7 @@ def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
 
 @pytest.mark.parametrize("k", ["many", "1.5", "", "ALL", "two"])
 def test_a_k_that_is_not_a_number_is_refused(k: str, bank: Path) -> None:
-    refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'all'")
+    refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'auto'")
 
 
 def test_a_k_beyond_the_bank_is_the_whole_bank(bank: Path) -> None:
@@ -982,8 +1063,10 @@ def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, traine
             "control is 'best'; it can be selected, gold, gold-documents",
         ),
         (["sedem", "--dtype", "int8"], "dtype is 'int8'; it can be float32 or bfloat16"),
-        (["sedem", "-k", "0"], "k is 0; it must be above 0, or it can be all"),
-        (["bm25", "-k", "0"], "k is 0; it must be above 0, or it can be all"),
+        (["sedem", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
+        (["sedem", "-k", "auto"], "k is 'auto', but this model was trained without guidance"),
+        (["bm25", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
+        (["bm25", "-k", "auto"], "k is 'auto'; it must be a whole number of at least 1"),
         (["bm25", "-k", "-1"], "k is -1; it must be above 0"),
         (["bm25", "--control", "gold"], "control is 'gold', but bm25 has no control; leave it out"),
         (["bm25", "--shift", "4"], "shift is 4, but bm25 has no shift; leave it out"),

@@ -242,6 +242,7 @@ def test_an_answer_of_any_reader_is_json(reader: Reader, documents: list[Documen
         "conditioning",
         "stored_bytes",
         "context_tokens",
+        "confidence",
     }
     assert entries["answer"] == answer.text
     assert set(entries["citations"][0]) == {"rank", "document", "start", "end", "score", "text"}

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from sedem.backbone.lora import LORA_TARGETS
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
-from sedem.method.selector import Budget, resolve_budget
+from sedem.method.selector import resolve_budget
 from sedem.validation import Settings, Share, WholeAbove0, WholeFrom0
 
 PROJECTIONS = (*LORA_TARGETS, "gate_proj", "up_proj", "down_proj")
@@ -43,7 +43,7 @@ def _budget(k: Any) -> Any:
     return k
 
 
-SelectionBudget = Annotated[Budget, BeforeValidator(_budget)]
+SelectionBudget = Annotated[int | str, BeforeValidator(_budget)]
 """A selection budget (k): a whole number of at least 1, or "all"."""
 
 

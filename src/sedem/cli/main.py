@@ -12,13 +12,13 @@ import typer
 from typer.core import TyperGroup
 
 from sedem.cli import bank as bank_commands
-from sedem.cli import bench, data, evaluate, output, train
+from sedem.cli import bench, calibrate, data, evaluate, output, train
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import BankPath, BudgetOption, EngineOption, Json, Model, budget
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import SedemError
 
-ORDER = ("demo", "build", "ask", "bank", "data", "train", "eval", "bench", "cost")
+ORDER = ("demo", "build", "ask", "bank", "data", "train", "calibrate", "eval", "bench", "cost")
 """The commands as the help lists them."""
 
 
@@ -50,6 +50,7 @@ app.add_typer(bank_commands.bank_app, name="bank")
 app.add_typer(data.data_app, name="data")
 app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
+app.command()(calibrate.calibrate)
 app.command()(bench.bench)
 app.command()(evaluate.cost)
 
@@ -140,6 +141,13 @@ def ask(
         typer.Argument(metavar="QUESTION", help="Without it, one question a line from stdin."),
     ] = None,
     k: BudgetOption = None,
+    min_confidence: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="Say that the documents do not tell where the confidence, from 0 to 1, is below.",
+        ),
+    ] = None,
     as_json: Json = False,
     model: Model = None,
     max_new_tokens: Annotated[
@@ -166,7 +174,9 @@ def ask(
     opened.check_made_by(answering.fingerprint())
     for one in [question] if question is not None else output.questions_from_stdin():
         if as_json:
-            answer = answering.answer(opened, one, k=chosen_k, decoding=decoding)
+            answer = answering.answer(
+                opened, one, k=chosen_k, decoding=decoding, min_confidence=min_confidence
+            )
             output.print_json(answer.to_dict())
         else:
-            output.print_answer(answering, opened, one, chosen_k, decoding)
+            output.print_answer(answering, opened, one, chosen_k, decoding, min_confidence)

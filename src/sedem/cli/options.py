@@ -22,7 +22,11 @@ Model = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BudgetOption = Annotated[
     str | None,
-    typer.Option("-k", metavar="N|all", help="Blocks to use. [default: the model's own]"),
+    typer.Option(
+        "-k",
+        metavar="N|all|auto",
+        help="Blocks to use; auto takes as many as a question needs. [default: the model's own]",
+    ),
 ]
 EngineOption = Annotated[
     str,
@@ -44,17 +48,17 @@ def budget(text: str | None) -> int | str | None:
     """Parse the value of -k.
 
     Returns:
-        A number of blocks, "all", or None for the model's own.
+        A number of blocks, "all", "auto", or None for the model's own.
 
     Raises:
-        ConfigError: the text is neither a number nor "all".
+        ConfigError: the text is none of them.
     """
-    if text is None or text == "all":
+    if text in (None, "all", "auto"):
         return text
     try:
         return int(text)
     except ValueError:
-        message = f"k is '{text}'; it must be a whole number of at least 1, or 'all'"
+        message = f"k is '{text}'; it must be a whole number of at least 1, 'all' or 'auto'"
         raise ConfigError(message) from None
 
 

@@ -222,16 +222,28 @@ def _lines(cell: Cell) -> tuple[str, ...]:
 
 
 def print_answer(
-    model: SeDeM, bank: MemoryBank, question: str, k: int | str | None, decoding: Any = None
+    model: SeDeM,
+    bank: MemoryBank,
+    question: str,
+    k: int | str | None,
+    decoding: Any = None,
+    min_confidence: float | None = None,
 ) -> None:
-    """Write an answer piece by piece, then its sources."""
+    """Write an answer piece by piece, then what is known about it and its sources."""
     options = {} if decoding is None else {"decoding": decoding}
-    stream = model.stream(bank, question, k=k, **options)
+    stream = model.stream(bank, question, k=k, min_confidence=min_confidence, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None
     write()
-    print_sources(stream.answer)
+    answer, facts = stream.answer, []
+    if (model.config.k if k is None else k) == "auto":
+        facts.append(f"from {answer.k:,} of {count(answer.blocks, 'block')}")
+    if answer.confidence is not None:
+        facts.append(f"confidence {answer.confidence:.2f}")
+    if facts:
+        write(f"  {', '.join(facts)}")
+    print_sources(answer)
 
 
 def print_sources(answer: Answer) -> None:

@@ -40,8 +40,9 @@ class MethodSettings(Settings):
     checkpoint: str
     """Checkpoint: a folder or a hub id. Untrained methods read with its frozen backbone."""
 
-    k: WholeAbove0 | Literal["all"] | None = None
-    """Blocks to use, or "all". None means the model's own number, and 2 paragraphs for BM25."""
+    k: WholeAbove0 | Literal["all", "auto"] | None = None
+    """Blocks to use, "all", or "auto" for SeDeM. None means the model's own number, and 2
+    paragraphs for BM25."""
 
     control: Control = "selected"
     """Blocks to use: selected, gold, gold-documents, wrong or none."""

@@ -67,7 +67,8 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
         ConfigError: the name is unknown.
     """
     config, encoder, decoder = _shapes(name)
-    workload = workload or Workload(k=config.k)
+    # The most that "auto" may take, since what it takes depends on the question.
+    workload = workload or Workload(k=config.auto_max if config.k == "auto" else config.k)
     return {
         "backbone": name,
         "parameters": count_parameters(config, encoder, decoder),

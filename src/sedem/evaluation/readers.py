@@ -27,7 +27,7 @@ from sedem.evaluation.run import Progress, evaluate
 from sedem.inference.checkpoint import EXTRA_ENTRIES, locate, open_backbones
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, restored_sizes
+from sedem.inference.requests import Request, auto_budget, count_blocks, restored_sizes
 from sedem.method.selector import ALL, Budget, resolve_budget, select
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, check_dtype
@@ -163,8 +163,8 @@ class SedemMethod:
         evidence = torch.tensor(labels.from_evidence(bank.blocks, example.evidence))
         scores = self.model.scores(bank, example.question)
         bonus = 1e6 if control == "gold" else -1e6
-        k = self.model.config.k if self.settings.k is None else self.settings.k
-        return select(scores + bonus * evidence, resolve_budget(k, len(bank))).tolist()
+        count = count_blocks(self.model, self.settings.k, scores)
+        return select(scores + bonus * evidence, count).tolist()
 
     def _best_that_fit(self, bank: MemoryBank, example: Example) -> list[int]:
         """All blocks, or the best ones that the decoder has positions for."""
@@ -211,7 +211,11 @@ def evaluate_reader(
 
 
 def open_sedem(settings: MethodSettings) -> Method:
-    """Open SeDeM from a checkpoint."""
+    """Open SeDeM from a checkpoint.
+
+    Raises:
+        ConfigError: a setting cannot be used, such as k "auto" without guidance.
+    """
     # Before the weights are loaded, which takes long.
     check_dtype(settings.memory)
     model = SeDeM.from_pretrained(
@@ -220,6 +224,7 @@ def open_sedem(settings: MethodSettings) -> Method:
         device=settings.device,
         engine=settings.engine,
     )
+    auto_budget(model, settings.k)
     if settings.shift:
         model.config = model.config.with_changes(segment_shift=settings.shift)
     return SedemMethod(model, settings)
@@ -239,10 +244,11 @@ def open_bm25(settings: MethodSettings) -> Method:
     """Open the checkpoint's frozen decoder on the k paragraphs that BM25 ranks first.
 
     Raises:
-        ConfigError: a setting of SeDeM is given.
+        ConfigError: a setting of SeDeM is given, or k is "auto".
     """
     refuse("bm25", settings, *ONLY_SEDEM)
     k = 2 if settings.k is None else settings.k
+    resolve_budget(k, 1)
     return OneByOne(BM25(frozen_decoder(settings), decoding_of(settings), k))
 
 

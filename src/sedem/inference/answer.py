@@ -13,13 +13,16 @@ from torch import Tensor
 
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.device import Clock, device_lock
-from sedem.engine.interface import Engine
+from sedem.engine.interface import Engine, Start
 from sedem.inference.generation import Decoding, Transcript, generate
+from sedem.inference.prompts import UNANSWERABLE
 from sedem.inference.requests import (
     Request,
     Selection,
     check_fits,
+    check_min_confidence,
     choose,
+    confidences,
     encode_questions,
     prefix_of,
     restored_sizes,
@@ -57,10 +60,12 @@ def respond(
     Raises:
         BankMismatchError: another model made a bank.
         DataError: a question is empty or too long.
-        ConfigError: K or a forced block cannot be used, or an answer has too many positions.
+        ConfigError: K, a forced block or `min_confidence` cannot be used, or an answer has too
+            many positions.
     """
     clock = Clock(model.device)
     for request in requests:
+        check_min_confidence(model, request)
         request.bank.check_made_by(model.fingerprint())
     with device_lock(model.device):
         hidden_BQE, mask_BQ = encode_questions(
@@ -68,11 +73,15 @@ def respond(
         )
         clock.lap("encode_ms")
         scores = score_requests(model, requests, hidden_BQE, mask_BQ)
-        selections = [choose(model, *pair) for pair in zip(requests, scores, strict=True)]
+        known = zip(requests, scores, confidences(model, scores, mask_BQ), strict=True)
+        selections = [choose(model, *one) for one in known]
         clock.lap("score_ms")
     clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
     conditioning, starts = [], []
     for request, selection in zip(requests, selections, strict=True):
+        if selection.declined:
+            conditioning.append(0)
+            continue
         ids_P = prefix_of(model, request, selection)
         by_score = sorted(selection.memory, key=selection.ranked.index)
         sizes = restored_sizes(model, request.bank, by_score)
@@ -80,21 +89,54 @@ def respond(
         conditioning.append(sum(sizes) + len(ids_P))
         starts.append(start_of(request.bank, selection, ids_P))
     clock.lap("gather_ms")
-    transcripts: list[Transcript] = []
-    with engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
-        clock.lap("prefill_ms")
-        tokenizer, eos_token_id = model.decoder.tokenizer, model.decoder.eos_token_id
-        for transcripts in generate(
-            logits_BV, advance, tokenizer, eos_token_id, decoding, ahead=engine.ahead
-        ):
-            if "ttft_ms" not in clock.timings:
-                clock.mark("ttft_ms")
-            yield transcripts
+    declined = [selection.declined for selection in selections]
+    transcripts = yield from _transcribe(model, engine, starts, declined, decoding, clock)
     clock.mark("total_ms")
     return [
         to_answer(name, *parts, clock.timings)
         for parts in zip(requests, selections, transcripts, conditioning, strict=True)
     ]
+
+
+def _transcribe(
+    model: SedemModules,
+    engine: Engine,
+    starts: Sequence[Start],
+    declined: Sequence[bool],
+    decoding: Decoding,
+    clock: Clock,
+) -> Generator[list[Transcript], None, list[Transcript]]:
+    """Decode the answers of a batch; declined requests have their sentence from the beginning.
+
+    Args:
+        model: the model that answers.
+        engine: its engine.
+        starts: one for each request that is not declined.
+        declined: which requests are.
+        decoding: how answers are generated.
+        clock: is given the times of prefill and first token.
+    """
+    tokenizer, eos_token_id = model.decoder.tokenizer, model.decoder.eos_token_id
+    transcripts = [Transcript(tokenizer, eos_token_id, decoding) for _ in declined]
+    for row, is_declined in enumerate(declined):
+        if is_declined:
+            transcripts[row].finish(UNANSWERABLE, "unanswerable")
+    if not starts:
+        clock.mark("ttft_ms")
+        yield transcripts
+        return transcripts
+    decoded = [row for row, is_declined in enumerate(declined) if not is_declined]
+    with engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
+        clock.lap("prefill_ms")
+        for generated in generate(
+            logits_BV, advance, tokenizer, eos_token_id, decoding, ahead=engine.ahead
+        ):
+            if "ttft_ms" not in clock.timings:
+                clock.mark("ttft_ms")
+            for row, transcript in zip(decoded, generated, strict=True):
+                transcripts[row] = transcript
+            yield transcripts
+    return transcripts
 
 
 def to_answer(
@@ -112,7 +154,8 @@ def to_answer(
         request: the question and its bank.
         selection: the blocks that were used.
         transcript: the finished text.
-        conditioning: positions that the upper layers saw before the first answer token.
+        conditioning: positions that the upper layers saw before the first answer token; 0 if
+            nothing was decoded.
         timings: milliseconds of the batch, by stage.
     """
     assert transcript.finish_reason is not None
@@ -132,6 +175,7 @@ def to_answer(
         conditioning=conditioning,
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
+        confidence=selection.confidence,
         ranking=ranking(request.bank, selection.scores) if request.ranking else None,
     )
 

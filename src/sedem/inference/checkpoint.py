@@ -175,6 +175,30 @@ def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None
     save_file(quantize_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
 
 
+def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **settings: Any) -> None:
+    """Write a copy of a checkpoint that has one part more, or another one in its place.
+
+    All other weights keep their bytes, so the banks of the model remain its banks.
+
+    Args:
+        source: folder of the checkpoint.
+        folder: folder of the copy; the same one changes the checkpoint itself.
+        name: name of the part in sedem.safetensors.
+        part: the part.
+        settings: settings of the configuration that change.
+    """
+    config = SedemConfig.load(source, extra=EXTRA_ENTRIES).with_changes(**settings)
+    weights = load_weights(source / WEIGHTS_FILE)
+    kept = {key: tensor for key, tensor in weights.items() if not key.startswith(f"{name}.")}
+    added = {f"{name}.{key}": t.cpu().contiguous() for key, t in part.state_dict().items()}
+    with unfinished(folder) as place:
+        shutil.copytree(source, place, dirs_exist_ok=True)
+        config.save(
+            place, sedem_version=version("sedem"), transformers_version=version("transformers")
+        )
+        save_file({**kept, **added}, place / WEIGHTS_FILE)
+
+
 @contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
     """Write a checkpoint in a temporary folder, which becomes `folder` when the block ends.

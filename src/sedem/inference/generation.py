@@ -106,7 +106,7 @@ class Transcript:
     Attributes:
         ids: the tokens so far, without the end token.
         text: the text so far.
-        finish_reason: "end", "stop" or "length" as in `Answer`; None while unfinished.
+        finish_reason: as in `Answer`; None while unfinished.
     """
 
     def __init__(
@@ -119,6 +119,15 @@ class Transcript:
         self.text = ""
         self.finish_reason: str | None = None
         self._taken = 0
+
+    def finish(self, text: str, reason: str) -> None:
+        """Give the whole text at once, without any token.
+
+        Args:
+            text: the answer.
+            reason: why it is finished.
+        """
+        self.text, self.finish_reason = text, reason
 
     def add(self, token: int) -> None:
         """Add one token."""

@@ -17,6 +17,9 @@ ANSWER_LIMIT = 64
 LONG_ANSWER_LIMIT = 128
 """The same for QASPER and RULER."""
 
+UNANSWERABLE = "The documents do not tell."
+"""The answer to a question whose evidence seems not to be in the documents."""
+
 SEPARATOR = "\n\n"
 """Between two documents, and between a context and the question."""
 

@@ -1,7 +1,7 @@
 """A request on its way to decoding: its states, its scores, its blocks and its start.
 
 Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
-width.
+width, F features of a confidence.
 """
 
 from __future__ import annotations
@@ -22,9 +22,20 @@ from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
 from sedem.errors import ConfigError, DataError
 from sedem.inference.prompts import question_ids
+from sedem.method.confidence import confidence_features
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import state_mask
-from sedem.method.selector import Budget, arrange, resolve_budget, select, text_count
+from sedem.method.selector import (
+    AUTO,
+    Auto,
+    Budget,
+    arrange,
+    blocks_for_mass,
+    is_share,
+    resolve_budget,
+    select,
+    text_count,
+)
 from sedem.types import check_unicode
 
 
@@ -39,6 +50,7 @@ class Request:
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
         condition: form in which the decoder reads the blocks; None means the model's default.
+        min_confidence: below it the answer is that the documents do not tell; None answers always.
     """
 
     bank: MemoryBank
@@ -47,6 +59,7 @@ class Request:
     blocks: Sequence[int] | None = None
     ranking: bool = False
     condition: Condition | None = None
+    min_confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,12 +71,16 @@ class Selection:
         memory: those that the decoder reads as memory, in its order.
         texts: those that it reads as text, in its order.
         scores: score of every block of the bank `[N]`, on the CPU.
+        confidence: probability that the evidence is in the bank; None if the model gives none.
+        declined: whether the confidence is below the one that the request asks for.
     """
 
     ranked: list[int]
     memory: list[int]
     texts: list[int]
     scores: Tensor
+    confidence: float | None = None
+    declined: bool = False
 
 
 @torch.no_grad()
@@ -98,20 +115,58 @@ def encode_questions(
     return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
 
 
-def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection:
+def check_min_confidence(model: SedemModules, request: Request) -> None:
+    """Check that a model can tell the confidence that a request asks for.
+
+    Raises:
+        ConfigError: `min_confidence` is no probability, or the model gives none.
+    """
+    asked = request.min_confidence
+    if asked is None:
+        return
+    if not is_share(asked):
+        raise ConfigError(f"min_confidence is {asked!r}; it must be a number from 0 to 1")
+    if model.confidence is None:
+        raise ConfigError(
+            f"min_confidence is {asked}, but this model gives no confidence; fit it with "
+            "'sedem calibrate', or leave min_confidence out"
+        )
+
+
+@torch.no_grad()
+def confidences(
+    model: SedemModules, scores: Sequence[Tensor], mask_BQ: Tensor
+) -> list[float | None]:
+    """Return the probability that a bank has the evidence, for each question.
+
+    Args:
+        model: None for every question if it gives no confidence.
+        scores: score of every block `[N]` for each question; -inf for one that is no candidate.
+        mask_BQ: False where a question token is padding.
+    """
+    if model.confidence is None:
+        return [None] * len(scores)
+    rows = zip(scores, mask_BQ.sum(1).tolist(), strict=True)
+    features_BF = torch.stack([confidence_features(*row) for row in rows])
+    return list(model.confidence(features_BF).tolist())
+
+
+def choose(
+    model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
+) -> Selection:
     """Choose the blocks of a request: the K with the best scores, or those it forces.
 
     Args:
         model: its configuration has the default K and the order of blocks.
         request: the request.
         scores_N: score of every block of its bank.
+        confidence: probability that the evidence is in the bank; None if the model gives none.
 
     Raises:
         ConfigError: K is invalid, or a forced block does not exist or is named twice.
     """
     if request.blocks is None:
-        k = model.config.k if request.k is None else request.k
-        ranked = select(scores_N, resolve_budget(k, len(scores_N)))
+        ranked = select(scores_N, count_blocks(model, request.k, scores_N))
     else:
         if len(set(request.blocks)) < len(request.blocks):
             raise ConfigError(f"blocks {list(request.blocks)} name a block twice; name each once")
@@ -122,20 +177,65 @@ def choose(model: SedemModules, request: Request, scores_N: Tensor) -> Selection
         ranked = forced[select(scores_N[forced], len(forced))]
     condition = request.condition or model.config.condition
     if condition not in get_args(Condition):
-        raise ConfigError(
-            f"condition is '{condition}'; it can be {', '.join(get_args(Condition))}"
-        )
+        raise ConfigError(f"condition is '{condition}'; it can be {', '.join(get_args(Condition))}")
     texts, memory = (
         arrange(part, model.config.block_order).tolist()
         for part in ranked.tensor_split([text_count(condition, len(ranked))])
     )
-    return Selection(ranked.tolist(), memory, texts, scores_N.cpu())
+    least = request.min_confidence
+    declined = confidence is not None and least is not None and confidence < least
+    return Selection(ranked.tolist(), memory, texts, scores_N.cpu(), confidence, declined)
 
 
 def prefix_of(model: SedemModules, request: Request, selection: Selection) -> Tensor:
     """Return the token ids `[P]` of start token, blocks that are read as text, and question."""
     texts = [request.bank.block_text(index) for index in selection.texts]
     return torch.tensor(question_ids(model.decoder, request.question, texts))
+
+
+def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
+    """The number of blocks that a budget comes to for one question.
+
+    Args:
+        model: its guidance and settings decide "auto".
+        k: the budget; None means the model's default.
+        scores_N: score of every block; -inf for one that is no candidate.
+
+    Raises:
+        ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
+    """
+    auto = auto_budget(model, k)
+    if auto is None:
+        return resolve_budget(_budget(model, k), len(scores_N))
+    assert model.guidance is not None
+    return blocks_for_mass(scores_N, model.guidance.tau, *auto)
+
+
+def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
+    """Mass, fewest and most blocks of a budget by need; None for another budget.
+
+    Args:
+        model: its settings hold for what the budget leaves open.
+        k: the budget; None means the model's default.
+
+    Raises:
+        ConfigError: the model has no guidance.
+    """
+    budget = _budget(model, k)
+    if budget == AUTO:
+        budget = Auto()
+    if not isinstance(budget, Auto):
+        return None
+    if model.guidance is None:
+        raise ConfigError(
+            "k is 'auto', but this model was trained without guidance, whose tau says what a "
+            "score is worth; give a number of blocks, or a model with guidance"
+        )
+    return budget.filled(model.config)
+
+
+def _budget(model: SedemModules, k: Budget | None) -> Budget:
+    return model.config.k if k is None else k
 
 
 def start_of(bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
@@ -199,5 +299,8 @@ def score_requests(
 def _needs_every_score(model: SedemModules, request: Request) -> bool:
     if request.blocks is not None or request.ranking:
         return True
-    k = model.config.k if request.k is None else request.k
-    return resolve_budget(k, len(request.bank)) > coarse_search.COUNT
+    auto = auto_budget(model, request.k)
+    if auto is not None:
+        # `blocks_for_mass` looks at so many of the best.
+        return auto[2] > coarse_search.COUNT
+    return resolve_budget(_budget(model, request.k), len(request.bank)) > coarse_search.COUNT

@@ -13,6 +13,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.method.compressor import build_compressor
+from sedem.method.confidence import Confidence
 from sedem.method.decompressor import build_decompressor
 from sedem.method.encoder import LayerMixture
 from sedem.method.guidance import Guidance
@@ -49,6 +50,7 @@ class SedemModules(nn.Module):
         self.selector = build_selector(config, encoder.width, decoder.width)
         self.decompressor = build_decompressor(config, decoder.width)
         self.guidance = Guidance(config.guidance_floor) if config.guidance else None
+        self.confidence = Confidence() if config.confidence else None
         self._digest: tuple[tuple[int, ...], str] | None = None
 
     @property
@@ -66,6 +68,8 @@ class SedemModules(nn.Module):
         }
         if self.guidance is not None:
             parts["guidance"] = self.guidance
+        if self.confidence is not None:
+            parts["confidence"] = self.confidence
         return nn.ModuleDict(parts)
 
     def fingerprint(self) -> str:

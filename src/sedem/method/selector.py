@@ -6,6 +6,8 @@ E encoder width, D decoder width.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,8 +16,58 @@ from sedem.backbone.safetensors import weights_digest
 from sedem.config import BlockOrder, Condition, SedemConfig
 from sedem.errors import ConfigError
 
-Budget = int | str
 ALL = "all"
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Auto:
+    """A selection budget by need: the fewest blocks with a mass of softmax(s / tau). Ours.
+
+    tau is that of guided attention, so a model needs guidance. `k="auto"` is `Auto()`.
+
+    Attributes:
+        mass: the share of the mass of the `most` best blocks to reach; None means the model's
+            `auto_mass`.
+        least: the fewest blocks; None means the model's `auto_min`.
+        most: the most blocks; None means the model's `auto_max`.
+
+    Raises:
+        ConfigError: a value is out of its range, or `least` is more than `most`.
+    """
+
+    mass: float | None = None
+    least: int | None = None
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mass is not None and not is_share(self.mass):
+            raise ConfigError(f"mass is {self.mass!r}; it must be a number from 0 to 1")
+        for name, value in (("least", self.least), ("most", self.most)):
+            if value is not None and not _is_count(value):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise ConfigError(
+                f"least is {self.least} but most {self.most}; the fewest blocks cannot be more "
+                "than the most"
+            )
+
+    def filled(self, config: SedemConfig) -> tuple[float, int, int]:
+        """Mass, fewest and most blocks, with the model's own where none is given.
+
+        One limit alone moves the model's other limit out of its way.
+        """
+        least = config.auto_min if self.least is None else self.least
+        most = config.auto_max if self.most is None else self.most
+        if self.least is None:
+            least = min(least, most)
+        if self.most is None:
+            most = max(least, most)
+        return config.auto_mass if self.mass is None else self.mass, least, most
+
+
+Budget = int | str | Auto
+"""A number of blocks, "all", "auto" or `Auto`."""
 
 
 def block_scores(
@@ -128,7 +180,7 @@ def build_selector(config: SedemConfig, d_enc: int, d_dec: int) -> Selector:
 
 
 def resolve_budget(k: Budget, blocks: int) -> int:
-    """Number of blocks to select: k, or all blocks where there are fewer.
+    """Number of blocks to select by a fixed budget: k, or all blocks where there are fewer.
 
     Args:
         k: a whole number of at least 1, or "all" for the full bank.
@@ -139,9 +191,44 @@ def resolve_budget(k: Budget, blocks: int) -> int:
     """
     if k == ALL:
         return blocks
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ConfigError(f"k is {k!r}; it must be a whole number of at least 1, or 'all'")
+    if not isinstance(k, int) or not _is_count(k):
+        raise ConfigError(
+            f"k is {k!r}; it must be a whole number of at least 1, or 'all', or 'auto' for SeDeM"
+        )
     return min(k, blocks)
+
+
+def blocks_for_mass(
+    scores_N: Tensor, tau: Tensor | float, mass: float, least: int, most: int
+) -> int:
+    """The fewest blocks, best first, whose softmax(s / tau) reaches a mass. Ours.
+
+    The softmax is over the `most` best blocks, because only they could be used: guided attention
+    weighs each of them by the same exp(s / tau), before the decoder's own logits. Over all blocks
+    the shares of very many bad ones would add up, and every question to a large bank would take
+    `most`. It also makes the count exact where candidates alone have scores.
+
+    Args:
+        scores_N: s_n of every block; -inf for one that is no candidate.
+        tau: the temperature of guided attention.
+        mass: the mass to reach, from 0 to 1.
+        least: the fewest blocks to return, if there are as many.
+        most: the most blocks to return.
+    """
+    best_K = scores_N.double().topk(min(most, len(scores_N))).values
+    reached_K = (best_K / torch.as_tensor(tau).to(best_K)).softmax(-1).cumsum(-1)
+    count = int((reached_K < mass).sum()) + 1
+    return min(max(count, least), len(best_K))
+
+
+def _is_count(value: object) -> bool:
+    # A bool is a number to Python, not to people.
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def is_share(value: object) -> bool:
+    """Whether a value is a number from 0 to 1."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 def select(scores_N: Tensor, count: int) -> Tensor:

@@ -161,8 +161,14 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     """Open a model to train: new parts on the recipe's backbones, or a checkpoint.
 
     Raises:
-        ConfigError: the checkpoint has another shape than the recipe, or other backbones.
+        ConfigError: the checkpoint has another shape than the recipe, or other backbones, or the
+            recipe asks for a confidence.
     """
+    if config.confidence:
+        raise ConfigError(
+            "model.confidence is true in the recipe, but training does not fit it; leave it out "
+            "and run 'sedem calibrate' on the trained checkpoint"
+        )
     options = backbone_options(optimization)
     if start_from is None:
         model = SeDeM(config, *open_backbones(config, **options))
@@ -172,6 +178,9 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
     # What a stage-1 checkpoint has not learned yet; blocks may stand apart from here on.
     free |= {"block_context", "guidance", "guidance_floor", "condition"}
+    # What was fitted to the scores of a selector does not fit those of another one.
+    free |= {"confidence"}
+    model.confidence = None
     if not model.decoder.has_lora:
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)

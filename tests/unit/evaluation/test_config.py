@@ -98,8 +98,8 @@ def test_the_help_names_the_types_that_slots_can_be_stored_as() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"k": 0}, "k is 0; it must be above 0, or it can be all"),
-        ({"k": "most"}, "k is 'most'; a whole number is needed, or it can be all"),
+        ({"k": 0}, "k is 0; it must be above 0, or it can be all or auto"),
+        ({"k": "most"}, "k is 'most'; a whole number is needed, or it can be all or auto"),
         (
             {"control": "best"},
             "control is 'best'; it can be selected, gold, gold-documents, wrong or none",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +16,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import InMemory
 from sedem.baselines.full_context import FullContext
 from sedem.errors import ConfigError, DataError
-from sedem.inference.prompts import question_ids
+from sedem.inference.prompts import UNANSWERABLE, question_ids
 from sedem.inference.requests import Request
 from sedem.quantization import Quantized
 
@@ -136,3 +138,111 @@ def test_conditioning_counts_the_prompt_and_real_states_but_no_padding(
         assert model.answer(bank, RENT, blocks=[block]).conditioning == prompt + count
     answers = model.answer(bank, [RENT, "A much longer question, about pets?"], k="all")
     assert answers[0].conditioning == prompt + sum(states)
+
+
+# Confidence
+
+
+@pytest.fixture
+def sure(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    """A model with a confidence that differs between the questions."""
+    model = build(config, backbone, confidence=True)
+    assert model.confidence is not None
+    with torch.no_grad():
+        model.confidence.weight.copy_(torch.tensor([30.0, 10.0]))
+        model.confidence.bias.fill_(-12.0)
+    return model
+
+
+def test_an_answer_tells_the_confidence_of_its_scores(
+    sure: SeDeM, documents: list[Document]
+) -> None:
+    bank = sure.read(documents)
+    answers = sure.answer(bank, QUESTIONS, decoding=SHORT)
+    for question, answer in zip(QUESTIONS, answers, strict=True):
+        tokens = len(sure.encoder.token_ids(question))
+        best, *rest = sorted(sure.scores(bank, question).tolist(), reverse=True)
+        logit = 30 * best / tokens + 10 * (best - sum(rest[:7]) / 7) / tokens - 12
+        assert answer.confidence == pytest.approx(1 / (1 + math.exp(-logit)), abs=1e-4)
+        assert answer.to_dict()["confidence"] == answer.confidence
+    assert len({answer.confidence for answer in answers}) == len(QUESTIONS)
+
+
+def test_a_model_without_the_part_tells_no_confidence(model: SeDeM, bank: MemoryBank) -> None:
+    assert model.answer(bank, RENT, decoding=SHORT).confidence is None
+
+
+def test_below_the_least_confidence_the_answer_is_that_the_documents_do_not_tell(
+    sure: SeDeM, documents: list[Document]
+) -> None:
+    bank = sure.read(documents)
+    answers = sure.answer(bank, QUESTIONS, decoding=SHORT)
+    ordered = sorted(answer.confidence or 0.0 for answer in answers)
+    least = (ordered[1] + ordered[2]) / 2
+    found = sure.answer(bank, QUESTIONS, decoding=SHORT, min_confidence=least)
+    declined = [answer for answer in found if answer.finish_reason == "unanswerable"]
+    assert len(declined) == 2
+    for free, answer in zip(answers, found, strict=True):
+        assert (answer.citations, answer.k) == (free.citations, free.k)
+        assert answer.confidence == free.confidence
+        if answer in declined:
+            assert (answer.confidence or 0.0) < least
+            assert (answer.text, answer.conditioning, answer.cut) == (UNANSWERABLE, 0, ())
+        else:
+            assert untimed(answer) == untimed(free)
+
+
+def test_nothing_is_decoded_for_a_declined_question(
+    sure: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank, started = sure.read(documents), []
+    start = sure.engine.start
+
+    def counted(starts: list[object], limit: int) -> object:
+        started.append(len(starts))
+        return start(starts, limit)
+
+    monkeypatch.setattr(sure.engine, "start", counted)
+    requests = [Request(bank, RENT, min_confidence=1.0), Request(bank, RENT)]
+    declined, answered = sure.answer_requests(requests, SHORT)
+    assert started == [1]
+    assert (declined.finish_reason, answered.text != UNANSWERABLE) == ("unanswerable", True)
+    alone = sure.answer(bank, RENT, min_confidence=1.0)
+    assert started == [1]
+    assert alone.text == UNANSWERABLE
+    assert 0 <= alone.timings["select_ms"] <= alone.timings["ttft_ms"] <= alone.timings["total_ms"]
+
+
+def test_a_declined_question_may_be_one_whose_states_would_not_fit(sure: SeDeM) -> None:
+    bank = sure.read([Document("long.txt", LEASE * 3)])
+    answer = sure.answer(bank, RENT, k="all", min_confidence=1.0)
+    assert (answer.finish_reason, answer.k) == ("unanswerable", len(bank))
+
+
+def test_a_stream_gives_the_sentence_of_a_declined_question(
+    sure: SeDeM, documents: list[Document]
+) -> None:
+    stream = sure.stream(sure.read(documents), RENT, min_confidence=1.0)
+    assert list(stream) == [UNANSWERABLE]
+    assert stream.answer is not None and stream.answer.finish_reason == "unanswerable"
+
+
+def test_a_least_confidence_of_zero_always_answers(sure: SeDeM, documents: list[Document]) -> None:
+    bank = sure.read(documents)
+    free = sure.answer(bank, RENT, decoding=SHORT)
+    assert untimed(sure.answer(bank, RENT, decoding=SHORT, min_confidence=0)) == untimed(free)
+
+
+@pytest.mark.parametrize("least", [-0.1, 1.5, True, "high", math.nan])
+def test_a_least_confidence_that_is_no_probability_is_refused(
+    least: float, sure: SeDeM, documents: list[Document]
+) -> None:
+    words = rf"min_confidence is {re.escape(repr(least))}; it must be a number from 0 to 1"
+    with pytest.raises(ConfigError, match=words):
+        sure.answer(sure.read(documents), RENT, min_confidence=least)
+
+
+def test_a_least_confidence_needs_a_model_that_tells_it(model: SeDeM, bank: MemoryBank) -> None:
+    words = r"min_confidence is 0\.5, but this model gives no confidence; fit it with 'sedem cali"
+    with pytest.raises(ConfigError, match=words):
+        model.answer(bank, RENT, min_confidence=0.5)

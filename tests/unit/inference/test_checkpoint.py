@@ -23,6 +23,7 @@ from sedem.backbone.lora import ADAPTER_WEIGHTS
 from sedem.backbone.safetensors import quantize_int8
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference import checkpoint
+from sedem.method.confidence import Confidence
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
 DOCUMENTS = (Document("lease.txt", LEASE), Document("recipe.txt", RECIPE))
@@ -634,3 +635,57 @@ def test_pushing_a_checkpoint_with_its_backbone_inside_uploads_a_whole_one(
     SeDeM.from_pretrained(tmp_path / "whole").push_to_hub("somebody/lease-reader")
     assert "backbone/model.safetensors" in RecordingApi.uploaded
     assert "backbone/tokenizer.json" in RecordingApi.uploaded
+
+
+# Confidence
+
+
+def fitted() -> Confidence:
+    part = Confidence()
+    with torch.no_grad():
+        part.weight.copy_(torch.tensor([3.0, -2.0]))
+        part.bias.fill_(0.25)
+    return part
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_confidence_is_added_to_a_checkpoint_whose_other_weights_keep_their_bytes(
+    int8: bool, trained: SeDeM, tmp_path: Path
+) -> None:
+    trained.save_pretrained(tmp_path / "plain", int8=int8)
+    plain, sure = tmp_path / "plain", tmp_path / "sure"
+    part = fitted()
+    checkpoint.copy_with_part(plain, sure, "confidence", part, confidence=True)
+    before, after = (load_file(folder / checkpoint.WEIGHTS_FILE) for folder in (plain, sure))
+    assert after.keys() - before.keys() == {"confidence.weight", "confidence.bias"}
+    for name, weight in before.items():
+        assert weight.dtype == after[name].dtype and torch.equal(weight, after[name])
+    one, other = reopen(plain), reopen(sure)
+    assert one.confidence is None and other.confidence is not None
+    assert one.fingerprint() == other.fingerprint()
+    assert replies(one) == replies(other)
+    assert torch.equal(other.confidence.weight, part.weight)
+    assert torch.equal(other.confidence.bias, part.bias)
+
+
+def test_a_confidence_can_be_fitted_anew_in_its_own_folder(saved: Path) -> None:
+    checkpoint.copy_with_part(saved, saved, "confidence", Confidence(), confidence=True)
+    checkpoint.copy_with_part(saved, saved, "confidence", fitted(), confidence=True)
+    part = reopen(saved).confidence
+    assert part is not None and torch.equal(part.weight, fitted().weight)
+    assert not list(saved.parent.glob(".*"))
+
+
+def test_a_saved_model_keeps_its_confidence(saved: Path, tmp_path: Path) -> None:
+    checkpoint.copy_with_part(saved, saved, "confidence", fitted(), confidence=True)
+    reopen(saved).save_pretrained(tmp_path / "again", int8=True)
+    part = reopen(tmp_path / "again").confidence
+    assert part is not None and torch.equal(part.weight, fitted().weight)
+
+
+def test_a_checkpoint_whose_confidence_is_missing_is_refused(saved: Path) -> None:
+    path = saved / "config.json"
+    entries = json.loads(path.read_text())
+    path.write_text(json.dumps({**entries, "confidence": True}))
+    with pytest.raises(CheckpointError, match=r"confidence\."):
+        reopen(saved)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
-from answers import RENT, SHORT, build, untimed
+import torch
+from answers import QUESTIONS, RENT, SHORT, build, untimed
 from conftest import LEASE, POSITIONS
 
-from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
+from sedem.bank import coarse_search
 from sedem.errors import ConfigError, DataError
-from sedem.inference.requests import Request, check_fits, choose
+from sedem.inference.requests import (
+    Request,
+    check_fits,
+    choose,
+    encode_questions,
+    score_requests,
+)
 
 
 def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:
@@ -32,6 +41,78 @@ def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
 def test_other_blocks_give_another_answer(model: SeDeM, bank: MemoryBank) -> None:
     texts = {model.answer(bank, RENT, blocks=[i], decoding=SHORT).text for i in range(6)}
     assert len(texts) > 1
+
+
+# Budgets by need
+
+
+@pytest.fixture
+def guided(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    """A model with guidance, whose tau is small enough to tell the tiny model's blocks apart."""
+    model = build(config, backbone, guidance=True, auto_max=6)
+    assert model.guidance is not None
+    torch.nn.init.constant_(model.guidance.log_tau, -3.0)
+    return model
+
+
+def test_auto_uses_the_fewest_blocks_that_have_the_mass(
+    guided: SeDeM, documents: list[Document]
+) -> None:
+    bank, used = guided.read(documents), set()
+    for question in QUESTIONS:
+        best = sorted(guided.scores(bank, question).tolist(), reverse=True)[:6]
+        weights = [math.exp(score / math.exp(-3.0)) for score in best]
+        enough = [k for k in range(1, 7) if sum(weights[:k]) >= 0.95 * sum(weights)]
+        answer = guided.answer(bank, question, k="auto", decoding=SHORT)
+        assert answer.k == len(answer.citations) == enough[0]
+        used.add(answer.k)
+        fixed = guided.answer(bank, question, k=answer.k, decoding=SHORT)
+        assert untimed(fixed) == untimed(answer)
+    assert len(used) > 1
+
+
+def test_mass_and_limits_of_auto_can_be_given_with_a_question(
+    guided: SeDeM, documents: list[Document]
+) -> None:
+    bank = guided.read(documents)
+
+    def used(**limits: float | int) -> int:
+        return guided.answer(bank, RENT, k=Auto(**limits), decoding=SHORT).k
+
+    assert used(mass=0.0) == 1
+    assert used(mass=1.0) == 6
+    assert used(mass=1.0, most=9) == 9
+    assert used(mass=0.0, least=4) == 4
+    assert used() == guided.answer(bank, RENT, k="auto", decoding=SHORT).k
+
+
+def test_auto_may_be_the_models_own_budget(guided: SeDeM, documents: list[Document]) -> None:
+    bank = guided.read(documents)
+    expected = guided.answer(bank, RENT, k="auto", decoding=SHORT)
+    guided.config = guided.config.with_changes(k="auto")
+    assert untimed(guided.answer(bank, RENT, decoding=SHORT)) == untimed(expected)
+
+
+@pytest.mark.parametrize("k", ["auto", Auto(), Auto(0.5, 1, 2)])
+def test_auto_is_refused_without_guidance(k: Auto | str, model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match="k is 'auto', but this model was trained without guid"):
+        model.answer(bank, RENT, k=k)
+
+
+def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
+    guided: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coarse_search, "FROM", 1)
+    monkeypatch.setattr(coarse_search, "COUNT", 7)
+    bank = guided.read(documents)
+    states = encode_questions(guided, guided.engine, [RENT])
+
+    def scored(k: Auto | str) -> int:
+        (scores_N,) = score_requests(guided, [Request(bank, RENT, k)], *states)
+        return int((scores_N > -torch.inf).sum())
+
+    assert scored("auto") == scored(Auto(most=7)) == 7
+    assert scored(Auto(most=8)) == len(bank)
 
 
 @pytest.mark.parametrize("index", [-1, 29, 10**6])

@@ -13,6 +13,8 @@ import torch
 
 from sedem import SeDeM
 from sedem.errors import ConfigError
+from sedem.inference.checkpoint import copy_with_part
+from sedem.method.confidence import Confidence
 from sedem.training import stages
 from sedem.training.recipe import DataSource
 from sedem.training.stages import (
@@ -153,6 +155,19 @@ def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
     assert opened.config == config
     for name, tensor in model.parts().state_dict().items():
         assert torch.equal(opened.parts().state_dict()[name], tensor)
+
+
+def test_training_fits_no_confidence_and_drops_that_of_its_start(
+    stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "plain")
+    start = tmp_path / "start"
+    copy_with_part(tmp_path / "plain", start, "confidence", Confidence(), confidence=True)
+    opened = open_model(stage2_recipe.model, stage2_recipe.optimization, str(start))
+    assert opened.confidence is None and not opened.config.confidence
+    wanted = stage2_recipe.model.with_changes(confidence=True)
+    with pytest.raises(ConfigError, match=r"confidence is true .* run 'sedem calibrate'"):
+        open_model(wanted, stage2_recipe.optimization, str(start))
 
 
 def test_a_start_on_another_backbone_is_refused(

@@ -1,0 +1,121 @@
+"""Confidence that the documents have the evidence: a logistic function of two features. Ours.
+
+The paper's selector ranks blocks and always answers. Its scores also tell whether any block fits:
+where the evidence is missing, the best block fits a token of the question less well, and stands out
+less from the next ones.
+
+Letters: B questions, N blocks, F features.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+RIVALS = 7
+"""Blocks behind the best one that it is compared with. A fixed number, so that the features depend
+little on how many blocks a bank has, and so that the candidates of a large bank have them all."""
+
+FEATURES = ("best", "lead")
+BINS = 10
+"""Groups of predictions that a calibration error is measured in."""
+
+
+def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
+    """The features of one question.
+
+    A score is a sum of cosines over question tokens, so all features are divided by their number.
+
+    Args:
+        scores_N: s_n of every block; -inf for one that is no candidate.
+        question_tokens: number of tokens of the question.
+
+    Returns:
+        `[F]` in float32: the best score, and by how much it exceeds the mean of the next `RIVALS`
+        scores. Without a second block the lead is 0: nothing tells that the only block stands out.
+    """
+    best_N = scores_N.float().topk(min(1 + RIVALS, len(scores_N))).values
+    rivals_N = best_N[1:][best_N[1:] > -torch.inf]
+    lead = best_N[0] - rivals_N.mean() if len(rivals_N) else torch.zeros_like(best_N[0])
+    return torch.stack([best_N[0], lead]) / question_tokens
+
+
+class Confidence(nn.Module):
+    """The probability that a bank has the evidence, as a logistic function of the features.
+
+    It has three parameters, which `fit` sets after training. Before that it returns 0.5.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(len(FEATURES)))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, features_BF: Tensor) -> Tensor:
+        """Probabilities `[B]` from features `[B, F]`."""
+        return (features_BF.to(self.weight) @ self.weight + self.bias).sigmoid()
+
+    def fit(self, features_BF: Tensor, present_B: Tensor) -> None:
+        """Set the parameters to those of the highest likelihood.
+
+        Args:
+            features_BF: features of questions.
+            present_B: whether the documents had the evidence.
+        """
+        features_BF, target_B = features_BF.double(), present_B.double()
+        # Features of one scale make the problem well conditioned. A small penalty keeps weights
+        # finite where the features tell all questions apart.
+        mean_F, spread_F = features_BF.mean(0), features_BF.std(0).clamp_min(1e-9)
+        scaled_BF = (features_BF - mean_F) / spread_F
+        weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
+        bias = torch.zeros((), dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight_F, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            logits_B = scaled_BF @ weight_F + bias
+            value = nn.functional.binary_cross_entropy_with_logits(logits_B, target_B)
+            value = value + 1e-4 * weight_F.square().sum()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        with torch.no_grad():
+            self.weight.copy_(weight_F / spread_F)
+            self.bias.copy_(bias - (weight_F * mean_F / spread_F).sum())
+
+
+def auroc(confidence_B: Tensor, present_B: Tensor) -> float:
+    """The probability that a question with evidence has more confidence than one without.
+
+    Ties count half. Both kinds must be there.
+
+    Args:
+        confidence_B: confidences.
+        present_B: whether the documents had the evidence.
+    """
+    absent = np.sort(confidence_B[~present_B].double().numpy())
+    present = confidence_B[present_B].double().numpy()
+    below = np.searchsorted(absent, present, "left") + np.searchsorted(absent, present, "right")
+    return float(below.mean() / (2 * len(absent)))
+
+
+def calibration_error(confidence_B: Tensor, present_B: Tensor) -> float:
+    """Expected calibration error: how far confidences are from the shares that they promise.
+
+    Questions are put into `BINS` groups of equal size by confidence. The error is the mean over
+    groups of the distance between mean confidence and share of questions with evidence.
+
+    Args:
+        confidence_B: confidences.
+        present_B: whether the documents had the evidence.
+    """
+    order_B = confidence_B.double().argsort(stable=True)
+    groups = order_B.tensor_split(BINS)
+    distances = [
+        len(group) * (confidence_B[group].double().mean() - present_B[group].double().mean()).abs()
+        for group in groups
+        if len(group)
+    ]
+    return float(sum(distances) / len(order_B))
