@@ -58,9 +58,9 @@ class SedemConfig(Settings):
         guidance: question and answer add (s_n - max s) / tau to their attention logits on block n,
             with a trained tau; the paper discards scores after selection.
         guidance_floor: the lowest bias of guidance; None means no limit.
-        condition: default form in which the decoder reads the selected blocks: "memory", the paper's;
-            "text", their own words before the question; or "both", the best one as text and the
-            others as memory.
+        condition: default form in which the decoder reads the selected blocks. "memory" is the
+            paper's; "text" puts their own words before the question; "both" is the best one as
+            text and the others as memory.
         auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
             the selected ones reach.
         auto_min: the fewest blocks of k "auto".
