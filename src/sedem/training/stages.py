@@ -72,7 +72,9 @@ class Stage2Data(Mixture):
 
     max_blocks: WholeAbove0 = 16
     budgets: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2,)
-    conditions: Annotated[dict[Condition, NumberAbove0], Field(min_length=1)] = {"memory": 1.0}
+    conditions: Annotated[dict[Condition, NumberAbove0], Field(min_length=1)] = Field(
+        default={"memory": 1.0}
+    )
     answer_limit: WholeAbove0 = 64
     cache_states: Flag = False
 
