@@ -61,7 +61,7 @@ def test_auto_uses_the_fewest_blocks_that_have_the_mass(
     bank, used = guided.read(documents), set()
     for question in QUESTIONS:
         best = sorted(guided.scores(bank, question).tolist(), reverse=True)[:6]
-        weights = [math.exp(score / math.exp(-3.0)) for score in best]
+        weights = [math.exp((score - best[0]) / math.exp(-3.0)) for score in best]
         enough = [k for k in range(1, 7) if sum(weights[:k]) >= 0.95 * sum(weights)]
         answer = guided.answer(bank, question, k="auto", decoding=SHORT)
         assert answer.k == len(answer.citations) == enough[0]
