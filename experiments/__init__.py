@@ -9,6 +9,7 @@ STUDIES = (
     "constant_answers",
     "yes_no",
     "selection_budget",
+    "more_memory",
     "operating_points",
     "controls",
     "ruler",

@@ -40,6 +40,8 @@ class Cell:
         dtype: type of the backbone; empty means the scale's.
         slots: type of the stored slots; empty means bfloat16.
         limit: number of questions; None means the set's own.
+        form: settings of attention that are changed without training; empty means the model's own.
+        condition: form in which the decoder reads blocks; empty means the model's own.
         answer: for "constant", the answer; empty means the best one on training questions.
     """
 
@@ -59,6 +61,8 @@ class Cell:
     dtype: str = ""
     slots: str = ""
     limit: int | None = None
+    form: str = ""
+    condition: str = ""
     answer: str = ""
 
     @property
@@ -80,6 +84,8 @@ class Cell:
             self.dtype,
             f"slots-{self.slots}" if self.slots else "",
             f"n{self.limit}" if self.limit else "",
+            self.form,
+            self.condition,
             self.answer,
         ]
         return ".".join(part for part in parts if part)

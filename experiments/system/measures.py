@@ -11,6 +11,7 @@ from experiments.system.cells import Cell, results_of
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.training import (
     baseline_checkpoint,
+    before_guidance,
     budget,
     checkpoint,
     run_of_stage,
@@ -151,6 +152,23 @@ def _confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return confidence(folder, scale, cell.questions, data, cell.limit)
 
 
+def _budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.budgets import answers_by_budget, with_form
+
+    variant = _variant(cell)
+    folder = checkpoint(variant, scale, cell.questions, data)
+    if cell.form:
+        before = before_guidance(variant, scale, cell.questions, data)
+        folder = with_form(before, cell.form, scale.runs / "forms" / cell.form)
+    return answers_by_budget(
+        folder,
+        _examples(cell, scale, data),
+        condition=cell.condition,
+        dtype=scale.dtype,
+        max_new_tokens=cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens,
+    )
+
+
 def _examples(cell: Cell, scale: Scale, data: Path) -> list[Example]:
     from sedem.evaluation.run import sample
 
@@ -204,6 +222,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "block-recall": _block_recall,
     "coarse-search": _coarse_search,
     "confidence": _confidence,
+    "budgets": _budgets,
     "cost": _cost,
     "training": _training,
     "search": _search,
@@ -221,6 +240,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - rank: normalized effective rank of memory slots.
 - block-recall: recall of BM25 over the blocks of SeDeM.
 - coarse-search: what a first search with pooled keys misses.
+- budgets: answers at several K over the same banks, with paired differences to K=1.
 - confidence: how well scores tell whether the evidence is in the documents.
 - cost: parameters and FLOPs.
 - training: what a stage of training took.

@@ -26,6 +26,13 @@ def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Pa
     return _shipped(variant, scale) or _stage(variant, scale, "stage2", questions, data)
 
 
+def before_guidance(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
+    """A model before it was trained with guided attention."""
+    if _shipped(variant, scale) is None:
+        return checkpoint(variant, scale, questions, data)
+    return run_of_stage(variant, scale, "stage2-pairs", data) / "final"
+
+
 def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:
     """The variant after stage 1, before any adapter."""
     return run_of_stage(variant, scale, "stage1", data) / "final"

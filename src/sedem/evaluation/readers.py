@@ -109,13 +109,21 @@ class SedemMethod:
         Raises:
             DataError: the control is "gold-documents", and an example has no evidence.
         """
+        return self.model.answer_requests(self.requests(examples), self.decoding)
+
+    def requests(self, examples: Sequence[Example]) -> list[Request]:
+        """One request for each example; their documents are read.
+
+        Raises:
+            DataError: the control is "gold-documents", and an example has no evidence.
+        """
         self._read_new_texts(examples)
         requests = []
         for example in examples:
             bank = self._bank(self._documents(example))
             forced = self._forced_blocks(bank, example)
             requests.append(Request(bank, example.question, self.settings.k, forced, ranking=True))
-        return self.model.answer_requests(requests, self.decoding)
+        return requests
 
     def _documents(self, example: Example) -> Sequence[Document]:
         if self.settings.control != "gold-documents":
@@ -157,7 +165,7 @@ class SedemMethod:
         """Indices of the blocks to answer from; None leaves the choice to the selector."""
         control = self.settings.control
         if control in ("selected", "gold-documents"):
-            return self._best_that_fit(bank, example) if self.settings.k == ALL else None
+            return self.best_that_fit(bank, example) if self.settings.k == ALL else None
         if control == "none":
             return []
         evidence = torch.tensor(labels.from_evidence(bank.blocks, example.evidence))
@@ -166,9 +174,11 @@ class SedemMethod:
         count = count_blocks(self.model, self.settings.k, scores)
         return select(scores + bonus * evidence, count).tolist()
 
-    def _best_that_fit(self, bank: MemoryBank, example: Example) -> list[int]:
+    def best_that_fit(self, bank: MemoryBank, example: Example) -> list[int]:
         """All blocks, or the best ones that the decoder has positions for."""
         model = self.model
+        if model.config.block_context == "independent":
+            return list(range(len(bank)))  # they share their positions
         prefix = len(question_ids(model.decoder, example.question))
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
         chosen: list[int] = []
