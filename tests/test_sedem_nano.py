@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from sedem import Decoding, Document, MemoryBank, SeDeM
 from sedem.cli.main import app
 from sedem.demo import DOCUMENTS, QUESTIONS
+from sedem.engine.kept import KeptBudget
+from sedem.engine.open import open_engine
 from sedem.inference.checkpoint import locate
 
 SOURCES = {
@@ -98,3 +100,45 @@ def test_a_bank_on_disk_answers_as_the_one_in_memory(
     told = json.loads(output.stdout)
     assert told["answer"] == ours.text
     assert [c["text"] for c in told["citations"]] == [c.text for c in ours.citations]
+
+
+def apart(budget: KeptBudget) -> SeDeM:
+    """The shipped weights with independent blocks and guided attention at tau 1."""
+    shipped = SeDeM.from_pretrained("sedem-nano", device="cpu", engine="eager")
+    config = shipped.config.with_changes(block_context="independent", guidance=True)
+    model = SeDeM(config, shipped.encoder, shipped.decoder)
+    for name, part in shipped.parts().items():
+        setattr(model, name, part)
+    model.requires_grad_(False).eval()
+    model.engine = open_engine("static", model, budget=budget)
+    return model
+
+
+def own_bytes() -> int:
+    """Memory of this process that no file holds."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon:"))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.slow
+def test_two_thousand_blocks_are_read_in_bounded_memory() -> None:
+    budget = 2**29
+    model = apart(KeptBudget(ram_bytes=budget))
+    text = "\n\n".join(p.read_text("utf-8") for p in sorted(DOCUMENTS.glob("*.txt")))
+    once = model.read([Document("0.txt", text)])
+    bank = model.read([Document("start.txt", text)])
+    while len(bank) < 2000:
+        copy = once.cast("bfloat16")
+        copy.documents = [Document(f"{len(bank)}.txt", text)]
+        bank.append(copy)
+    model.answer(bank, QUESTIONS[0], k=2)
+    before, peak = own_bytes(), 0
+    stream = model.stream(bank, QUESTIONS[0], k="all", decoding=Decoding(8))
+    for _ in stream:
+        peak = max(peak, own_bytes())
+    assert stream.answer is not None
+    assert stream.answer.k == len(bank) >= 2000
+    assert stream.answer.conditioning > 100 * model.decoder.max_positions
+    assert 0 < model.engine.memory()["kept"] <= budget
+    assert peak - before < 2 * budget

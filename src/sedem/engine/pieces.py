@@ -38,8 +38,15 @@ class Piece:
 
     def load(self, layer: int, device: torch.device) -> Tensor:
         """Return keys and values `[2, G, C, H]` of a layer, on a device."""
-        parts = [entry[layer].to(device).dequantize() for entry in self.entries]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        parts = [entry[layer] for entry in self.entries]
+        if len({(part.values.device, part.values.dtype) for part in parts}) > 1:
+            return torch.cat([part.to(device).dequantize() for part in parts], dim=2)
+        # Joined where they are, so that a piece goes to a GPU in one copy.
+        scales = [part.scales for part in parts if part.scales is not None]
+        joined = torch.cat([part.values for part in parts], dim=2)
+        return (
+            Quantized(joined, torch.cat(scales, dim=2) if scales else None).to(device).dequantize()
+        )
 
 
 @dataclass(frozen=True)

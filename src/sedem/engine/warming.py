@@ -54,12 +54,12 @@ def warm(
     for first in range(0, len(wanted), together):
         group = wanted[first : first + together]
         fitting = []
-        for block, states in zip(group, kept.walk.sizes(bank, group), strict=True):
-            needed = 0 if kept.stored(bank, block) is not None else kept.entry_bytes(states)
-            if needed <= room:
-                fitting.append(block)
-                room -= needed
         with engine.device_lock():
+            for block, states in zip(group, kept.walk.sizes(bank, group), strict=True):
+                needed = 0 if kept.stored(bank, block) is not None else kept.entry_bytes(states)
+                if needed <= room:
+                    fitting.append(block)
+                    room -= needed
             kept.fetch(bank, fitting)
         ready += len(fitting)
         if progress is not None:

@@ -18,7 +18,9 @@ from sedem.bank.store import kept_files
 from sedem.bank.store.kept_files import kept_bytes
 from sedem.engine.interface import Start
 from sedem.engine.kept import Kept, KeptBudget
+from sedem.engine.kept_level import KeptLevel
 from sedem.engine.open import open_engine
+from sedem.engine.pieces import hold
 from sedem.engine.static import Static
 from sedem.engine.warming import save_kept
 from sedem.errors import BankError, BankMismatchError, ConfigError
@@ -189,6 +191,62 @@ def test_blocks_go_with_their_bank_and_when_it_changes(model: SeDeM, bank: Memor
     changed = logits(model, bank, [[0, 1], [2], [0]])
     assert kept(model).misses == misses + 3
     assert not torch.equal(changed, first)
+
+
+def two_levels(model: SeDeM, upper: int, lower: int) -> tuple[KeptLevel, KeptLevel]:
+    """As with a GPU, but both levels in RAM."""
+    cpu = torch.device("cpu")
+    kept(model).levels = [KeptLevel(cpu, upper), KeptLevel(cpu, lower)]
+    first, second = kept(model).levels
+    return first, second
+
+
+def test_blocks_move_down_a_level_and_up_again(model: SeDeM, bank: MemoryBank) -> None:
+    expected, each = logits(model, bank), entry_bytes(model, bank)
+    first, second = two_levels(model, 2 * each, 3 * each)
+
+    def where() -> list[list[int]]:
+        return [[b for b in range(7) if level.get(bank, b)] for level in (first, second)]
+
+    for block in range(5):
+        kept(model).fetch(bank, [block])
+    assert where() == [[3, 4], [0, 1, 2]]
+    misses = kept(model).misses
+    kept(model).fetch(bank, [0])
+    # Block 0 stays in the lower level too; 3 makes room for it, and 1 for 3.
+    assert where() == [[0, 4], [0, 2, 3]]
+    assert kept(model).misses == misses
+    kept(model).fetch(bank, [5, 6])
+    assert where()[0] == [5, 6]
+    assert kept(model).nbytes == 5 * each == first.nbytes + second.nbytes
+    assert torch.equal(logits(model, bank), expected)
+
+
+def test_blocks_of_a_long_row_fill_the_levels_and_then_a_file(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    each, blocks = entry_bytes(model, bank), list(range(12))
+    expected = [entry.values for entry in kept(model).fetch(bank, blocks)]
+    first, second = two_levels(model, 3 * each, 4 * each)
+    kept(model).fetch(bank, [20, 1, 21])
+    held = hold(kept(model), bank, blocks)
+    assert all(torch.equal(h.values, e) for h, e in zip(held, expected, strict=True))
+    # Other blocks made room, those of the row did not.
+    assert [b for b in range(29) if first.get(bank, b)] == [0, 1, 2]
+    assert [b for b in range(12) if second.get(bank, b)] == [3, 4, 5, 6]
+    assert first.nbytes + second.nbytes == 7 * each
+
+
+def test_the_budget_is_a_setting_of_from_pretrained(
+    config: SedemConfig, bank: MemoryBank, tmp_path: Path
+) -> None:
+    build(config).save_pretrained(tmp_path / "model")
+    budget = KeptBudget(ram_bytes=123, dtype="int8")
+    opened = SeDeM.from_pretrained(tmp_path / "model", device="cpu", kept=budget)
+    assert kept(opened).budget is budget
+    assert [level.limit for level in kept(opened).levels] == [123]
+    with pytest.raises(ConfigError, match="cannot be stored as 'int4'"):
+        KeptBudget(dtype="int4")
 
 
 def test_release_frees_what_is_kept(model: SeDeM, bank: MemoryBank) -> None:
