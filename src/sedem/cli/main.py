@@ -14,7 +14,15 @@ from typer.core import TyperGroup
 from sedem.cli import bank as bank_commands
 from sedem.cli import bench, calibrate, data, evaluate, output, train
 from sedem.cli.models import model_of, open_model
-from sedem.cli.options import BankPath, BudgetOption, EngineOption, Json, Model, budget
+from sedem.cli.options import (
+    BankPath,
+    BudgetOption,
+    ConditionOption,
+    EngineOption,
+    Json,
+    Model,
+    budget,
+)
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import SedemError
 
@@ -141,6 +149,7 @@ def ask(
         typer.Argument(metavar="QUESTION", help="Without it, one question a line from stdin."),
     ] = None,
     k: BudgetOption = None,
+    condition: ConditionOption = None,
     min_confidence: Annotated[
         float | None,
         typer.Option(
@@ -172,11 +181,14 @@ def ask(
     opened = MemoryBank.open(bank)
     answering = open_model(model or model_of(bank), engine)
     opened.check_made_by(answering.fingerprint())
+    options: dict[str, Any] = {
+        "k": chosen_k,
+        "decoding": decoding,
+        "condition": condition,
+        "min_confidence": min_confidence,
+    }
     for one in [question] if question is not None else output.questions_from_stdin():
         if as_json:
-            answer = answering.answer(
-                opened, one, k=chosen_k, decoding=decoding, min_confidence=min_confidence
-            )
-            output.print_json(answer.to_dict())
+            output.print_json(answering.answer(opened, one, **options).to_dict())
         else:
-            output.print_answer(answering, opened, one, chosen_k, decoding, min_confidence)
+            output.print_answer(answering, opened, one, **options)

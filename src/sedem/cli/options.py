@@ -28,6 +28,14 @@ BudgetOption = Annotated[
         help="Blocks to use; auto takes as many as a question needs. [default: the model's own]",
     ),
 ]
+ConditionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--condition",
+        metavar="NAME",
+        help="How blocks are read: memory, text or both. [default: the model's own]",
+    ),
+]
 EngineOption = Annotated[
     str,
     typer.Option(

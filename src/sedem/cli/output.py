@@ -226,12 +226,18 @@ def print_answer(
     bank: MemoryBank,
     question: str,
     k: int | str | None,
-    decoding: Any = None,
-    min_confidence: float | None = None,
+    **options: Any,
 ) -> None:
-    """Write an answer piece by piece, then what is known about it and its sources."""
-    options = {} if decoding is None else {"decoding": decoding}
-    stream = model.stream(bank, question, k=k, min_confidence=min_confidence, **options)
+    """Write an answer piece by piece, then what is known about it and its sources.
+
+    Args:
+        model: the model that answers.
+        bank: the bank.
+        question: the question.
+        k: selection budget.
+        options: other arguments of `SeDeM.stream`.
+    """
+    stream = model.stream(bank, question, k=k, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)
     assert stream.answer is not None

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
+from sedem.config import Condition
 from sedem.validation import Settings, Whole, WholeAbove0, WholeFrom0
 
 Control = Literal["selected", "gold", "gold-documents", "wrong", "none"]
@@ -46,6 +47,9 @@ class MethodSettings(Settings):
 
     control: Control = "selected"
     """Blocks to use: selected, gold, gold-documents, wrong or none."""
+
+    condition: Condition | None = None
+    """Form in which SeDeM's decoder reads the blocks: memory, text or both. None means its own."""
 
     max_new_tokens: WholeAbove0 | None = None
     """Limit of an answer in tokens. [default: the set's own]"""

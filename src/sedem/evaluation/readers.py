@@ -33,7 +33,7 @@ from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = ("control", "shift", "memory")
+ONLY_SEDEM = ("control", "condition", "shift", "memory")
 """Settings that methods of raw text ignore."""
 
 
@@ -122,7 +122,16 @@ class SedemMethod:
         for example in examples:
             bank = self._bank(self._documents(example))
             forced = self._forced_blocks(bank, example)
-            requests.append(Request(bank, example.question, self.settings.k, forced, ranking=True))
+            requests.append(
+                Request(
+                    bank,
+                    example.question,
+                    self.settings.k,
+                    forced,
+                    ranking=True,
+                    condition=self.settings.condition,
+                )
+            )
         return requests
 
     def _documents(self, example: Example) -> Sequence[Document]:

@@ -85,7 +85,7 @@ def respond(
         ids_P = prefix_of(model, request, selection)
         by_score = sorted(selection.memory, key=selection.ranked.index)
         sizes = restored_sizes(model, request.bank, by_score)
-        check_fits(model, sizes, len(ids_P), decoding.max_new_tokens)
+        check_fits(model, sizes, len(ids_P), decoding.max_new_tokens, len(selection.texts))
         conditioning.append(sum(sizes) + len(ids_P))
         starts.append(start_of(request.bank, selection, ids_P))
     clock.lap("gather_ms")

@@ -249,7 +249,9 @@ def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int])
     return real_KU.sum(1).tolist()
 
 
-def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: int) -> None:
+def check_fits(
+    model: SedemModules, sizes: Sequence[int], prefix: int, limit: int, texts: int = 0
+) -> None:
     """Check that states, prompt and answer fit into the decoder's positions.
 
     Independent blocks all have the same positions, so only the longest counts, and any K fits.
@@ -259,6 +261,7 @@ def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: in
         sizes: number of states of each selected block, best first.
         prefix: number of prompt tokens.
         limit: the most tokens of the answer.
+        texts: number of blocks that the prompt has as text.
 
     Raises:
         ConfigError: they do not; the message has all numbers and the largest K that fits.
@@ -270,7 +273,10 @@ def check_fits(model: SedemModules, sizes: Sequence[int], prefix: int, limit: in
     if states + prefix + limit <= max_positions:
         return
     largest_k = sum(end + prefix + limit <= max_positions for end in ends)
-    remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
+    if texts > 1:
+        remedy = f"use k below {texts}, or read blocks as memory"
+    else:
+        remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
     what = "states of the longest block" if apart else "selected states"
     raise ConfigError(
         f"{states:,} {what}, {prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -14,11 +15,13 @@ from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank import coarse_search
 from sedem.errors import ConfigError, DataError
+from sedem.inference.generation import Decoding
 from sedem.inference.requests import (
     Request,
     check_fits,
     choose,
     encode_questions,
+    prefix_of,
     score_requests,
 )
 
@@ -201,3 +204,33 @@ def test_the_suggested_k_may_fill_every_position(model: SeDeM) -> None:
         check_fits(model, [300, 100, 1], prefix=100, limit=12)
     with pytest.raises(ConfigError, match=r"use k of at most 1$"):
         check_fits(model, [300, 101, 1], prefix=100, limit=12)
+
+
+@pytest.mark.parametrize(
+    ("condition", "texts", "memory"),
+    [("memory", [], [0, 2, 3]), ("text", [0, 2, 3], []), ("both", [3], [0, 2])],
+)
+def test_the_condition_says_which_blocks_are_read_as_text(
+    model: SeDeM, bank: MemoryBank, condition: Any, texts: list[int], memory: list[int]
+) -> None:
+    scores = torch.zeros(len(bank))
+    scores[[3, 0, 2]] = torch.tensor([3.0, 2.0, 1.0])
+    request = Request(bank, "What is the rent?", 3, condition=condition)
+    selection = choose(model, request, scores)
+    assert (selection.ranked, selection.texts, selection.memory) == ([3, 0, 2], texts, memory)
+    prefix = model.decoder.tokenizer.decode(prefix_of(model, request, selection)[1:])
+    before = "\n\n".join(bank.block_text(index).strip() for index in texts)
+    assert prefix == f"{before}\n\nQuestion: What is the rent?\nAnswer:"
+    answer = model.answer_requests([request], Decoding(3))[0]
+    own = choose(model, request, model.scores(bank, request.question))
+    assert answer.k == 3
+    # What the decoder saw, whatever its form.
+    states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0
+    assert answer.conditioning == states + len(prefix_of(model, request, own))
+
+
+def test_an_unknown_condition_and_too_much_text_are_refused(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match=r"condition is 'words'; it can be memory, text, both"):
+        model.answer(bank, "What is the rent?", condition="words")  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match=r"use k below \d+, or read blocks as memory"):
+        model.answer(bank, "What is the rent?", k="all", condition="text")
