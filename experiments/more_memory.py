@@ -33,6 +33,7 @@ def numbers(scale: Scale) -> list[Number]:
                     form=form,
                     limit=limit if scale.name == "nano" else scale.limit,
                     max_new_tokens=32 if scale.name == "nano" else None,
+                    dtype="float32",
                 )
                 metric = "em" if key == "exact-facts" else "f1"
                 column = f"{scale.sets[key].title} {SCORES[metric]}"

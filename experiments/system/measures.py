@@ -164,7 +164,7 @@ def _budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         folder,
         _examples(cell, scale, data),
         condition=cell.condition,
-        dtype=scale.dtype,
+        dtype=cell.dtype or scale.dtype,
         max_new_tokens=cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens,
     )
 
