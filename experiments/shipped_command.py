@@ -11,10 +11,17 @@ METRICS = ("f1", "em", "rouge_l", "recall@1", "recall@2")
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """`sedem eval sedem --data FILE -k 2 --limit 500`: float32 and the set's own answer limit."""
-    limit = scale.limit if scale.name == "smoke" else 500
+    """`sedem eval sedem --data FILE -k 2 --limit 200`: float32 and the set's own answer limit."""
+    limit = scale.limit if scale.name == "smoke" else 200
     key = scale.ablation[0]
-    cell = Cell(variant=main_model(scale), questions=key, k=2, dtype="float32", limit=limit)
+    cell = Cell(
+        variant=main_model(scale),
+        questions=key,
+        k=2,
+        dtype="float32",
+        limit=limit,
+        form="guided",
+    )
     return scores(scale.sets[key].title, "", cell, METRICS)
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments import more_memory
+from experiments.system import study
+from experiments.system.budgets import BUDGETS
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
@@ -14,15 +17,15 @@ SCORES = {"exact-facts": "em"}
 """The score of a set, if it is not F1."""
 
 SEDEM: dict[str, dict[str, Any]] = {
-    "K=1, selected": {"k": 1},
-    "K=2, selected": {"k": 2},
-    "K=4, selected": {"k": 4, "limit": 500},
+    "K=1": {"k": 1},
+    "K=2": {"k": 2},
+    "K=4": {"k": 4, "limit": 500},
     "K=2, gold first": {"k": 2, "control": "gold", "limit": 500},
     "every block": {"k": "all", "limit": 200},
     "K=2, wrong blocks": {"k": 2, "control": "wrong", "limit": 500},
     "no memory": {"k": 2, "control": "none", "limit": 500},
 }
-"""Ways to answer from memory: rows of the table, with the fields of their cells."""
+"""Ways to answer from memory in the paper's form: rows of the table, with fields of their cells."""
 
 TEXT: dict[str, dict[str, Any]] = {
     "every paragraph as text": {"method": "full-context", "limit": 200},
@@ -34,7 +37,17 @@ TEXT: dict[str, dict[str, Any]] = {
 def numbers(scale: Scale) -> list[Number]:
     """Score and recall by way to answer, on the sets of the ablations."""
     model, result = main_model(scale), []
-    for prefix, rows in ((f"{model.name}, ", SEDEM), ("frozen backbone, ", TEXT)):
+    for k in map(str, BUDGETS):
+        for key in scale.ablation:
+            metric = SCORES.get(key, "f1")
+            column = f"{scale.sets[key].title} {study.SCORES[metric]}"
+            cell = more_memory.answers(scale, key, "guided")
+            row = f"{model.name}, {'every block' if k == 'all' else f'K={k}'}"
+            result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
+    for prefix, rows in (
+        (f"{model.name} in the paper's form, ", SEDEM),
+        ("frozen backbone, ", TEXT),
+    ):
         for label, fields in rows.items():
             for key in scale.ablation:
                 cell = answers(scale, key, fields)

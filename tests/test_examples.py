@@ -42,7 +42,7 @@ def test_ask_a_folder(run: Run, tmp_path: Path) -> None:
     (folder / "rules" / "cake.md").write_text(RECIPE, "utf-8")
     first = run("ask_a_folder", str(folder), "What is the rent?")
     assert first.startswith("read 2 documents into ")
-    assert "What is the rent?\n900\n  [1] lease.txt:0-" in first
+    assert "What is the rent?\n900" in first and "\n  [1] lease.txt:0-" in first
     again = run("ask_a_folder", str(folder), "What is the rent?")
     assert again == first.partition("\n")[2]
 

@@ -12,7 +12,6 @@ from sedem import Decoding, Document, MemoryBank, SeDeM
 from sedem.cli.main import app
 from sedem.demo import DOCUMENTS, QUESTIONS
 from sedem.engine.kept import KeptBudget
-from sedem.engine.open import open_engine
 from sedem.inference.checkpoint import locate
 
 SOURCES = {
@@ -102,16 +101,27 @@ def test_a_bank_on_disk_answers_as_the_one_in_memory(
     assert [c["text"] for c in told["citations"]] == [c.text for c in ours.citations]
 
 
-def apart(budget: KeptBudget) -> SeDeM:
-    """The shipped weights with independent blocks and guided attention at tau 1."""
-    shipped = SeDeM.from_pretrained("sedem-nano", device="cpu", engine="eager")
-    config = shipped.config.with_changes(block_context="independent", guidance=True)
-    model = SeDeM(config, shipped.encoder, shipped.decoder)
-    for name, part in shipped.parts().items():
-        setattr(model, name, part)
-    model.requires_grad_(False).eval()
-    model.engine = open_engine("static", model, budget=budget)
-    return model
+def test_more_memory_does_not_hurt(
+    model: SeDeM, bank: MemoryBank, documents: list[Document]
+) -> None:
+    """The invented register, with other blocks beside it: more, in another order, and twice."""
+    invented = [q for q in QUESTIONS if SOURCES[q][0] == "harbour-register.txt"]
+    limit = Decoding(max_new_tokens=16)
+    twice = [Document(f"copy of {d.name}", d.text) for d in documents]
+    backwards = model.read(documents[::-1])
+    doubled = model.read([*documents, *twice])
+    for question in invented:
+        alone = model.answer(bank, question, k=1, decoding=limit).text
+        for memory, k in ((bank, 2), (bank, 8), (bank, "all"), (backwards, 8), (doubled, 8)):
+            answer = model.answer(memory, question, k=k, decoding=limit)
+            assert answer.text == alone, (question, k)
+            assert answer.k == (len(memory) if k == "all" else k)
+
+
+def test_auto_takes_as_many_blocks_as_a_question_needs(model: SeDeM, bank: MemoryBank) -> None:
+    answer = model.answer(bank, QUESTIONS[4], k="auto", decoding=Decoding(max_new_tokens=16))
+    assert model.config.auto_min <= answer.k <= model.config.auto_max
+    assert any(SOURCES[QUESTIONS[4]][1] in c.text for c in answer.citations)
 
 
 def own_bytes() -> int:
@@ -124,7 +134,8 @@ def own_bytes() -> int:
 @pytest.mark.slow
 def test_two_thousand_blocks_are_read_in_bounded_memory() -> None:
     budget = 2**29
-    model = apart(KeptBudget(ram_bytes=budget))
+    kept = KeptBudget(ram_bytes=budget)
+    model = SeDeM.from_pretrained("sedem-nano", device="cpu", kept=kept)
     text = "\n\n".join(p.read_text("utf-8") for p in sorted(DOCUMENTS.glob("*.txt")))
     once = model.read([Document("0.txt", text)])
     bank = model.read([Document("start.txt", text)])

@@ -2,57 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-
-from sedem.config import SedemConfig
+from experiments.system.forms import FORMS, PAPER_FORM
 from sedem.data.examples import Example
 from sedem.evaluation.compare import compare
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import SedemMethod, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
-from sedem.inference.checkpoint import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE
-from sedem.method.guidance import Guidance
 from sedem.method.selector import Budget
 from sedem.provenance import provenance
 
 BUDGETS: tuple[Budget, ...] = (1, 2, 4, 8, "all")
 METRICS = ("f1", "em")
-FORMS = {
-    "joint": {"block_context": "joint", "guidance": False},
-    "guided": {"block_context": "independent", "guidance": True},
-}
-"""Settings of a checkpoint that are changed without training, by form."""
 BATCH = 16
-
-
-def with_form(checkpoint: Path, form: str, folder: Path) -> Path:
-    """Write a checkpoint anew with other settings of attention, and the same weights.
-
-    Args:
-        checkpoint: the checkpoint.
-        form: a key of `FORMS`. Guidance starts with its tau before any training.
-        folder: where to write it; an existing one is replaced.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
-    if (checkpoint / config.encoder).is_dir():
-        config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
-    config.with_changes(**FORMS[form]).save(folder)
-    weights = load_file(checkpoint / WEIGHTS_FILE)
-    weights = {name: t for name, t in weights.items() if not name.startswith("guidance.")}
-    if FORMS[form]["guidance"]:
-        weights["guidance.log_tau"] = Guidance().log_tau.detach()
-    save_file(weights, folder / WEIGHTS_FILE)
-    if (checkpoint / ADAPTER).is_dir():
-        shutil.copytree(checkpoint / ADAPTER, folder / ADAPTER)
-    return folder
 
 
 def answers_by_budget(
@@ -106,7 +72,7 @@ def answers_by_budget(
             if found is not first
         },
         "settings": {
-            **{name: getattr(method.model.config, name) for name in FORMS["joint"]},
+            **{name: getattr(method.model.config, name) for name in FORMS[PAPER_FORM]},
             "tau": None if method.model.guidance is None else float(method.model.guidance.tau),
             "condition": condition or method.model.config.condition,
             "dtype": dtype,

@@ -40,7 +40,7 @@ class Cell:
         dtype: type of the backbone; empty means the scale's.
         slots: type of the stored slots; empty means bfloat16.
         limit: number of questions; None means the set's own.
-        form: settings of attention that are changed without training; empty means the model's own.
+        form: a key of `forms.FORMS`; empty means the paper's form.
         condition: form in which the decoder reads blocks; empty means the model's own.
         answer: for "constant", the answer; empty means the best one on training questions.
     """

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.system.cells import Cell, results_of
+from experiments.system.forms import PAPER_FORM
 from experiments.system.scales import SHIPPED, Scale
 from experiments.system.training import (
     baseline_checkpoint,
-    before_guidance,
     budget,
     checkpoint,
     run_of_stage,
@@ -85,7 +85,7 @@ def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
     variant = _variant(cell)
     trained_for = cell.trained_for or cell.questions
     if cell.method not in TRAINED:
-        return checkpoint(variant, scale, trained_for, data)
+        return checkpoint(variant, scale, trained_for, data, cell.form or PAPER_FORM)
     if cell.shipped:
         return SHIPPED.with_name(default_checkpoint(cell.method))
     return baseline_checkpoint(
@@ -153,18 +153,14 @@ def _confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
 
 def _budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    from experiments.system.budgets import answers_by_budget, with_form
+    from experiments.system.budgets import answers_by_budget
 
-    variant = _variant(cell)
-    folder = checkpoint(variant, scale, cell.questions, data)
-    if cell.form:
-        before = before_guidance(variant, scale, cell.questions, data)
-        folder = with_form(before, cell.form, scale.runs / "forms" / cell.form)
+    form = cell.form or PAPER_FORM
     return answers_by_budget(
-        folder,
+        checkpoint(_variant(cell), scale, cell.questions, data, form),
         _examples(cell, scale, data),
         condition=cell.condition,
-        dtype=scale.dtype,
+        dtype=cell.dtype or scale.dtype,
         max_new_tokens=cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens,
     )
 

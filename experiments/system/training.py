@@ -10,11 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.system.forms import PAPER_FORM, with_form
 from experiments.system.scales import ROOT, Scale, tiny_backbone
 from experiments.system.variants import BASE, Variant, supervision
 
 
-def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
+def checkpoint(
+    variant: Variant, scale: Scale, questions: str, data: Path, form: str = PAPER_FORM
+) -> Path:
     """The trained checkpoint of a variant.
 
     Args:
@@ -22,15 +25,14 @@ def checkpoint(variant: Variant, scale: Scale, questions: str, data: Path) -> Pa
         scale: its recipes and budget.
         questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
+        form: a key of `forms.FORMS`. The tables of the paper are measured in the paper's form,
+            whatever the form of the shipped checkpoint.
     """
-    return _shipped(variant, scale) or _stage(variant, scale, "stage2", questions, data)
-
-
-def before_guidance(variant: Variant, scale: Scale, questions: str, data: Path) -> Path:
-    """A model before it was trained with guided attention."""
-    if _shipped(variant, scale) is None:
-        return checkpoint(variant, scale, questions, data)
-    return run_of_stage(variant, scale, "stage2-pairs", data) / "final"
+    shipped = _shipped(variant, scale)
+    folder = shipped or _stage(variant, scale, "stage2", questions, data)
+    if form == PAPER_FORM and shipped is None:
+        return folder  # the recipes of the studies keep the paper's form
+    return with_form(folder, form, scale.runs / "forms" / form / variant.name)
 
 
 def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:

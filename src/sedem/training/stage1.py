@@ -19,7 +19,7 @@ from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
 from sedem.inference.prompts import SEPARATOR
 from sedem.method.encoder import encode, states_at
-from sedem.method.injection import prefill
+from sedem.method.injection import Blocks, prefill
 from sedem.method.losses import (
     IGNORED,
     distillation_loss,
@@ -28,7 +28,7 @@ from sedem.method.losses import (
     state_regression_loss,
 )
 from sedem.model import SeDeM
-from sedem.validation import Number, NumberAbove0, Settings, Share
+from sedem.validation import Number, NumberAbove0, Settings, Share, WholeFrom0
 
 
 class Stage1Losses(Settings):
@@ -47,6 +47,10 @@ class Stage1Losses(Settings):
         recall: share of windows whose continuation is replaced by a separator and a span of the
             context itself, which trains copying from memory. The separator distinguishes the two
             kinds and is not a target. Ours, not the paper's; 0 turns it off.
+        distractors: other windows of the batch whose memory stands beside that of a window, so that
+            the decoder learns to pass over a block. Ours, not the paper's; 0 turns it off.
+        cue: tokens before the target that say which window goes on, and where. They are not
+            targets. Needed with distractors.
     """
 
     distill: Number = 0.5
@@ -57,6 +61,8 @@ class Stage1Losses(Settings):
     regress: Number = 0.0
     regress_first: Share = 0.0
     recall: Share = 0.0
+    distractors: WholeFrom0 = 0
+    cue: WholeFrom0 = 0
 
     @model_validator(mode="after")
     def _regression_has_a_weight(self) -> Self:
@@ -64,6 +70,15 @@ class Stage1Losses(Settings):
             raise ValueError(
                 f"regress_first is {self.regress_first} but regress is 0; give the regression a "
                 "weight"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _distractors_have_a_cue(self) -> Self:
+        if bool(self.distractors) != bool(self.cue):
+            raise ValueError(
+                f"distractors is {self.distractors} and cue {self.cue}; blocks beside each other "
+                "need a cue that says which one goes on: set both, or neither"
             )
         return self
 
@@ -150,10 +165,14 @@ class Stage1(nn.Module):
         hidden_BTE = model.mixture(states_XBTE.float())
         mask_BT = torch.ones_like(context, dtype=torch.bool)
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
-        student_BAV = self._student(restored_BUD, target_BA)
-        labels_BA = target_BA.clone()
         separator = len(model.decoder.token_ids(SEPARATOR))
-        labels_BA[recalled_B, :separator] = IGNORED
+        if weights.distractors:
+            student_BAV = self._student_beside(restored_BUD, context_BP, target_BA, recalled_B)
+        else:
+            student_BAV = self._student(restored_BUD, target_BA)
+        labels_BA = target_BA.clone()
+        # The cue of a recalled span is its own beginning.
+        labels_BA[recalled_B, : separator + weights.cue] = IGNORED
         parts = {"context": next_token_loss(student_BAV, labels_BA)}
         if weights.distill:
             teacher_BAV = model.decoder.logits(teacher_BAD)
@@ -197,10 +216,11 @@ class Stage1(nn.Module):
         """Continuations, some replaced by spans of their context, and a mask of those `[B]`."""
         length = continuation.shape[1]
         separator = torch.tensor(self.model.encoder.token_ids(SEPARATOR), device=context.device)
-        if self.losses.recall and length <= len(separator):
+        if self.losses.recall and length <= len(separator) + self.losses.cue:
             raise ConfigError(
                 f"text.continuation is {length} tokens, but a recalled span stands after a "
-                f"separator of {len(separator)} tokens; make it longer or losses.recall 0"
+                f"separator of {len(separator)} tokens and a cue of {self.losses.cue}; make it "
+                "longer or losses.recall 0"
             )
         rows, recalled = [], []
         for window, after in zip(context, continuation, strict=True):
@@ -279,3 +299,53 @@ class Stage1(nn.Module):
         # token of the continuation.
         states_BAD = torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1)
         return model.decoder.logits(states_BAD)
+
+    def _student_beside(
+        self,
+        restored_BUD: Tensor,
+        context_BP: Tensor,
+        target_BA: Tensor,
+        recalled_B: Tensor,
+    ) -> Tensor:
+        """Logits of the target `[B, A, V]`, given the memories of several windows and a cue.
+
+        Args:
+            restored_BUD: restored states of each window.
+            context_BP: contexts in decoder tokens.
+            target_BA: continuations, or a separator and a span of the context.
+            recalled_B: which rows recall a span. Its beginning is their cue; the others begin with
+                the end of their context.
+        """
+        model, count = self.model, self.losses.distractors + 1
+        batch = len(restored_BUD)
+        if batch < count:
+            raise ConfigError(
+                f"losses.distractors is {count - 1}, but a batch has {batch} windows; make "
+                "optimization.batch_size larger"
+            )
+        cue_BC = context_BP[:, -self.losses.cue :]
+        start_B1 = target_BA.new_full((batch, 1), model.decoder.bos_token_id)
+        with_cue_BP = torch.cat([start_B1, cue_BC, target_BA[:, :-1]], dim=1)
+        missing_BC = torch.zeros_like(cue_BC)
+        without_BP = torch.cat([missing_BC, start_B1, target_BA[:, :-1]], dim=1)
+        ids_BP = torch.where(recalled_B[:, None], without_BP, with_cue_BP)
+        valid_BP = torch.ones_like(ids_BP, dtype=torch.bool)
+        valid_BP[recalled_B, : self.losses.cue] = False
+        # The own window comes first in one row, second in the next, and so on.
+        rows_B1 = torch.arange(batch, device=ids_BP.device)[:, None]
+        place_N = torch.arange(count, device=ids_BP.device)
+        window_BN = (rows_B1 - (place_N + rows_B1) % count) % batch
+        number_BU = place_N.repeat_interleave(restored_BUD.shape[1]).expand(batch, -1)
+        states_BUD = restored_BUD[window_BN].flatten(1, 2)
+        with model.decoder.without_lora():
+            filled = prefill(
+                model.decoder,
+                model.config.inject_layer,
+                ids_BP,
+                valid_BP,
+                states_BUD,
+                torch.ones(states_BUD.shape[:2], dtype=torch.bool, device=states_BUD.device),
+                placement=model.config.start_placement,
+                blocks=Blocks(number_BU, model.config.block_context),
+            )
+        return model.decoder.logits(filled.prefix[:, -target_BA.shape[1] :])

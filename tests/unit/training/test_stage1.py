@@ -385,3 +385,56 @@ def test_a_continuation_must_be_longer_than_the_separator(model: SeDeM) -> None:
     with pytest.raises(ConfigError, match=r"continuation is 2 .* separator of 2 tokens"):
         stage(**windows(2, after=2))
     assert float(stage(**windows(2, after=3))["loss"].detach()) > 0
+
+
+def beside(model: SeDeM, losses: Stage1Losses, batch: dict[str, Tensor]) -> list[float]:
+    """L_ctx of each window with its neighbour's memory beside its own, written out."""
+    config, backbone, count = model.config, model.decoder, len(batch["context"])
+    separator = backbone.token_ids("\n\n")
+    states = [hugging_face_states(backbone, ids)[0] for ids in batch["context"].tolist()]
+    restored = []
+    for window in states:
+        hidden = window[config.extract_layers[0]][1:]
+        slots = [model.compressor.w_in(part.mean(0)) for part in hidden.split(config.compression)]
+        restored.append(model.decompressor(torch.stack(slots)))
+    result = []
+    for row, (context, after) in enumerate(
+        zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
+    ):
+        recalls = after[: len(separator)] == separator
+        cue = [] if recalls else context[-losses.cue :]
+        ids = torch.tensor([[backbone.bos_token_id, *cue, *after[:-1]]])
+        neighbour = restored[(row - 1) % count]
+        pair = [restored[row], neighbour] if row % 2 == 0 else [neighbour, restored[row]]
+        filled = prefill(
+            backbone,
+            config.inject_layer,
+            ids,
+            torch.ones_like(ids, dtype=torch.bool),
+            torch.cat(pair)[None],
+            torch.ones(1, 2 * LENGTH, dtype=torch.bool),
+        )
+        logits = backbone.logits(filled.prefix[0, -len(after) :])
+        given = len(separator) + losses.cue if recalls else 0
+        result.append(float(F.cross_entropy(logits[given:], torch.tensor(after[given:]))))
+    return result
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("recall", [0.0, 1.0])
+def test_a_cue_says_which_of_two_windows_goes_on(model: SeDeM, recall: float) -> None:
+    losses = Stage1Losses(distill=0, reconstruct=0, distractors=1, cue=2, recall=recall)
+    stage, batch = Stage1(model, losses), windows(3)
+    found = stage(**batch)
+    after, recalled = stage._with_recall(batch["context"], batch["continuation"])
+    assert recalled.tolist() == [bool(recall)] * 3
+    expected = beside(model, losses, {"context": batch["context"], "continuation": after})
+    assert float(found["context"]) == pytest.approx(sum(expected) / 3, rel=2e-4)
+
+
+def test_windows_beside_each_other_need_a_cue_and_a_batch(model: SeDeM) -> None:
+    with pytest.raises(ConfigError, match="distractors is 2 and cue 0; blocks beside each other"):
+        Stage1Losses(distractors=2)
+    stage = Stage1(model, Stage1Losses(distractors=3, cue=2))
+    with pytest.raises(ConfigError, match="distractors is 3, but a batch has 3 windows"):
+        stage(**windows(3))

@@ -1,0 +1,45 @@
+"""One set of weights in two forms of attention: the paper's, and guided over independent blocks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from sedem.config import SedemConfig
+from sedem.inference.checkpoint import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE
+from sedem.method.guidance import Guidance
+
+PAPER_FORM = "joint"
+FORMS = {
+    PAPER_FORM: {"block_context": "joint", "guidance": False},
+    "guided": {"block_context": "independent", "guidance": True},
+}
+"""Settings of a checkpoint that can be changed without training, by form."""
+TAU = "guidance.log_tau"
+
+
+def with_form(checkpoint: Path, form: str, folder: Path) -> Path:
+    """Write a checkpoint anew with other settings of attention, and the same weights.
+
+    Args:
+        checkpoint: the checkpoint.
+        form: a key of `FORMS`. Guidance has the checkpoint's tau, or the one before any training.
+        folder: where to write it; an existing one is replaced.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
+    if (checkpoint / config.encoder).is_dir():
+        config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
+    config.with_changes(**FORMS[form]).save(folder)
+    weights = load_file(checkpoint / WEIGHTS_FILE)
+    if FORMS[form]["guidance"]:
+        weights.setdefault(TAU, Guidance().log_tau.detach())
+    else:
+        weights.pop(TAU, None)
+    save_file(weights, folder / WEIGHTS_FILE)
+    if (checkpoint / ADAPTER).is_dir():
+        shutil.copytree(checkpoint / ADAPTER, folder / ADAPTER)
+    return folder
