@@ -243,6 +243,8 @@ class Bench:
         if not self.batches:
             return {}
         memory = reader.read(documents)
+        if isinstance(reader, Keeper):
+            reader.warm(memory)
         speeds: dict[int, list[float]] = {size: [] for size in self.batches}
         for number in range(-WARM_UP, self.runs):
             for size, measured in speeds.items():

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sedem.bench.keeping import Keeper
 from sedem.bench.peers import Compiled
 from sedem.bench.text_blocks import TextBlocks
 from sedem.evaluation.readers import BoundSedem
@@ -46,6 +47,8 @@ def measure_memory(
     weights, caches = weights_bytes(reader), cache_bytes(reader)
     before = _reset_peak(device)
     memory = reader.read(documents)
+    if isinstance(reader, Keeper):
+        reader.warm(memory)
     reader.answer(memory, question)
     peak = _peak(device)
     after = _reset_peak(device)

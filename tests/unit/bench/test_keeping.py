@@ -94,7 +94,7 @@ def test_the_cold_reader_finds_nothing_and_the_warm_one_everything(
 
 
 def test_keeping_is_measured_side_by_side(plan: Plan) -> None:
-    document = run_bench(plan)
+    document = run_bench(plan.with_changes(batches=(2,)))
     results = {name: rows["120"] for name, rows in document["results"].items()}
     assert list(results) == ["sedem", "sedem-warm", "text-blocks", "hf-prefix"]
     for name, row in results.items():
@@ -113,6 +113,8 @@ def test_keeping_is_measured_side_by_side(plan: Plan) -> None:
     # The same blocks, as states or as text.
     assert warm["decoder_tokens"] == 32 == pytest.approx(text["decoder_tokens"], abs=4)
     assert warm["floor"]["prebuilt_ttft_ms"] < results["sedem"]["floor"]["prebuilt_ttft_ms"]
+    for name in ("sedem", "sedem-warm"):
+        assert results[name]["batches"]["2"]["together"]
     assert any("block_context is set to 'independent'" in note for note in document["notes"])
     assert all(len(line) == len(HEADINGS) for line in lines(document))
 
