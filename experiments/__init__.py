@@ -42,4 +42,5 @@ STUDIES = (
     "performance",
     "batches",
     "memories",
+    "kept",
 )

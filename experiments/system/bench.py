@@ -9,6 +9,7 @@ from typing import Any
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.variants import main_model
+from sedem.bench.keeping import break_even_hit_rate, questions_to_pay
 from sedem.config import DEFAULT_MODEL
 from sedem.evaluation.registry import METHODS as EVERY
 
@@ -43,6 +44,27 @@ SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "paper": (32768,)}
 BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "paper": (1, 8, 64)}
 """Numbers of questions that are asked of one bank together."""
 
+KEPT_CONTEXTS = {
+    "smoke": (64,),
+    "nano": (256, 1024, 4096, 16384),
+    "paper": (256, 1024, 4096, 16384, 65536),
+}
+"""Context lengths at which kept keys and values are compared. The first has as much text as the K
+blocks that SeDeM reads."""
+
+KEPT_METHODS = ("sedem", "text-blocks", "hf-prefix")
+KEPT_K = 2
+
+KEPT_ROWS = {
+    "sedem": "sedem, cold",
+    "sedem-warm": "sedem, warm",
+    "text-blocks": "text-blocks",
+    "hf-prefix": "hf-prefix",
+}
+"""Rows of that comparison, and their labels."""
+
+NEVER = "never"
+
 SLOT_TYPES = ("bfloat16", "int8", "fp8")
 """Types of stored slots."""
 
@@ -61,8 +83,8 @@ def measure_bench(
 
     Args:
         kind: "bench" (the scale's methods), "batches" (questions a second of SeDeM), "memories"
-            (SeDeM with each type of stored slots) or "peers" (every method, with its speed-up over
-            the full context).
+            (SeDeM with each type of stored slots), "kept" (what is kept of blocks, and when that is
+            worth it) or "peers" (every method, with its speed-up over the full context).
         scale: its lengths and methods.
         checkpoint: the model; None for a shape.
         backbone: the shape; empty for a checkpoint.
@@ -71,27 +93,63 @@ def measure_bench(
     from sedem.bench.command import run_bench
     from sedem.bench.plan import Plan
 
-    methods = {"bench": METHODS.get(scale.name, ()), "peers": tuple(EVERY)}
-    contexts: Mapping[str, tuple[int, ...]] = SEDEM_CONTEXTS
-    if kind in ("bench", "peers"):
-        contexts = CONTEXTS if kind == "bench" else PEER_CONTEXTS
+    methods = {"bench": METHODS.get(scale.name, ()), "peers": tuple(EVERY), "kept": KEPT_METHODS}
+    contexts: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+        "bench": CONTEXTS, "peers": PEER_CONTEXTS, "kept": KEPT_CONTEXTS
+    }  # fmt: skip
+    # Joint blocks cannot be kept. Times do not depend on what a model was trained with.
+    keeping = {"kept": ("cold", "warm"), "block_context": "independent", "k": KEPT_K}
     plan = Plan(
         methods=methods.get(kind, ("sedem",)),
-        contexts=contexts[scale.name],
+        contexts=contexts.get(kind, SEDEM_CONTEXTS)[scale.name],
         blocks=BLOCKS.get(scale.name, ()) if kind == "bench" else (),
         batches=BATCHES[scale.name] if kind == "batches" else (),
         memory=SLOT_TYPES if kind == "memories" else ("bfloat16",),
         checkpoint=str(checkpoint or DEFAULT_MODEL),
         backbone=backbone or None,
         runs=1 if scale.name == "smoke" else 20,
-        answer_tokens=ANSWER_TOKENS[scale.name],
+        answer_tokens=ANSWER_TOKENS[scale.name] if kind != "kept" else ANSWER_TOKENS["smoke"],
+        online=kind != "kept",
+        **(keeping if kind == "kept" else {}),
     )
     result = run_bench(plan, scale.runs / "bench" / name)
     # The folder of a checkpoint is particular to one machine; the result has the weights' digest.
     result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
     if kind == "peers":
         result["times_sooner"] = times_sooner(result["results"])
+    if kind == "kept":
+        result["worth"] = worth(result["results"])
     return result
+
+
+def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What kept keys and values are worth, by context length.
+
+    Args:
+        results: of the bench, by method and context length.
+
+    Returns:
+        `ratio` (time to the first token over that of SeDeM with everything kept, by method),
+        `hit_rate` (share of blocks found from which keeping is sooner, in percent) and `questions`
+        (after which warming the whole bank has paid), or "never" for the last two.
+    """
+    found = {}
+    for tokens, warm in results["sedem-warm"].items():
+        times = {name: _median(rows[tokens], "prebuilt_ttft_ms") for name, rows in results.items()}
+        cold, hit = times["sedem"], times["sedem-warm"]
+        share = break_even_hit_rate(cold, _median(warm, "missed_ttft_ms"), hit)
+        questions = questions_to_pay(_median(warm, "warm_ms"), cold, hit)
+        found[tokens] = {
+            "ratio": {name: time / hit for name, time in times.items()},
+            "hit_rate": NEVER if share is None else 100 * share,
+            "questions": NEVER if questions is None else questions,
+        }
+    return found
+
+
+def _median(row: Mapping[str, Any], figure: str) -> float:
+    median: float = row[figure]["median"]
+    return median
 
 
 def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -5,10 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.system.bench import bench_cells
+from experiments.system.bench import KEPT_ROWS, bench_cells
 from experiments.system.scales import Scale
 from experiments.system.study import NOT_RUN, markdown_table
 from sedem.bench.table import lines
+
+KEPT_HEADINGS = (
+    "tokens",
+    "method",
+    "decoder reads",
+    "prebuilt TTFT ms",
+    "times warm's",
+    "bank, B/token",
+    "kept, B/token",
+)
+WORTH_HEADINGS = (
+    "tokens",
+    "nothing kept, ms",
+    "nothing found, ms",
+    "all found, ms",
+    "hit rate that pays, %",
+    "warming the bank, ms",
+    "questions that pay for it",
+)
 
 
 def blocks(scale: Scale, kind: str, picture: str = "") -> str:
@@ -16,7 +35,7 @@ def blocks(scale: Scale, kind: str, picture: str = "") -> str:
 
     Args:
         scale: nano shows sedem-nano, paper the shapes of Llama.
-        kind: "bench", "batches" or "memories".
+        kind: "bench", "batches", "memories" or "kept".
         picture: file of the first model's picture; empty for none.
     """
     cells, shown = bench_cells(scale, kind), []
@@ -28,7 +47,11 @@ def blocks(scale: Scale, kind: str, picture: str = "") -> str:
         else:
             if picture:
                 parts.append(f"![Time to the first token against context length]({picture})")
-            parts += [measured_on(result), markdown_table(lines(result))]
+            parts.append(measured_on(result))
+            if kind == "kept":
+                parts += [markdown_table(_kept(result)), markdown_table(_worth(result))]
+            else:
+                parts.append(markdown_table(lines(result)))
             if kind == "bench":
                 parts += [markdown_table(table) for table in details(result)]
         shown.append("\n\n".join(parts))
@@ -116,3 +139,48 @@ def _selection(result: dict[str, Any]) -> list[list[str]]:
             ]
         )
     return shown
+
+
+def _kept(result: dict[str, Any]) -> list[list[str]]:
+    """Times and bytes of every row of the comparison, by context length."""
+    shown = [list(KEPT_HEADINGS)]
+    for tokens, found in result["worth"].items():
+        for name, label in KEPT_ROWS.items():
+            row = result["results"][name][tokens]
+            times, kept = row["prebuilt_ttft_ms"], row["kept"] or {"bytes_per_token": 0}
+            # The cache of a prefix is all that is stored of it.
+            bank = 0 if name == "hf-prefix" else row["stored_bytes_per_token"]
+            shown.append(
+                [
+                    f"{int(tokens):,}",
+                    label,
+                    f"{row['decoder_tokens']:,}",
+                    f"{times['median']:,.1f} ({times['q1']:,.1f}-{times['q3']:,.1f})",
+                    f"{found['ratio'][name]:.2f}",
+                    f"{bank:,.0f}" if bank else "-",
+                    f"{kept['bytes_per_token']:,.0f}" if kept["bytes_per_token"] else "-",
+                ]
+            )
+    return shown
+
+
+def _worth(result: dict[str, Any]) -> list[list[str]]:
+    """Times of SeDeM by what is found, and from when on keeping is worth it."""
+    shown = [list(WORTH_HEADINGS)]
+    for tokens, found in result["worth"].items():
+        cold, warm = (result["results"][name][tokens] for name in ("sedem", "sedem-warm"))
+        times = [cold["prebuilt_ttft_ms"], warm["missed_ttft_ms"], warm["prebuilt_ttft_ms"]]
+        shown.append(
+            [
+                f"{int(tokens):,}",
+                *(f"{time['median']:,.1f}" for time in times),
+                _number(found["hit_rate"]),
+                f"{warm['warm_ms']['median']:,.0f}",
+                _number(found["questions"]),
+            ]
+        )
+    return shown
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.0f}"

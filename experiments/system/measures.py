@@ -225,6 +225,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "bench": _bench,
     "batches": _bench,
     "memories": _bench,
+    "kept": _bench,
     "peers": _bench,
 }
 """How each kind of cell is measured.
@@ -242,5 +243,6 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - training: what a stage of training took.
 - search: held-out losses of a trained baseline at several learning rates.
 - bench: times and memory of the methods; batches: questions a second; memories: times by type of
-  the stored slots; peers: every method beside full context.
+  the stored slots; kept: what is kept of blocks, and its worth; peers: every method beside full
+  context.
 """

@@ -10,7 +10,7 @@ import pytest
 
 from experiments import STUDIES
 from experiments.system import cells, pages
-from experiments.system.bench import bench_cells
+from experiments.system.bench import bench_cells, worth
 from experiments.system.scales import NANO
 
 
@@ -110,6 +110,40 @@ def test_a_bench_is_shown_with_machine_load_and_what_was_left_out(
     assert "| 2,048 | 12 | 10 | 1.20 |" in page
     assert "| 2,048 | 1.0 | 2.0 | 3.0 | 12.0 | - | - | - |" in page
     assert "| 1,000 | 128,000 | 1 | 12.0 (11.0-13.0) | 1.0 |" in page
+
+
+def test_kept_keys_and_values_are_shown_with_what_they_are_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(time: float, kept: float | None) -> dict[str, object]:
+        return {
+            "prebuilt_ttft_ms": {"median": time, "q1": time - 1, "q3": time + 1},
+            "missed_ttft_ms": {"median": 90.0},
+            "warm_ms": {"median": 1200.0},
+            "decoder_tokens": 256,
+            "stored_bytes_per_token": 512.0,
+            "kept": None if kept is None else {"bytes_per_token": kept},
+        }
+
+    rows = {
+        "sedem": row(80, None), "sedem-warm": row(40, 12288), "text-blocks": row(50, 24576),
+        "hf-prefix": row(30, 24576),
+    }  # fmt: skip
+    results = {name: {"2048": found} for name, found in rows.items()}
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+    (cell,) = bench_cells(NANO, "kept").values()
+    path = tmp_path / "nano" / "kept" / f"{cell.name}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**bench_result(), "results": results, "worth": worth(results)}))
+    page = pages.rendered("<!-- study kept -->\n<!-- end -->")
+    assert "| 2,048 | sedem, cold | 256 | 80.0 (79.0-81.0) | 2.00 | 512 | - |" in page
+    assert "| 2,048 | sedem, warm | 256 | 40.0 (39.0-41.0) | 1.00 | 512 | 12,288 |" in page
+    assert "| 2,048 | text-blocks | 256 | 50.0 (49.0-51.0) | 1.25 | 512 | 24,576 |" in page
+    assert "| 2,048 | hf-prefix | 256 | 30.0 (29.0-31.0) | 0.75 | - | 24,576 |" in page
+    # A fifth of the way from a miss to what is found; 1,200 ms over 40 ms a question.
+    assert "| 2,048 | 80.0 | 90.0 | 40.0 | 20 | 1,200 | 30 |" in page
+    results["sedem"]["2048"] = row(35, None)
+    assert worth(results)["2048"]["hit_rate"] == worth(results)["2048"]["questions"] == "never"
 
 
 def test_a_bench_that_was_not_run_is_said_for_each_shape() -> None:

@@ -15,8 +15,9 @@ from unit.training.small_recipes import (
     small_stage2,
 )
 
-from sedem import SeDeM
+from sedem import SeDeM, SedemConfig
 from sedem.baselines.registry import TRAINED
+from sedem.inference.checkpoint import EXTRA_ENTRIES
 from sedem.training.recipe import as_yaml, load_recipe
 from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
 
@@ -26,6 +27,9 @@ FILES = sorted(path for path in RECIPES.rglob("*.yaml") if not path.name.startsw
 BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
 STAGE1 = [path for path in FILES if path.name.startswith("stage1")]
 STAGE2 = [path for path in FILES if path.name.startswith("stage2")]
+
+FREE = ("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition")
+"""Settings that a recipe may change from the checkpoint that it starts from."""
 
 
 def name(path: Path) -> str:
@@ -87,7 +91,8 @@ def test_a_stage_2_recipe_trains(
     recipe: Stage2Recipe, tiny_folder: Callable[..., str], tmp_path: Path
 ) -> None:
     train_stage2(run_in(tmp_path, recipe, tiny_folder))
-    assert_trained(tmp_path, {"compressor", "decompressor", "selector", "lora"})
+    guidance = {"guidance"} if recipe.model.guidance else set()
+    assert_trained(tmp_path, {"compressor", "decompressor", "selector", "lora", *guidance})
 
 
 def test_a_recipe_starts_from_another_of_its_folder_and_shape() -> None:
@@ -100,10 +105,14 @@ def test_a_recipe_starts_from_another_of_its_folder_and_shape() -> None:
         ends[f"{second.run.output}/final"] = (path.parent, second.model)
     for path in STAGE2:
         second = load_recipe(Stage2Recipe, path)
-        folder, model = ends[str(second.start_from)]
-        assert folder == path.parent
-        free = {"k": second.model.k, "lora_rank": second.model.lora_rank}
-        assert model.with_changes(**free, lora_alpha=second.model.lora_alpha) == second.model
+        free = {name: getattr(second.model, name) for name in FREE}
+        if (shipped := RECIPES.parent / str(second.start_from)).is_dir():
+            model = SedemConfig.load(shipped, extra=EXTRA_ENTRIES)
+            free |= {"encoder": second.model.encoder}
+        else:
+            folder, model = ends[str(second.start_from)]
+            assert folder == path.parent
+        assert model.with_changes(**free) == second.model
 
 
 def test_no_two_recipes_share_an_output_folder() -> None:

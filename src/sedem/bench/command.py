@@ -16,6 +16,7 @@ from sedem.baselines.registry import TRAINED
 from sedem.bench.ceilings import Ceilings, measure_ceilings
 from sedem.bench.contexts import context, source
 from sedem.bench.floors import Work, floors
+from sedem.bench.keeping import WarmSedem, open_keeping
 from sedem.bench.layers import EncoderLayers
 from sedem.bench.measure import Bench, Subject
 from sedem.bench.peers import PEERS
@@ -26,7 +27,7 @@ from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import decoding_of
-from sedem.evaluation.readers import BoundSedem, frozen_decoder, frozen_encoder
+from sedem.evaluation.readers import BoundSedem, frozen_encoder
 from sedem.evaluation.registry import METHODS, default_checkpoint, has_selection_budget, open_method
 from sedem.evaluation.results import Signatures, claim, read_json, write_json
 from sedem.evaluation.run import Progress
@@ -107,10 +108,15 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
         "engine": plan.engine,
     }
     settings = MethodSettings(**entries)
-    subjects, left_out = [], {}
+    subjects: list[Subject] = []
+    left_out: dict[str, str] = {}
     for name in plan.methods:
         try:
-            opened = _open_method(name, settings, plan)
+            if name == "sedem":
+                opened, reasons = _open_sedem(settings, plan)
+                left_out |= reasons
+            else:
+                opened = _open_method(name, settings, plan)
         except ConfigError as error:
             if name in METHODS and name not in TRAINED:
                 raise
@@ -126,10 +132,10 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
 
 
 def _open_method(name: str, settings: MethodSettings, plan: Plan) -> list[Subject]:
-    """Open a method; SeDeM gives one subject per type of memory, which share the model."""
+    """Open any method but SeDeM."""
     if name in PEERS:
-        backbone = frozen_decoder(settings)
-        return [Subject(name, PEERS[name][0](backbone, decoding_of(settings)), backbone)]
+        peer = PEERS[name][0].open(settings)
+        return [Subject(name, peer, peer.backbone)]
     if name in TRAINED:
         if plan.backbone is not None:
             raise ConfigError(f"'{name}' has no weights of the shape '{plan.backbone}'")
@@ -138,19 +144,40 @@ def _open_method(name: str, settings: MethodSettings, plan: Plan) -> list[Subjec
     method = open_method(
         name, settings if has_selection_budget(name) else settings.with_changes(k=None)
     )
-    reader = method.reader
-    if not isinstance(reader, BoundSedem):
-        return [Subject(name, reader, method.backbone)]
-    layers = EncoderLayers(reader.model.config, frozen_encoder(settings))
-    return [
-        Subject(
-            name if kind == BFLOAT16 else f"{name}-{kind}",
-            BoundSedem(reader.model, reader.k, reader.decoding, kind),
-            method.backbone,
-            layers if kind == plan.memory[0] else None,
-        )
-        for kind in plan.memory
-    ]
+    return [Subject(name, method.reader, method.backbone)]
+
+
+def _open_sedem(settings: MethodSettings, plan: Plan) -> tuple[list[Subject], dict[str, str]]:
+    """Open SeDeM cold and warm, as one subject for each type of memory.
+
+    Returns:
+        The subjects; those with the same keeping share a model. And why "warm" is left out.
+
+    Raises:
+        ConfigError: it cannot be opened at all.
+    """
+    subjects: list[Subject] = []
+    left_out = {}
+    for keeping in plan.kept:
+        name = "sedem" if keeping == "cold" else f"sedem-{keeping}"
+        try:
+            model = open_keeping(settings, keeping, plan.block_context)
+        except ConfigError as error:
+            if keeping == "cold":
+                raise
+            left_out[name] = str(error)
+            continue
+        kind_of_reader = BoundSedem if keeping == "cold" else WarmSedem
+        for kind in plan.memory:
+            subjects.append(
+                Subject(
+                    name if kind == BFLOAT16 else f"{name}-{kind}",
+                    kind_of_reader(model, settings.k, decoding_of(settings), kind),
+                    model.decoder,
+                    None if subjects else EncoderLayers(model.config, frozen_encoder(settings)),
+                )
+            )
+    return subjects, left_out
 
 
 def notes(plan: Plan) -> list[str]:
@@ -163,6 +190,11 @@ def notes(plan: Plan) -> list[str]:
         sentences.append(
             f"{plan.backbone} on random weights: times and bytes hold, answers are noise and are "
             "not shown; text is cut by sedem-nano's tokenizer"
+        )
+    if plan.block_context:
+        sentences.append(
+            f"SeDeM's block_context is set to '{plan.block_context}' whatever its checkpoint was "
+            "trained with: times and bytes hold, answers are not shown"
         )
     _, description = source(plan.text)
     sentences.append(f"contexts are cut from {description}, which is repeated if it is too short")
@@ -185,7 +217,9 @@ class _MissingParts:
         self.folder = folder
         self.signatures = signatures
         self.progress = progress
-        self.bench = Bench(QUESTIONS, plan.batches, plan.answer_tokens, plan.runs, plan.place)
+        self.bench = Bench(
+            QUESTIONS, plan.batches, plan.answer_tokens, plan.runs, plan.place, plan.online
+        )
         self.contexts = [n for n in plan.contexts if not _context_file(folder, n).is_file()]
         self.blocks = [n for n in plan.blocks if not _blocks_file(folder, n).is_file()]
         self.done = 0

@@ -51,8 +51,15 @@ Stages = Mapping[str, Sequence[Work]]
 and `token` (one more token)."""
 
 
-def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
-    """Work of SeDeM for an answer that it gave."""
+def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = False) -> Stages:
+    """Work of SeDeM for an answer that it gave.
+
+    Args:
+        model: the model.
+        answer: the answer.
+        question: the question.
+        found: whether keys and values of the blocks were there already.
+    """
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
     prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
@@ -62,12 +69,18 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
         workload = Workload(answer.context_tokens or 0, question_tokens, 1, answer.k)
         return count_flops(config, *shapes, workload)
 
-    own, prompt = flops(len(encoder.token_ids(question))), flops(prefix - 1)
+    own = flops(len(encoder.token_ids(question)))
     reading = _layer_bytes(encoder, config.extract_layer)
     answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
     upper = decoder.depth - config.inject_layer
     cached = decoder.depth * prefix + upper * states
-    prefill = prompt["prefill"] - _omitted(decoder, states + prefix - 1)
+    restoring = [] if found else [Work(own["restore"], _bytes(model.decompressor))]
+    if config.block_context == "joint":
+        prefill = flops(prefix - 1)["prefill"] - _omitted(decoder, states + prefix - 1)
+    else:
+        prefill = _prefill_apart(model, prefix, states)
+        prefill += 0 if found else _blocks_apart(model, answer.k)
+    read_kept = upper * states * _position_bytes(decoder) / decoder.depth if found else 0
     to_keys = model.selector.w_key
     slots = -(-answer.context_tokens // config.segment_length) * config.slots
     project = 2 * slots * to_keys.weight.numel()
@@ -78,11 +91,35 @@ def sedem_work(model: SeDeM, answer: Answer, question: str) -> Stages:
         "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
         "answer": [
             Work(own["select"] - project, reading + asking + key_bytes),
-            Work(own["restore"], _bytes(model.decompressor)),
-            Work(prefill, answering),
+            *restoring,
+            Work(prefill, answering + read_kept),
         ],
         "token": [_token(decoder, cached, answering)],
     }
+
+
+def _prefill_apart(model: SeDeM, prefix: int, states: int) -> int:
+    """FLOPs of the prefix alone, which attends to the states of blocks above injection.
+
+    Args:
+        model: the model.
+        prefix: number of prefix tokens.
+        states: number of states.
+    """
+    decoder, lower = model.decoder, model.config.inject_layer
+    shape = decoder.model.config
+    run = lower * layer_flops(shape, prefix)
+    run += (decoder.depth - lower) * layer_flops(shape, prefix, states)
+    head = 2 * decoder.width * shape.vocab_size
+    return run + head - _omitted(decoder, prefix - 1, states)
+
+
+def _blocks_apart(model: SeDeM, blocks: int) -> int:
+    """FLOPs of the keys and values of blocks, each run alone through the layers above injection."""
+    decoder, length = model.decoder, model.config.segment_length
+    upper = decoder.depth - model.config.inject_layer
+    run = upper * layer_flops(decoder.model.config, length) - _omitted(decoder, length)
+    return blocks * run
 
 
 def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool) -> Stages:

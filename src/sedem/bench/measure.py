@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import cycle, islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.bench.floors import Stages, sedem_work, text_work
+from sedem.bench.keeping import Keeper, WarmSedem
 from sedem.bench.layers import EncoderLayers
 from sedem.bench.memory import measure_memory
 from sedem.bench.peers import HuggingFace, PrefixCached
@@ -62,7 +63,8 @@ class Subject:
     def work(self, answer: Answer, question: str) -> Stages | None:
         """The work that its floor is computed from; None if the method's stages are not known."""
         if isinstance(self.reader, BoundSedem):
-            return sedem_work(self.reader.model, answer, question)
+            found = isinstance(self.reader, WarmSedem)
+            return sedem_work(self.reader.model, answer, question, found=found)
         if self.backbone is None or not self.reads_text or isinstance(self.reader, LongLLMLingua):
             # LongLLMLingua reads the context several times to prune it, then reads the rest.
             return None
@@ -80,6 +82,7 @@ class Bench:
         answer_tokens: tokens of every answer.
         runs: counted rounds.
         device: synchronized before each reading of the clock.
+        online: whether documents are read in every round, or once.
     """
 
     questions: Sequence[str]
@@ -87,6 +90,7 @@ class Bench:
     answer_tokens: int
     runs: int
     device: torch.device
+    online: bool = True
 
     def measure(
         self, subjects: Sequence[Subject], documents: Sequence[Document], tick: Callable[[], None]
@@ -101,45 +105,70 @@ class Bench:
         Returns:
             Figures by method.
         """
-        runs: dict[str, list[Figures]] = {subject.name: [] for subject in subjects}
-        answers: dict[str, Answer] = {}
+        trials = [Trial(subject) for subject in subjects]
+        if not self.online:
+            for trial in trials:
+                trial.build(self, documents)
         for number in range(-WARM_UP, self.runs):
-            for subject in subjects:
-                figures, answers[subject.name] = self.run_once(subject, documents)
-                if number >= 0:
-                    runs[subject.name].append(figures)
+            for trial in trials:
+                if number == 0:
+                    trial.forget_times(builds=self.online)
+                if self.online:
+                    trial.build(self, documents)
+                trial.ask(self)
                 tick()
-        return {s.name: self._row(s, documents, runs[s.name], answers[s.name]) for s in subjects}
+        return {trial.subject.name: self._row(trial, documents) for trial in trials}
 
     @property
     def rounds(self) -> int:
         """Rounds over one context, warm-up included."""
         return WARM_UP + self.runs
 
-    def run_once(self, subject: Subject, documents: Sequence[Document]) -> tuple[Figures, Answer]:
-        """Read and answer from scratch, then answer again from the memory.
+    def build(self, subject: Subject, documents: Sequence[Document]) -> tuple[Figures, Any, int]:
+        """Read the documents, answer for the first time, and keep ahead what the method keeps.
 
-        Online TTFT is the time of reading and of the first answer's first token. Prebuilt TTFT and
-        decoding speed are those of the second answer.
+        Online TTFT is the time of reading and of the first answer's first token.
+
+        Returns:
+            The figures, the memory, and the number of blocks that are kept.
         """
         reader = subject.reader
         clock = Clock(self.device)
         memory = reader.read(documents)
         clock.lap("build_ms")
         build = clock.timings["build_ms"]
-        first = reader.answer(memory, self.questions[0]).timings["ttft_ms"]
-        answer = reader.answer(memory, self.questions[0])
-        timings = answer.timings
+        first = reader.answer(memory, self.questions[0])
+        ready = 0
+        if isinstance(reader, Keeper):
+            # Of a copy, since the first answer has kept its blocks.
+            memory = reader.anew(memory)
+            clock.lap("first")
+            ready = reader.warm(memory)
+            clock.lap("warm_ms")
         # If the memory is the text itself, nothing was built.
         built = memory != list(documents)
-        layers, tokens = subject.layers, answer.context_tokens or 0
+        layers, tokens = subject.layers, first.context_tokens or 0
         figures: Figures = {
-            "online_ttft_ms": build + first,
-            "prebuilt_ttft_ms": timings["ttft_ms"],
-            "decode_tok_s": self._speed(answer),
+            "online_ttft_ms": build + first.timings["ttft_ms"] if self.online else None,
             "build_tok_s": 1e3 * tokens / build if built else None,
             "layers_tok_s": 1e3 * tokens / layers.run_ms(documents) if layers else None,
             "build_ms": build,
+            "warm_ms": clock.timings.get("warm_ms"),
+        }
+        return figures, memory, ready
+
+    def ask(self, subject: Subject, memory: Any) -> tuple[Figures, Answer]:
+        """Answer from a memory; prebuilt TTFT and decoding speed are those of this answer."""
+        reader = subject.reader
+        missed = None
+        if isinstance(reader, Keeper):
+            missed = reader.answer(reader.anew(memory), self.questions[0]).timings["ttft_ms"]
+        answer = reader.answer(memory, self.questions[0])
+        timings = answer.timings
+        figures: Figures = {
+            "prebuilt_ttft_ms": timings["ttft_ms"],
+            "missed_ttft_ms": missed,
+            "decode_tok_s": self._speed(answer),
             **{name: value for name, value in timings.items() if name != "ttft_ms"},
         }
         return figures, answer
@@ -151,46 +180,71 @@ class Bench:
         elapsed = answer.timings["total_ms"] - answer.timings["ttft_ms"]
         return 1e3 * (self.answer_tokens - 1) / elapsed
 
-    def _row(
-        self,
-        subject: Subject,
-        documents: Sequence[Document],
-        runs: Sequence[Figures],
-        answer: Answer,
-    ) -> dict[str, Any]:
-        question = self.questions[0]
+    def _row(self, trial: Trial, documents: Sequence[Document]) -> dict[str, Any]:
+        subject, answer, question = trial.subject, trial.answer, self.questions[0]
+        assert answer is not None
         names = (
-            "online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s", "layers_tok_s"
+            "online_ttft_ms", "prebuilt_ttft_ms", "missed_ttft_ms", "decode_tok_s", "build_tok_s",
+            "layers_tok_s", "warm_ms",
         )  # fmt: skip
-        figures = {name: _spread_of(runs, name) for name in runs[0]}
+        figures = {name: _spread_of(trial.builds, name) for name in trial.builds[0]}
+        figures |= {name: _spread_of(trial.asks, name) for name in trial.asks[0]}
         work = subject.work(answer, question)
         stored, tokens = answer.stored_bytes, answer.context_tokens
         row: dict[str, Any] = {
             **{name: figures.pop(name) for name in names},
             "stages": figures,
             "reads_tokens": self._read_tokens(subject, answer),
+            "decoder_tokens": self._decoder_tokens(subject, answer),
             "k": answer.k or None,
             "stored_bytes_per_token": stored / tokens if stored and tokens else None,
+            "kept": self._kept(trial),
             "work": work and {n: [asdict(part) for part in parts] for n, parts in work.items()},
-            "memory": measure_memory(subject.reader, documents, question, self.device),
+            "memory": None,
         }
+        if not self.online:
+            # Both read the documents several times more.
+            return row
+        row["memory"] = measure_memory(subject.reader, documents, question, self.device)
         if isinstance(subject.reader, BoundSedem):
             row["build_stages"] = build_stages(subject.reader.model, documents)
         row["batches"] = self._batches(subject.reader, documents)
         return row
 
+    def _kept(self, trial: Trial) -> dict[str, Any] | None:
+        """Bytes a token of kept keys and values, and how many blocks were ready; None if none."""
+        reader, answer = trial.subject.reader, trial.answer
+        assert answer is not None
+        size: int | None
+        if isinstance(reader, Keeper):
+            size, tokens = reader.kept_bytes(trial.memory), answer.context_tokens
+        elif isinstance(reader, PrefixCached):
+            # Those of a truncated context, over the tokens that are left.
+            size, tokens = answer.stored_bytes, self._read_tokens(trial.subject, answer)
+        else:
+            return None
+        per_token = size / tokens if size and tokens else None
+        return {"bytes_per_token": per_token, "ready": trial.ready, "blocks": answer.blocks}
+
+    def _decoder_tokens(self, subject: Subject, answer: Answer) -> int | None:
+        """Tokens of the context that the decoder attends to, as states or as text."""
+        if subject.backbone is None or answer.conditioning is None:
+            return None
+        return answer.conditioning - len(question_ids(subject.backbone, self.questions[0]))
+
     def _read_tokens(self, subject: Subject, answer: Answer) -> int | None:
         """Context tokens behind an answer: all, unless the decoder reads text and truncates it."""
         if not subject.reads_text:
             return answer.context_tokens
-        assert subject.backbone is not None and answer.conditioning is not None
-        return answer.conditioning - len(question_ids(subject.backbone, self.questions[0]))
+        return self._decoder_tokens(subject, answer)
 
     def _batches(self, reader: Reader, documents: Sequence[Document]) -> dict[str, Any]:
         """Questions per second over one memory, by batch size; each round runs every size."""
         if not self.batches:
             return {}
         memory = reader.read(documents)
+        if isinstance(reader, Keeper):
+            reader.warm(memory)
         speeds: dict[int, list[float]] = {size: [] for size in self.batches}
         for number in range(-WARM_UP, self.runs):
             for size, measured in speeds.items():
@@ -214,6 +268,45 @@ class Bench:
                 reader.answer(memory, question)
         clock.mark("all_ms")
         return 1e3 * size / clock.timings["all_ms"]
+
+
+@dataclass
+class Trial:
+    """The measurement of one method over one context.
+
+    Attributes:
+        subject: the method.
+        memory: what it has read.
+        ready: number of blocks whose keys and values were computed ahead.
+        answer: its last answer.
+        builds: figures of each reading.
+        asks: figures of each answer.
+    """
+
+    subject: Subject
+    memory: Any = None
+    ready: int = 0
+    answer: Answer | None = None
+    builds: list[Figures] = field(default_factory=list)
+    asks: list[Figures] = field(default_factory=list)
+
+    def build(self, bench: Bench, documents: Sequence[Document]) -> None:
+        """Read the documents."""
+        # Two memories at once would exceed what the first one leaves free.
+        self.memory = None
+        figures, self.memory, self.ready = bench.build(self.subject, documents)
+        self.builds.append(figures)
+
+    def ask(self, bench: Bench) -> None:
+        """Answer from what was read."""
+        figures, self.answer = bench.ask(self.subject, self.memory)
+        self.asks.append(figures)
+
+    def forget_times(self, *, builds: bool) -> None:
+        """Drop the figures of the warm-up."""
+        self.asks.clear()
+        if builds:
+            self.builds.clear()
 
 
 def _spread_of(runs: Sequence[Figures], name: str) -> dict[str, float] | None:

@@ -20,7 +20,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sedem.bench.keeping import Keeper
 from sedem.bench.peers import Compiled
+from sedem.bench.text_blocks import TextBlocks
 from sedem.evaluation.readers import BoundSedem
 from sedem.types import Document, Reader
 
@@ -35,14 +37,18 @@ def measure_memory(
     Returns:
         `weights_bytes`; `caches_bytes`, which stay allocated between answers; `steady_bytes`, both
         plus the read memory after an answer; `peak_bytes`, the highest at any time. None if the
-        system does not report memory.
+        system does not report memory, or two models are open of which a method uses a part each.
     """
     if device.type != "cuda" and not (PROCESS / "clear_refs").exists():
+        return None
+    if isinstance(reader, TextBlocks):
         return None
     _reset_caches(reader, documents, question)
     weights, caches = weights_bytes(reader), cache_bytes(reader)
     before = _reset_peak(device)
     memory = reader.read(documents)
+    if isinstance(reader, Keeper):
+        reader.warm(memory)
     reader.answer(memory, question)
     peak = _peak(device)
     after = _reset_peak(device)

@@ -7,13 +7,15 @@ read, so the time of a question is that of the model alone.
 - `hf-compiled`: `StaticCache`, with a plain prefill and a compiled decoding step, as in `generate`.
 - `hf-prefix`: caches the context's keys and values when it is read, as servers with a prefix cache
   do; a question runs only its own tokens. This is full context with a prebuilt memory.
+
+`text-blocks` has a module of its own: keys and values of blocks of text, kept one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,8 +24,12 @@ from transformers import Cache, DynamicCache, StaticCache
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import generate_timed
 from sedem.baselines.memory import text_bytes
+from sedem.bench.text_blocks import TextBlocks
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.method import decoding_of
+from sedem.evaluation.readers import frozen_decoder
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import context_prompt, question_ids
 from sedem.types import Answer, Document, check_documents
@@ -62,6 +68,11 @@ class HuggingFace:
     def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
         self.backbone = backbone
         self.decoding = decoding
+
+    @classmethod
+    def open(cls, settings: MethodSettings) -> Self:
+        """Open the frozen decoder of a checkpoint."""
+        return cls(frozen_decoder(settings), decoding_of(settings))
 
     def read(self, documents: Sequence[Document]) -> Tokens:
         """Tokenize the documents, and truncate the end that does not fit.
@@ -207,9 +218,10 @@ def _check_compiler(device: torch.device) -> None:
         raise ConfigError(f"nothing can be compiled on this machine ({reason})") from None
 
 
-PEERS: dict[str, tuple[type[HuggingFace], str]] = {
+PEERS: dict[str, tuple[type[HuggingFace] | type[TextBlocks], str]] = {
     "hf": (HuggingFace, "Hugging Face's forward over the whole context, dynamic cache"),
     "hf-compiled": (Compiled, "the same with a static cache and a compiled decoding step"),
     "hf-prefix": (PrefixCached, "the same with the context's keys and values kept"),
+    "text-blocks": (TextBlocks, "the K selected blocks as text, their keys and values kept"),
 }
 """Methods of the bench beside those of `sedem eval --list`: class and description."""

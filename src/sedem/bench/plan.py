@@ -13,7 +13,9 @@ from pydantic_core import PydanticCustomError
 from sedem.baselines.registry import TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
+from sedem.bench.keeping import Keeping
 from sedem.bench.peers import PEERS
+from sedem.config import BlockContext
 from sedem.durable_files import sha256
 from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
@@ -22,7 +24,7 @@ from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.registry import METHODS, default_checkpoint
 from sedem.inference.checkpoint import locate
 from sedem.quantization import BFLOAT16, check_dtype
-from sedem.validation import Settings, Whole, WholeAbove0
+from sedem.validation import Flag, Settings, Whole, WholeAbove0
 
 MOST_ANSWER_TOKENS = 512
 
@@ -107,6 +109,12 @@ class Plan(Settings):
         device: None means a GPU if there is one.
         dtype: None means bfloat16 on a GPU and float32 elsewhere.
         engine: the engine that runs SeDeM.
+        kept: "cold" is SeDeM that keeps no keys and values of blocks from answer to answer, "warm"
+            is SeDeM with those of all blocks kept ahead; "warm" is "sedem-warm" in the results.
+        block_context: replaces that of SeDeM's checkpoint, without training; times hold, answers
+            do not. None leaves it.
+        online: whether documents are read anew in every round. Without it they are read once, and
+            only answers from the memory are timed.
         text: file that contexts are cut from; None means the demo's documents.
         blocks: sizes of synthetic banks to score.
 
@@ -136,6 +144,9 @@ class Plan(Settings):
     device: Annotated[str, AfterValidator(_device)] | None = None
     dtype: Annotated[str, AfterValidator(_dtype)] | None = None
     engine: str = "auto"
+    kept: Annotated[tuple[Keeping, ...], Field(min_length=1), AfterValidator(_distinct)] = ("cold",)
+    block_context: BlockContext | None = None
+    online: Flag = True
     text: Path | None = None
     blocks: Annotated[tuple[WholeAbove0, ...], AfterValidator(_distinct)] = ()
 

@@ -55,6 +55,9 @@ def _line(axis: Any, clock: str, method: str, rows: dict[str, Any], color: str) 
     lengths = sorted(rows, key=int)
     places = [int(tokens) for tokens in lengths]
     found = [rows[tokens][clock] for tokens in lengths]
+    if None in found:
+        axis.plot([], [], CLOCKS[clock], color=color, label=method)
+        return
     medians = [entry["median"] for entry in found]
     spread = [
         [entry["median"] - entry["q1"] for entry in found],

@@ -49,7 +49,7 @@ def _cells(method: str, tokens: int, row: dict[str, Any]) -> list[str]:
     cells.append(f"{stored:,.1f}" if stored else "-")
     batches = [
         f"{_with_quartiles(batch['questions_per_s'])} ({size})"
-        for size, batch in row["batches"].items()
+        for size, batch in row.get("batches", {}).items()
     ]
     cells.append(", ".join(batches) or "-")
     return cells

@@ -17,7 +17,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="METHOD",
-            help="Names of 'sedem eval --list', or hf, hf-prefix, hf-compiled. "
+            help="Names of 'sedem eval --list', or hf, hf-prefix, hf-compiled, text-blocks. "
             "[default: all but trained baselines]",
         ),
     ] = None,
@@ -69,6 +69,25 @@ def bench(
         ),
     ] = None,
     engine: EngineOption = "auto",
+    kept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STATE",
+            help="Keys and values of SeDeM's independent blocks: cold (none is kept) or warm (all "
+            "are kept ahead); repeatable. [default: cold]",
+        ),
+    ] = None,
+    block_context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Run SeDeM with joint, separate or independent blocks. [default: the model's own]",
+        ),
+    ] = None,
+    online: Annotated[
+        bool,
+        typer.Option(help="Read the documents in every run, or once to time answers only."),
+    ] = True,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for bench.json and a plot; resumable."),
@@ -98,6 +117,9 @@ def bench(
         "device": device,
         "dtype": dtype,
         "engine": engine,
+        "kept": kept,
+        "block_context": block_context,
+        "online": online,
         "text": text,
         "blocks": blocks,
     }

@@ -42,7 +42,7 @@ def warm(
         BankMismatchError: another model made the bank.
         ConfigError: the engine keeps nothing, or there is no such block.
     """
-    engine = _keeping(engine)
+    engine = keeping_engine(engine)
     bank.check_made_by(engine.model.fingerprint())
     wanted = list(range(len(bank)) if blocks is None else blocks)
     for block in wanted:
@@ -90,7 +90,7 @@ def save_kept(
             or the disk has no room.
         ConfigError: the engine keeps nothing, or there is no such type.
     """
-    engine = _keeping(engine)
+    engine = keeping_engine(engine)
     kept, walk = engine.kept, engine.kept.walk
     bank.check_made_by(engine.model.fingerprint())
     if bank.path is None:
@@ -151,7 +151,7 @@ def _entries(
             progress(done + first + len(group), len(bank))
 
 
-def _keeping(engine: Engine) -> Static:
+def keeping_engine(engine: Engine) -> Static:
     """Return an engine that keeps keys and values.
 
     Raises:

@@ -79,6 +79,23 @@ def test_sedems_work_counts_each_weight_where_it_is_needed(
     assert work["token"][0].bytes == prefill.bytes + pairs * 2 * 2 * 8 * 4
 
 
+def test_kept_blocks_leave_the_prefix_alone(model: SeDeM, documents: list[Document]) -> None:
+    model.config = model.config.with_changes(block_context="independent")
+    answer = model.answer(model.read(documents), "Rent?", k=2, decoding=ONE)
+    cold, warm = (sedem_work(model, answer, "Rent?", found=f)["answer"] for f in (False, True))
+    assert (len(cold), len(warm)) == (3, 2)
+    shape = model.decoder.model.config
+    # Each block of 16 states runs alone; its last layer gives keys and values.
+    width, key_heads, head = 32, 2, 8
+    block = layer_flops(shape, 16) + 2 * 16 * width * 2 * key_heads * head
+    assert cold[-1].flops - warm[-1].flops == 2 * block
+    # Two layers above injection read keys and values of 32 states.
+    assert warm[-1].bytes - cold[-1].bytes == 2 * 32 * 2 * key_heads * head * 4
+    prefix = len(question_ids(model.decoder, "Rent?"))
+    layers = 2 * layer_flops(shape, prefix) + layer_flops(shape, prefix, 32)
+    assert warm[-1].flops == layers + last_layer(prefix, 32) + 2 * 32 * 258
+
+
 def test_keys_are_counted_in_the_type_of_the_cache(
     model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,11 @@ from sedem.evaluation.registry import METHODS
         ({"answer_tokens": 1000}, "answer_tokens is 1000; it must be 512 or less"),
         ({"blocks": (0,)}, r"blocks\[0\] is 0; it must be above 0"),
         ({"blocks": (5,), "methods": ("hf",)}, "scored by 'sedem'"),
+        ({"kept": ("cold", "hot")}, r"kept\[1\] is 'hot'"),
+        ({"kept": ("warm", "warm")}, r"kept is .*; give each entry once"),
+        ({"kept": ()}, "kept is empty; give at least one"),
+        ({"block_context": "alone"}, "block_context is 'alone'"),
+        ({"online": 1}, "online is 1"),
         ({"backbone": "llama"}, "there is no shape 'llama'; there are llama-3.2-1b"),
         ({"dtype": "int3"}, "dtype is 'int3'; it can be float32 or bfloat16"),
         ({"device": "toaster"}, "device is 'toaster'; it can be cpu or cuda"),
@@ -64,7 +69,7 @@ def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_is_all_untrained_methods() -> None:
     untrained = [name for name in METHODS if name not in TRAINED]
-    assert Plan().methods == (*untrained, "hf", "hf-compiled", "hf-prefix")
+    assert Plan().methods == (*untrained, "hf", "hf-compiled", "hf-prefix", "text-blocks")
 
 
 def test_a_retrained_baseline_is_another_setting(

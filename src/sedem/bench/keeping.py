@@ -1,0 +1,136 @@
+"""Keys and values of blocks that stay between answers: who keeps them, and when it is worth it.
+
+A question meets three cases. Nothing is kept at all ("cold"): its blocks' keys and values are
+computed and dropped. They are kept but not yet there ("missed"): they are computed and stay. They
+are there ("found"): only the question is run.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+
+from sedem.bank.key_index import prepare
+from sedem.bank.memory_bank import MemoryBank
+from sedem.config import BlockContext
+from sedem.engine.interface import BlockSource
+from sedem.engine.kept import Kept, KeptBudget
+from sedem.engine.open import open_engine
+from sedem.engine.warming import keeping_engine
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.readers import BoundSedem
+from sedem.inference.requests import auto_budget
+from sedem.model import SeDeM
+
+Keeping = Literal["cold", "warm"]
+"""Whether SeDeM keeps no keys and values of blocks, or those of all blocks ahead."""
+
+NOTHING = KeptBudget(device_bytes=0, ram_bytes=0)
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A reader that keeps keys and values of blocks."""
+
+    def warm(self, memory: Any) -> int:
+        """Compute those of all blocks ahead; return how many blocks are ready."""
+        ...
+
+    def anew(self, memory: Any) -> Any:
+        """The same memory, of which nothing is kept."""
+        ...
+
+    def kept_bytes(self, memory: Any) -> int:
+        """Bytes of the keys and values of all its blocks."""
+        ...
+
+
+class WarmSedem(BoundSedem):
+    """SeDeM that keeps keys and values of independent blocks; arguments as in `BoundSedem`."""
+
+    def warm(self, memory: MemoryBank) -> int:
+        """Compute those of all blocks ahead; return how many blocks are ready."""
+        return self.model.warm(memory)
+
+    def anew(self, memory: MemoryBank) -> MemoryBank:
+        """The same bank as another object, with its selector's keys but nothing kept."""
+        # Its pieces are shared. Kept keys and values belong to the object.
+        bank = copy(memory)
+        prepare(bank, self.model.selector)
+        return bank
+
+    def kept_bytes(self, memory: MemoryBank) -> int:
+        """Bytes of the keys and values of all blocks above injection."""
+        return every_block_bytes(keeping_engine(self.model.engine).kept, memory)
+
+
+def every_block_bytes(kept: Kept, source: BlockSource) -> int:
+    """Bytes of the keys and values of all blocks, whether they are computed or not."""
+    return sum(kept.entry_bytes(n) for n in kept.walk.sizes(source, range(len(source))))
+
+
+def open_keeping(
+    settings: MethodSettings, keeping: Keeping, block_context: BlockContext | None = None
+) -> SeDeM:
+    """Open SeDeM with another context of blocks, and with or without keeping.
+
+    Args:
+        settings: checkpoint, data type, device and engine.
+        keeping: "cold" keeps nothing between answers.
+        block_context: replaces the checkpoint's own; None leaves it.
+
+    Raises:
+        ConfigError: a setting cannot be used, or "warm" is asked for and the model or its engine
+            cannot keep anything.
+    """
+    # A fast engine reads the configuration when it is opened, so it is opened afterwards.
+    model = SeDeM.from_pretrained(
+        settings.checkpoint,
+        dtype=getattr(torch, settings.dtype),
+        device=settings.device,
+        engine="eager",
+    )
+    if block_context is not None:
+        model.config = model.config.with_changes(block_context=block_context)
+    budget = NOTHING if keeping == "cold" else None
+    model.engine = open_engine(settings.engine, model, budget=budget)
+    auto_budget(model, settings.k)
+    if keeping == "warm":
+        keeping_engine(model.engine)
+    return model
+
+
+def break_even_hit_rate(cold: float, missed: float, found: float) -> float | None:
+    """The share of blocks found kept from which keeping is sooner than not keeping.
+
+    With a share h, an answer takes h * found + (1 - h) * missed.
+
+    Args:
+        cold: time of an answer if nothing is ever kept.
+        missed: time if no block is found, and all are computed and kept.
+        found: time if every block is found.
+
+    Returns:
+        The share, from 0 to 1; None if keeping is never sooner.
+    """
+    if missed <= cold:
+        return 0.0
+    if found > cold:
+        return None
+    return (missed - cold) / (missed - found)
+
+
+def questions_to_pay(warming: float, cold: float, found: float) -> float | None:
+    """The number of questions after which warming a whole bank has saved its own time.
+
+    Args:
+        warming: time of computing all blocks ahead.
+        cold: time of an answer if nothing is ever kept.
+        found: time if every block is found.
+
+    Returns:
+        The number; None if an answer is not sooner.
+    """
+    return warming / (cold - found) if found < cold else None
