@@ -48,7 +48,7 @@ STUDY = Study(
     "more_memory",
     "More memory: answers by K, with and without guided attention",
     numbers,
-    "Answers have at most 32 new tokens.",
+    "The paper gives no numbers. Answers have at most 32 new tokens.",
 )
 
 if __name__ == "__main__":

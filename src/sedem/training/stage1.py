@@ -326,8 +326,7 @@ class Stage1(nn.Module):
         cue_BC = context_BP[:, -self.losses.cue :]
         start_B1 = target_BA.new_full((batch, 1), model.decoder.bos_token_id)
         with_cue_BP = torch.cat([start_B1, cue_BC, target_BA[:, :-1]], dim=1)
-        missing_BC = torch.zeros_like(cue_BC)
-        without_BP = torch.cat([missing_BC, start_B1, target_BA[:, :-1]], dim=1)
+        without_BP = torch.cat([torch.zeros_like(cue_BC), start_B1, target_BA[:, :-1]], dim=1)
         ids_BP = torch.where(recalled_B[:, None], without_BP, with_cue_BP)
         valid_BP = torch.ones_like(ids_BP, dtype=torch.bool)
         valid_BP[recalled_B, : self.losses.cue] = False
