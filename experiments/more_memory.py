@@ -2,53 +2,102 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from experiments.system.budgets import BUDGETS
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import SCORES, Number, Study, command
 from experiments.system.variants import main_model
+from sedem.method.selector import Budget
 
-FORMS = {"": "the paper's form", "guided": "guided"}
-"""What is compared: rows of the table, by form."""
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 100, "2wiki": 100, "musique": 40}
 """Questions of each set."""
+PAPER_LIMITS: dict[Budget, int] = {4: 500, "all": 200}
+"""Questions of the sets of the ablations in the paper's form, by K."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """F1, or EM of exact facts, by K and form."""
+    """F1, or EM of exact facts, by form and K."""
     result = []
-    for form, label in FORMS.items():
-        for k in map(str, BUDGETS):
-            for key in LIMITS:
-                if key not in scale.sets:
-                    continue
+    for form in ("the paper's form", "guided"):
+        for k in BUDGETS:
+            for key in (key for key in LIMITS if key in scale.sets):
                 metric = "em" if key == "exact-facts" else "f1"
                 column = f"{scale.sets[key].title} {SCORES[metric]}"
-                cell = answers(scale, key, form)
-                row = f"{label}, K={k}"
-                result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
+                row = f"{form}, K={k}"
+                if form == "guided":
+                    place = f"budgets.{k}.{metric}"
+                    result.append(Number(row, column, None, answers(scale, key), place))
+                elif (cell := in_paper_form(scale, key, k)) is not None:
+                    result.append(Number(row, column, None, cell, metric))
     return result
 
 
-def answers(scale: Scale, questions: str, form: str) -> Cell:
-    """Answers to a set at every K, in a form of attention."""
+def answers(scale: Scale, questions: str) -> Cell:
+    """Answers to a set at every K, guided."""
     nano = scale.name == "nano"
     return Cell(
         "budgets",
         variant=main_model(scale),
         questions=questions,
-        form=form,
+        form="guided",
         limit=LIMITS[questions] if nano else scale.limit,
         max_new_tokens=32 if nano else None,
         dtype="float32",
     )
 
 
+def in_paper_form(scale: Scale, questions: str, k: Budget) -> Cell | None:
+    """Answers to a set in the paper's form, as other studies have measured them; None if none."""
+    model = main_model(scale)
+    if questions in scale.ablation:
+        if k == 8:
+            return None
+        limit = PAPER_LIMITS.get(k) if scale.name == "nano" else scale.limit
+        return Cell(variant=model, questions=questions, k=k, limit=limit, max_new_tokens=32)
+    if k == 8 and questions == "musique":
+        return None
+    limit = scale.costly_limit if k == "all" else None
+    return Cell(variant=model, questions=questions, k=k, limit=limit)
+
+
+def draw(scale: Scale, out: Path) -> None:
+    """Scores by K, a panel a set, the paper's form dashed and guided attention solid."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    columns = list(dict.fromkeys(number.column for number in numbers(scale)))
+    figure, panels = plt.subplots(1, len(columns), figsize=(3 * len(columns), 3), squeeze=False)
+    for panel, column in zip(panels[0], columns, strict=True):
+        for form, style in (("the paper's form", "o--"), ("guided", "o-")):
+            points = [
+                (number.row.rpartition("=")[2], value[0])
+                for number in numbers(scale)
+                if number.column == column
+                and number.row.startswith(form)
+                and (value := number.ours(scale)) is not None
+            ]
+            places = [list(map(str, BUDGETS)).index(k) for k, _ in points]
+            panel.plot(places, [score for _, score in points], style, label=form)
+        panel.set_title(column, fontsize=9)
+        panel.set_xticks(range(len(BUDGETS)), list(map(str, BUDGETS)))
+        panel.set_xlabel("K")
+        panel.set_ylim(bottom=0)
+    panels[0][0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out)
+    plt.close(figure)
+
+
 STUDY = Study(
     "more_memory",
     "More memory: answers by K, with and without guided attention",
     numbers,
-    "The paper gives no numbers. Answers have at most 32 new tokens.",
+    "The paper gives no numbers. Guided answers have at most 32 new tokens.",
+    draw=draw,
 )
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def numbers(scale: Scale) -> list[Number]:
         for key in scale.ablation:
             metric = SCORES.get(key, "f1")
             column = f"{scale.sets[key].title} {study.SCORES[metric]}"
-            cell = more_memory.answers(scale, key, "guided")
+            cell = more_memory.answers(scale, key)
             row = f"{model.name}, {'every block' if k == 'all' else f'K={k}'}"
             result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
     for prefix, rows in (
