@@ -71,7 +71,7 @@ def answers_by_budget(
             for k, found in records.items()
             if found is not first
         },
-        "settings": {
+        "form": {
             **{name: getattr(method.model.config, name) for name in FORMS[PAPER_FORM]},
             "tau": None if method.model.guidance is None else float(method.model.guidance.tau),
             "condition": condition or method.model.config.condition,
