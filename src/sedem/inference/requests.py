@@ -278,8 +278,9 @@ def check_fits(
     else:
         remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
     what = "states of the longest block" if apart else "selected states"
+    memory = f"{states:,} {what}, " if sizes else ""
     raise ConfigError(
-        f"{states:,} {what}, {prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "
+        f"{memory}{prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "
         f"{states + prefix + limit:,} positions, the decoder has {max_positions:,}; {remedy}"
     )
 
