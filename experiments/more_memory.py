@@ -11,7 +11,7 @@ from experiments.system.study import SCORES, Number, Study, command
 from experiments.system.variants import main_model
 from sedem.method.selector import Budget
 
-LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 100, "2wiki": 100, "musique": 40}
+LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Questions of each set."""
 PAPER_LIMITS: dict[Budget, int] = {4: 500, "all": 200}
 """Questions of the sets of the ablations in the paper's form, by K."""
