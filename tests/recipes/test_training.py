@@ -28,7 +28,7 @@ BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"
 STAGE1 = [path for path in FILES if path.name.startswith("stage1")]
 STAGE2 = [path for path in FILES if path.name.startswith("stage2")]
 
-FREE = ("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition")
+FREE = ("k", "lora_rank", "lora_alpha", "block_context", "guidance", "condition", "confidence")
 """Settings that a recipe may change from the checkpoint that it starts from."""
 
 
