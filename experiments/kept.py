@@ -44,6 +44,7 @@ STUDY = Study(
     "Keys and values that are kept",
     numbers,
     "The paper gives no numbers of this kind.",
+    drawn=("TTFT", "kept bytes"),
     render=render,
 )
 

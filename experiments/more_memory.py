@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from experiments.system.budgets import BUDGETS
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
@@ -62,42 +60,11 @@ def in_paper_form(scale: Scale, questions: str, k: Budget) -> Cell | None:
     return Cell(variant=model, questions=questions, k=k, limit=limit)
 
 
-def draw(scale: Scale, out: Path) -> None:
-    """Scores by K, a panel a set, the paper's form dashed and guided attention solid."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot as plt
-
-    columns = list(dict.fromkeys(number.column for number in numbers(scale)))
-    figure, panels = plt.subplots(1, len(columns), figsize=(3 * len(columns), 3), squeeze=False)
-    for panel, column in zip(panels[0], columns, strict=True):
-        for form, style in (("the paper's form", "o--"), ("guided", "o-")):
-            points = [
-                (number.row.rpartition("=")[2], value[0])
-                for number in numbers(scale)
-                if number.column == column
-                and number.row.startswith(form)
-                and (value := number.ours(scale)) is not None
-            ]
-            places = [list(map(str, BUDGETS)).index(k) for k, _ in points]
-            panel.plot(places, [score for _, score in points], style, label=form)
-        panel.set_title(column, fontsize=9)
-        panel.set_xticks(range(len(BUDGETS)), list(map(str, BUDGETS)))
-        panel.set_xlabel("K")
-        panel.set_ylim(bottom=0)
-    panels[0][0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(out)
-    plt.close(figure)
-
-
 STUDY = Study(
     "more_memory",
     "More memory: answers by K, with and without guided attention",
     numbers,
     "The paper gives no numbers. Guided answers have at most 32 new tokens.",
-    draw=draw,
 )
 
 if __name__ == "__main__":

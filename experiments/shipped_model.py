@@ -21,7 +21,7 @@ SEDEM: dict[str, dict[str, Any]] = {
     "K=2": {"k": 2},
     "K=4": {"k": 4, "limit": 500},
     "K=2, gold first": {"k": 2, "control": "gold", "limit": 500},
-    "every block": {"k": "all", "limit": 200},
+    "K=all": {"k": "all", "limit": 200},
     "K=2, wrong blocks": {"k": 2, "control": "wrong", "limit": 500},
     "no memory": {"k": 2, "control": "none", "limit": 500},
 }
@@ -42,7 +42,7 @@ def numbers(scale: Scale) -> list[Number]:
             metric = SCORES.get(key, "f1")
             column = f"{scale.sets[key].title} {study.SCORES[metric]}"
             cell = more_memory.answers(scale, key)
-            row = f"{model.name}, {'every block' if k == 'all' else f'K={k}'}"
+            row = f"{model.name}, K={k}"
             result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
     for prefix, rows in (
         (f"{model.name} in the paper's form, ", SEDEM),

@@ -16,7 +16,10 @@ OURS, PAPER = "#1b6ca8", "#9a9a9a"
 ACROSS = 4
 """Panels in a row."""
 
-_SWEEP = re.compile(r"(?P<knob>[A-Z])=(?P<value>\d+)$")
+SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8")
+"""Colours of the curves of one panel."""
+
+_SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z])=(?P<value>\d+|all)$")
 
 
 def pyplot_module() -> Any:
@@ -37,27 +40,33 @@ def save(figure: Any, path: Path) -> None:
 
 
 def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> None:
-    """Draw one panel a column: a curve if the rows are like "K=4", else points in rows."""
+    """Draw one panel a column: curves if the rows are like "guided, K=4", else points in rows."""
     pyplot = pyplot_module()
     panels = _panels(numbers)
     across = min(len(panels), ACROSS)
     down = -(-len(panels) // across)
-    height = max(3.0, 1.4 + 0.3 * max(len(panel) for panel in panels.values()))
+    lengths = [len(panel) for panel in panels.values() if not _is_sweep(panel)]
+    height = max(3.0, 1.4 + 0.3 * max(lengths, default=0))
     figure, axes = pyplot.subplots(
         down, across, figsize=(2.6 + 2.5 * across, height * down), squeeze=False
     )
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
-    rows = list(dict.fromkeys(number.row for number in numbers))
+    rows = [n.row for panel in panels.values() if not _is_sweep(panel) for n in panel]
+    rows = list(dict.fromkeys(rows))
+    series = list(dict.fromkeys(_series(n) for p in panels.values() if _is_sweep(p) for n in p))
     for place, (axis, (column, panel)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         axis.set_title(column, fontsize=9)
         if _is_sweep(panel):
-            _curve(axis, panel, scale)
+            _curves(axis, panel, scale, series)
         else:
             # All panels have the same rows, so only the first in each line names them.
             _points(axis, panel, scale, rows, named=place % across == 0)
         axis.spines[["top", "right"]].set_visible(False)
-    marks = [(OURS, "o", f"ours, {scale.name} scale, 95 %")]
+    suffix = f"{scale.name} scale, 95 %"
+    marks = [(OURS, "o", f"ours, {suffix}")]
+    if len(series) > 1:
+        marks = [(c, "o", f"{n}, {suffix}") for c, n in zip(SERIES, series, strict=False)]
     if any(number.paper is not None for number in numbers):
         marks.append((PAPER, "D", "paper (other backbones and sets)"))
     handles = [pyplot.Line2D([], [], color=c, marker=m, label=label) for c, m, label in marks]
@@ -68,44 +77,60 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
 
 
 def _panels(numbers: Sequence[Number]) -> dict[str, list[Number]]:
-    """Numbers by column; a column that sweeps two settings becomes two panels."""
+    """Numbers by column, those in rows first, because their names need the left edge.
+
+    A column that sweeps two settings becomes two panels.
+    """
     panels: dict[str, list[Number]] = {}
     for number in numbers:
         match = _SWEEP.search(number.row)
         title = f"{number.column}, by {match['knob']}" if match else number.column
         panels.setdefault(title, []).append(number)
-    return panels
+    return dict(sorted(panels.items(), key=lambda item: _is_sweep(item[1])))
 
 
 def _is_sweep(panel: list[Number]) -> bool:
     return all(_SWEEP.search(number.row) for number in panel)
 
 
+def _series(number: Number) -> str:
+    """What stands before "K=4" in a row; empty if nothing does."""
+    match = _SWEEP.search(number.row)
+    return (match["series"] or "") if match else ""
+
+
 def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, named: bool) -> None:
     for number in panel:
         height = -rows.index(number.row)
-        _mark(axis, number, scale, height, horizontal=True)
+        _mark(axis, number, scale, height, OURS, horizontal=True)
     names = rows if named else [""] * len(rows)
     axis.set_yticks([-i for i in range(len(rows))], names, fontsize=8)
     axis.set_ylim(-len(rows) + 0.4, 0.6)
     axis.grid(axis="x", alpha=0.3)
 
 
-def _curve(axis: Any, panel: list[Number], scale: Scale) -> None:
-    places = [float(_SWEEP.search(n.row)["value"]) for n in panel]  # type: ignore[index]
-    measured = [(place, number.ours(scale)) for place, number in zip(places, panel, strict=True)]
-    ours = [(place, found[0]) for place, found in measured if found is not None]
-    paper = [(p, n.paper) for p, n in zip(places, panel, strict=True) if n.paper is not None]
-    for line, colour in ((ours, OURS), (paper, PAPER)):
-        axis.plot([x for x, _ in line], [y for _, y in line], color=colour, alpha=0.6)
-    for place, number in zip(places, panel, strict=True):
-        _mark(axis, number, scale, place, horizontal=False)
+def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> None:
+    values = [_SWEEP.search(n.row)["value"] for n in panel]  # type: ignore[index]
+    # "all" stands one step beyond the largest number.
+    beyond = 2 * max(float(value) for value in values if value != "all")
+    places = [beyond if value == "all" else float(value) for value in values]
+    located = list(zip(places, panel, strict=True))
+    paper = [(place, number.paper) for place, number in located if number.paper is not None]
+    axis.plot([x for x, _ in paper], [y for _, y in paper], color=PAPER, alpha=0.6)
+    for colour, name in zip(SERIES, series, strict=False):
+        own = [(place, number) for place, number in located if _series(number) == name]
+        ours = [(place, found[0]) for place, number in own if (found := number.ours(scale))]
+        axis.plot([x for x, _ in ours], [y for _, y in ours], color=colour, alpha=0.6)
+        for place, number in own:
+            _mark(axis, number, scale, place, colour, horizontal=False)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(places, [f"{place:g}" for place in places])
+    axis.set_xticks(places, values)
     axis.grid(alpha=0.3)
 
 
-def _mark(axis: Any, number: Number, scale: Scale, place: float, *, horizontal: bool) -> None:
+def _mark(
+    axis: Any, number: Number, scale: Scale, place: float, colour: str, *, horizontal: bool
+) -> None:
     ours = number.ours(scale)
     if number.paper is not None:
         at = (number.paper, place) if horizontal else (place, number.paper)
@@ -116,6 +141,6 @@ def _mark(axis: Any, number: Number, scale: Scale, place: float, *, horizontal: 
     low, high = interval or (mean, mean)
     spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
     if horizontal:
-        axis.errorbar(mean, place, xerr=spread, fmt="o", color=OURS, markersize=5, capsize=2)
+        axis.errorbar(mean, place, xerr=spread, fmt="o", color=colour, markersize=5, capsize=2)
     else:
-        axis.errorbar(place, mean, yerr=spread, fmt="o", color=OURS, markersize=5, capsize=2)
+        axis.errorbar(place, mean, yerr=spread, fmt="o", color=colour, markersize=5, capsize=2)

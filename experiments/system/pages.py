@@ -15,7 +15,8 @@ from experiments.system.study import find
 CARD = SHIPPED / "README.md"
 RESULTS = ROOT / "docs" / "results-nano.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
-PAGES = (ROOT / "README.md", CARD, RESULTS, PERFORMANCE)
+INDEX = ROOT / "docs" / "index.md"
+PAGES = (ROOT / "README.md", INDEX, CARD, RESULTS, PERFORMANCE)
 
 _BLOCK = re.compile(
     r"(?P<mark><!-- study (?P<name>\w+)(?: (?P<scale>\w+))? -->)\n.*?<!-- end -->", re.DOTALL

@@ -33,12 +33,11 @@ from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import decoding_of
-from sedem.evaluation.readers import frozen_decoder
+from sedem.evaluation.readers import frozen_decoder, open_model
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
 from sedem.inference.requests import (
     Request,
-    auto_budget,
     check_fits,
     choose,
     encode_questions,
@@ -143,14 +142,7 @@ class TextBlocks:
         Raises:
             ConfigError: a setting cannot be used.
         """
-        model = SeDeM.from_pretrained(
-            settings.checkpoint,
-            dtype=getattr(torch, settings.dtype),
-            device=settings.device,
-            engine=settings.engine,
-        )
-        auto_budget(model, settings.k)
-        decoder = frozen_decoder(settings)
+        model, decoder = open_model(settings), frozen_decoder(settings)
         return cls(model, decoder, settings.k, decoding_of(settings), settings.engine)
 
     def read(self, documents: Sequence[Document]) -> TextMemory:

@@ -237,6 +237,18 @@ def open_sedem(settings: MethodSettings) -> Method:
     """
     # Before the weights are loaded, which takes long.
     check_dtype(settings.memory)
+    model = open_model(settings)
+    if settings.shift:
+        model.config = model.config.with_changes(segment_shift=settings.shift)
+    return SedemMethod(model, settings)
+
+
+def open_model(settings: MethodSettings) -> SeDeM:
+    """Open the model of some settings, and check that it can take their budget.
+
+    Raises:
+        ConfigError: k is "auto", and the model has no guidance.
+    """
     model = SeDeM.from_pretrained(
         settings.checkpoint,
         dtype=getattr(torch, settings.dtype),
@@ -244,9 +256,7 @@ def open_sedem(settings: MethodSettings) -> Method:
         engine=settings.engine,
     )
     auto_budget(model, settings.k)
-    if settings.shift:
-        model.config = model.config.with_changes(segment_shift=settings.shift)
-    return SedemMethod(model, settings)
+    return model
 
 
 def open_full_context(settings: MethodSettings) -> Method:

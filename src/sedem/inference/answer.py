@@ -83,7 +83,8 @@ def respond(
             conditioning.append(0)
             continue
         ids_P = prefix_of(model, request, selection)
-        by_score = sorted(selection.memory, key=selection.ranked.index)
+        as_memory = set(selection.memory)
+        by_score = [block for block in selection.ranked if block in as_memory]
         sizes = restored_sizes(model, request.bank, by_score)
         check_fits(model, sizes, len(ids_P), decoding.max_new_tokens, len(selection.texts))
         conditioning.append(sum(sizes) + len(ids_P))

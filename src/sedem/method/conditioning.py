@@ -41,14 +41,13 @@ def condition(
     config, decompressor = model.config, model.decompressor
     restored_BKUD = decompressor(memory_BKJD)
     real_BKU = state_mask(slot_tokens_BKJ, decompressor.states_per_slot)
-    bias_BK = bias_BU = None
-    if model.guidance is not None and scores_BK.shape[1]:
-        bias_BK = model.guidance(scores_BK)
-        bias_BU = bias_BK.repeat_interleave(real_BKU.shape[2], dim=1)
+    bias_BK = None if model.guidance is None else model.guidance(scores_BK)
     if config.block_context == "independent" and real_BKU.any():
         return _independent(model, ids_BP, valid_BP, restored_BKUD, real_BKU, bias_BK, cache)
     number_K = torch.arange(real_BKU.shape[1], device=real_BKU.device)
-    number_BU = number_K.repeat_interleave(real_BKU.shape[2]).expand(len(real_BKU), -1)
+    states = real_BKU.shape[2]
+    number_BU = number_K.repeat_interleave(states).expand(len(real_BKU), -1)
+    bias_BU = None if bias_BK is None else bias_BK.repeat_interleave(states, dim=1)
     return prefill(
         model.decoder,
         config.inject_layer,

@@ -99,7 +99,9 @@ def prefill(
     prefix_BP = prefix_positions(valid_BP, longest_B1)
     padded = not (bool(valid_BP.all()) and bool(memory_valid_BU.all()))
     span = ids_BP.shape[1] + positions_BU.shape[1]
-    continued, cache = cache is not None, cache or DynamicCache()
+    continued = cache is not None
+    # Not `cache or`: an empty cache is false.
+    cache = DynamicCache() if cache is None else cache
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache

@@ -30,13 +30,6 @@ METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
 
 
-@pytest.fixture(autouse=True)
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed ceilings; measuring the machine takes seconds."""
-    ceilings = command.Ceilings(1e10, 1e11)
-    monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
-
-
 @pytest.fixture
 def plan(checkpoint: str) -> Plan:
     return Plan(

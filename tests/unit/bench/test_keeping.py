@@ -10,7 +10,6 @@ import torch
 
 from sedem import Document
 from sedem.backbone.decoder import Backbone
-from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.keeping import WarmSedem, break_even_hit_rate, questions_to_pay
 from sedem.bench.plan import Plan
@@ -24,13 +23,6 @@ from sedem.inference.prompts import question_ids
 from sedem.method import independent
 
 QUESTION = "What is the rent?"
-
-
-@pytest.fixture(autouse=True)
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed ceilings; measuring the machine takes seconds."""
-    ceilings = command.Ceilings(1e10, 1e11)
-    monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
 
 
 @pytest.fixture

@@ -67,6 +67,8 @@ def test_the_two_walks_give_what_one_mask_gives(config: SedemConfig, backbone: B
         found.prefix[valid_BP], expected.prefix[valid_BP], rtol=1e-4, atol=1e-4
     )
     assert found.stream.next_position.tolist() == expected.stream.next_position.tolist()
+    # The cache that was given is the one that is filled.
+    assert found.stream.cache is fast
     for token in (60, 61):
         ids_B = torch.tensor([token, token + 5])
         states = [step(backbone, 2, ids_B, filled.stream) for filled in (expected, found)]
