@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from sedem.backbone.safetensors import check_weights, load_weights
+from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -104,7 +103,7 @@ class LoraModel(nn.Module):
         """
         folder.mkdir(parents=True, exist_ok=True)
         weights = get_peft_model_state_dict(self.model)
-        save_file(
+        save_tensors(
             {n: t.to(dtype).contiguous() for n, t in weights.items()}, folder / ADAPTER_WEIGHTS
         )
         config = copy(self.model.peft_config["default"])

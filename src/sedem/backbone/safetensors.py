@@ -1,4 +1,4 @@
-"""Read and check safetensors files of weights, and convert weights to int8 and back."""
+"""Read, check and write safetensors files of weights, and convert weights to int8 and back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sedem.errors import CheckpointError
 from sedem.quantization import quantize
+
+
+def save_tensors(
+    tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors to a file with the permissions of any new file.
+
+    safetensors itself lets the owner alone read it, so nobody else could open a shared folder.
+    """
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata)
+    path.chmod(mode)
 
 
 def quantize_int8(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

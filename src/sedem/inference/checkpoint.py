@@ -12,12 +12,17 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights, quantize_int8
+from sedem.backbone.safetensors import (
+    check_weights,
+    dequantize_int8,
+    load_weights,
+    quantize_int8,
+    save_tensors,
+)
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.errors import CheckpointError
 
@@ -172,7 +177,7 @@ def write(
 def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None:
     """Write the weights of the trained parts; with `int8`, matrices as int8 rows with scales."""
     weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
-    save_file(quantize_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
+    save_tensors(quantize_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
 
 
 def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **settings: Any) -> None:
@@ -196,7 +201,7 @@ def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **set
         config.save(
             place, sedem_version=version("sedem"), transformers_version=version("transformers")
         )
-        save_file({**kept, **added}, place / WEIGHTS_FILE)
+        save_tensors({**kept, **added}, place / WEIGHTS_FILE)
 
 
 @contextmanager

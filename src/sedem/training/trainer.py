@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
-from sedem.backbone.safetensors import check_weights, load_weights
+from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 from sedem.errors import ConfigError
 from sedem.training.checkpoints import checkpoints, seal
 
@@ -187,7 +186,7 @@ class SedemTrainer(Trainer):
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor.contiguous() for name, tensor in self.trained_weights().items()}
-        save_file(weights, folder / TRAINED)
+        save_tensors(weights, folder / TRAINED)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         best = super()._determine_best_metric(metrics, trial)

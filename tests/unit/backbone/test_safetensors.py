@@ -13,6 +13,7 @@ from sedem.backbone.safetensors import (
     dequantize_int8,
     load_weights,
     quantize_int8,
+    save_tensors,
     weights_digest,
 )
 from sedem.errors import CheckpointError
@@ -162,3 +163,14 @@ def test_the_digest_is_the_same_for_float32_and_bfloat16() -> None:
     assert weights_digest(weights) == weights_digest(
         {name: weight.bfloat16() for name, weight in weights.items()}
     )
+
+
+def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    path = tmp_path / "weights.safetensors"
+    save_tensors({"a": torch.ones(2)}, path, {"made": "here"})
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert torch.equal(load_weights(path)["a"], torch.ones(2))
+    path.chmod(0o640)
+    save_tensors({"a": torch.zeros(2)}, path)
+    assert path.stat().st_mode & 0o777 == 0o640

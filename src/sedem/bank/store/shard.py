@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from sedem.backbone.safetensors import save_tensors
 from sedem.durable_files import atomic_write, sha256
 from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized
@@ -147,7 +147,7 @@ def write_quantized(
     """
     scales = {} if vectors.scales is None else {SCALES: vectors.scales.contiguous()}
     with atomic_write(path) as temporary:
-        save_file({tensor: vectors.values.contiguous(), **scales}, temporary, metadata)
+        save_tensors({tensor: vectors.values.contiguous(), **scales}, temporary, metadata)
 
 
 def check_size(path: Path, size: int) -> None:
