@@ -10,6 +10,8 @@ STUDIES = (
     "yes_no",
     "selection_budget",
     "more_memory",
+    "guided_training",
+    "conditions",
     "operating_points",
     "controls",
     "ruler",

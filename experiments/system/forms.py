@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -20,12 +22,13 @@ FORMS = {
 TAU = "guidance.log_tau"
 
 
-def with_form(checkpoint: Path, form: str, folder: Path) -> Path:
-    """Write a checkpoint anew with other settings of attention, and the same weights.
+def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> Path:
+    """Write a checkpoint anew with other settings and the same weights.
 
     Args:
         checkpoint: the checkpoint.
-        form: a key of `FORMS`. Guidance has the checkpoint's tau, or the one before any training.
+        settings: those that change, such as an entry of `FORMS`. None of them changes a shape.
+            Guidance has the checkpoint's tau, or the one before any training.
         folder: where to write it; an existing one is replaced.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -33,9 +36,10 @@ def with_form(checkpoint: Path, form: str, folder: Path) -> Path:
     config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
     if (checkpoint / config.encoder).is_dir():
         config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
-    config.with_changes(**FORMS[form]).save(folder)
+    config = config.with_changes(**settings)
+    config.save(folder)
     weights = load_file(checkpoint / WEIGHTS_FILE)
-    if FORMS[form]["guidance"]:
+    if config.guidance:
         weights.setdefault(TAU, Guidance().log_tau.detach())
     else:
         weights.pop(TAU, None)

@@ -78,6 +78,61 @@ def answer_losses(
     return {"answer_loss": summarize(values, digits=4), "mixture": mixture} | provenance()
 
 
+def losses_by_budget(
+    checkpoint: Path, examples: Sequence[Example], dtype: str, budgets: Sequence[int]
+) -> dict[str, Any]:
+    """Loss per token of the first reference, given the selector's K best blocks, at several K.
+
+    Args:
+        checkpoint: a trained model.
+        examples: questions with evidence.
+        dtype: of the backbones.
+        budgets: the K.
+
+    Returns:
+        `budgets` has mean, interval and number of examples by K, `change` the same of the paired
+        differences to the first K, and `losses` those of single examples.
+    """
+    import torch
+
+    from sedem import SeDeM
+    from sedem.data.examples import ExampleSet
+    from sedem.evaluation.metrics import summarize
+    from sedem.provenance import provenance
+    from sedem.training.block_batch import BlockCollator, frozen_states
+    from sedem.training.block_dataset import BlockDataset
+    from sedem.training.stage2 import Stage2, Stage2Losses
+
+    model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
+    dataset = BlockDataset(model, answer_limit=128)
+    dataset.add(ExampleSet("questions", list(examples)), "evidence")
+    most = max(len(item.blocks) for item in dataset.items)
+    collator = BlockCollator(dataset, max_blocks=most, budgets=budgets, seed=0, cache=None)
+    stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="selected"), collator).eval()
+    losses: dict[int, list[float]] = {k: [] for k in budgets}
+    with torch.no_grad():
+        for item in dataset.items:
+            batch = stage.collate([item])
+            # The same states for every K: documents and questions are read once.
+            batch["states"], batch["question_states"] = frozen_states(
+                batch, model.encoder, model.config.extract_layers
+            )
+            for k in budgets:
+                losses[k].append(float(stage(**{**batch, "budget": k})["answer"]))
+    first = losses[budgets[0]]
+    changes = {
+        k: [one - other for one, other in zip(found, first, strict=True)]
+        for k, found in losses.items()
+    }
+    return {
+        "budgets": {str(k): summarize(found, digits=4) for k, found in losses.items()},
+        "change": {str(k): summarize(found, digits=4) for k, found in changes.items()},
+        "losses": {str(k): [round(loss, 4) for loss in found] for k, found in losses.items()},
+        "tau": None if model.guidance is None else float(model.guidance.tau),
+        **provenance(),
+    }
+
+
 def slot_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dict[str, Any]:
     """Normalized effective rank of memory slots, in percent of their number.
 

@@ -124,6 +124,18 @@ def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return {**losses, "training": budget(folder)}
 
 
+def _losses_by_budget(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.budgets import BUDGETS
+    from experiments.system.losses import losses_by_budget
+
+    form = cell.form or PAPER_FORM
+    folder = checkpoint(_variant(cell), scale, scale.ablation[0], data, form)
+    budgets = [k for k in BUDGETS if isinstance(k, int)]
+    dtype = cell.dtype or scale.dtype
+    losses = losses_by_budget(folder, _examples(cell, scale, data), dtype, budgets)
+    return {**losses, "training": budget(folder)}
+
+
 def _rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.losses import icae_ranks, slot_ranks
 
@@ -165,10 +177,18 @@ def _budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     )
 
 
+def _condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.condition_times import condition_times
+
+    folder = checkpoint(_variant(cell), scale, cell.questions, data)
+    dtype = cell.dtype or scale.dtype
+    return condition_times(folder, _examples(cell, scale, data), dtype)
+
+
 def _examples(cell: Cell, scale: Scale, data: Path) -> list[Example]:
     from sedem.evaluation.run import sample
 
-    questions = scale.sets[cell.questions]
+    questions = {**scale.sets, **scale.held_out}[cell.questions]
     return sample(questions.examples(data), cell.limit or questions.limit, 0)
 
 
@@ -214,10 +234,12 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "constant": _constant,
     "memory": _memory,
     "loss": _loss,
+    "losses": _losses_by_budget,
     "rank": _rank,
     "block-recall": _block_recall,
     "coarse-search": _coarse_search,
     "confidence": _confidence,
+    "condition-times": _condition_times,
     "budgets": _budgets,
     "cost": _cost,
     "training": _training,
@@ -234,10 +256,12 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - constant: the same answer to every question, scored by the same harness.
 - memory: losses on held-out windows from memory alone, after stage 1.
 - loss: loss of the reference answers with the evidence among the blocks.
+- losses: the same with the selector's blocks, at several K over the same states.
 - rank: normalized effective rank of memory slots.
 - block-recall: recall of BM25 over the blocks of SeDeM.
 - coarse-search: what a first search with pooled keys misses.
 - budgets: answers at several K over the same banks, with paired differences to K=1.
+- condition-times: times to the first token from blocks as memory, as text and as both.
 - confidence: how well scores tell whether the evidence is in the documents.
 - cost: parameters and FLOPs.
 - training: what a stage of training took.

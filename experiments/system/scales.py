@@ -77,6 +77,8 @@ class Scale:
         depth: decoder layers of the backbone of the ablations.
         sets: evaluation questions by the paper's keys.
         ablation: sets that the ablations are asked.
+        held_out: questions beside the training questions; choices are made on them, so that the
+            evaluation sets remain unseen.
         disabled: K and control that take selection out of an ablation. The paper restores every
             block instead of selecting. A small decoder has no positions for all blocks, so there
             the evidence is put among two.
@@ -108,6 +110,7 @@ class Scale:
     sets: Mapping[str, Questions]
     ablation: tuple[str, ...]
     disabled: tuple[int | str, str] = (2, "gold")
+    held_out: Mapping[str, Questions] = field(default_factory=dict)
     layers: tuple[int, int] | None = None
     shipped: Mapping[str, Path] = field(default_factory=dict)
     stages: tuple[str, ...] = ("stage1", "stage2")
@@ -231,6 +234,9 @@ SMOKE = Scale(
         **ruler("hotpotqa-native.json", (4096,), 1, repeat=True),
     },
     ablation=("squad-10",),
+    held_out={
+        "held-out-squad": Questions("SQuAD-10, held out", "squad.json", "squad", limit=2),
+    },
     segment_lengths=(32, 128),
     compressions=(4, 8),
     budgets=(2, 4),
@@ -289,6 +295,19 @@ NANO = Scale(
         **ruler("hotpotqa/hf-schema-300-b.jsonl", (4096, 8192, 16384), 50),
     },
     ablation=("squad-10", "exact-facts"),
+    held_out={
+        "held-out-squad": Questions(
+            "SQuAD-10, held out", "squad/train-44-articles.json", "squad", "42:", limit=200
+        ),
+        "held-out-facts": Questions(
+            "exact facts, held out",
+            "wikipedia/articles.jsonl.xz",
+            "exact-facts",
+            "600:650",
+            limit=200,
+            options={"split": "train", "count": 200, "seed": 9},
+        ),
+    },
     layers=(6, 6),
     shipped={"nano": SHIPPED},
     stages=("stage1-regress", "stage1", "stage2", "stage2-more", "stage2-pairs"),

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.system.forms import PAPER_FORM, with_form
+from experiments.system.forms import FORMS, PAPER_FORM, with_settings
 from experiments.system.scales import ROOT, Scale, tiny_backbone
-from experiments.system.variants import BASE, Variant, supervision
+from experiments.system.variants import BASE, Variant, main_model, supervision
 
 
 def checkpoint(
@@ -26,13 +26,16 @@ def checkpoint(
         questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         form: a key of `forms.FORMS`. The tables of the paper are measured in the paper's form,
-            whatever the form of the shipped checkpoint.
+            whatever the form of the shipped checkpoint. A model that was trained further has the
+            form of its recipes.
     """
+    if variant.further:
+        return _further(variant, scale, data)
     shipped = _shipped(variant, scale)
     folder = shipped or _stage(variant, scale, "stage2", questions, data)
     if form == PAPER_FORM and shipped is None:
         return folder  # the recipes of the studies keep the paper's form
-    return with_form(folder, form, scale.runs / "forms" / form / variant.name)
+    return with_settings(folder, FORMS[form], scale.runs / "forms" / form / variant.name)
 
 
 def stage1_checkpoint(variant: Variant, scale: Scale, data: Path) -> Path:
@@ -160,6 +163,25 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
         start = _stage(variant, scale, "stage1", questions, data)
         overrides += [*scale.stage2, *variant.stage2, f"start_from={start}"]
     return _run(scale.recipe(stage, backbone, questions), overrides) / "final"
+
+
+def _further(variant: Variant, scale: Scale, data: Path) -> Path:
+    """The checkpoint of a variant that is the main model, trained further."""
+    folder = scale.runs / variant.name
+    main = main_model(scale, variant.backbone)
+    start = checkpoint(main, scale, scale.ablation[0], data, "guided")
+    if variant.start:
+        start = with_settings(start, dict(variant.start), folder / "start")
+    for recipe in variant.further:
+        stage = recipe.split("-")[0]
+        own = {
+            "stage1": (*scale.stage1, *variant.stage1),
+            "stage2": (*scale.stage2, *variant.stage2),
+        }
+        overrides = [*scale.overrides, *variant.changes, *own[stage], f"data_root={data}"]
+        overrides += [f"start_from={start}", f"run.output={folder / stage}"]
+        start = _run(ROOT / "recipes" / "nano" / f"{recipe}.yaml", overrides) / "final"
+    return start
 
 
 def _run(recipe_file: Path, overrides: list[str]) -> Path:

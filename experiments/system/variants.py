@@ -24,6 +24,9 @@ class Variant:
         main: this is the main configuration; a scale may ship its checkpoint.
         backbone: a backbone of the scale; None means its first.
         k: number of blocks when selection is taken out; None means the scale's.
+        further: recipes that train it from the main model in its guided form, in order; none means
+            the recipes of the study, from the beginning.
+        start: settings of the main model that are changed, with their values, before `further`.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Variant:
     main: bool = False
     backbone: str | None = None
     k: int | None = None
+    further: tuple[str, ...] = ()
+    start: tuple[tuple[str, Any], ...] = ()
 
 
 def main_model(scale: Scale, backbone: str | None = None) -> Variant:

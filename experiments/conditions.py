@@ -1,0 +1,116 @@
+"""Blocks read as memory, as text, or as both, from one bank. Ours; the paper has no such table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.guided_training import SHORT
+from experiments.system import figures
+from experiments.system.cells import Cell
+from experiments.system.condition_times import BUDGETS
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import Variant
+
+LABELS = {"memory": "memory", "text": "text", "both": "the best as text, the others as memory"}
+TIMED = 10
+
+
+def model(scale: Scale) -> Variant:
+    """The model that was trained on all three."""
+    short = SHORT if scale.name == "nano" else ()
+    return Variant("guided-conditions", stage2=short, further=("stage2-conditions",))
+
+
+def answers(scale: Scale, condition: str, questions: str) -> Cell:
+    """Answers in one of the three ways, at every K."""
+    nano = scale.name == "nano"
+    return Cell(
+        "budgets",
+        variant=model(scale),
+        questions=questions,
+        condition=condition,
+        limit=100 if nano else scale.limit,
+        max_new_tokens=32 if nano else None,
+        dtype="float32",
+    )
+
+
+def times(scale: Scale) -> Cell:
+    """Times to the first token in all three ways."""
+    limit = TIMED if scale.name == "nano" else scale.limit
+    key = scale.ablation[0]
+    return Cell(
+        "condition-times", variant=model(scale), questions=key, limit=limit, dtype="float32"
+    )
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """Score, time to the first token and stored bytes, by condition and K."""
+    if scale.name == "paper":
+        return []
+    result = []
+    for condition, label in LABELS.items():
+        for k in BUDGETS:
+            row = f"{label}, K={k}"
+            for key in scale.ablation:
+                metric, title = ("em", "EM") if key == "exact-facts" else ("f1", "F1")
+                column = f"{scale.sets[key].title} {title}"
+                cell = answers(scale, condition, key)
+                result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
+            place = f"times.{condition}.{k}"
+            result.append(Number(row, "TTFT, ms", None, times(scale), place))
+            place = f"bytes.{condition}"
+            result.append(Number(row, "stored bytes a token", None, times(scale), place, digits=0))
+    return result
+
+
+def draw(scale: Scale, path: Path) -> None:
+    """Draw scores against times to the first token: a curve through every K for each condition."""
+    pyplot = figures.pyplot_module()
+    shown = numbers(scale)
+    figure, axes = pyplot.subplots(
+        1, len(scale.ablation), figsize=(1 + 4.6 * len(scale.ablation), 4.2), squeeze=False
+    )
+    for axis, key in zip(axes.flat, scale.ablation, strict=True):
+        (column,) = {n.column for n in shown if n.column.startswith(scale.sets[key].title)}
+        for colour, label in zip(figures.SERIES, LABELS.values(), strict=False):
+            found = {(n.row, n.column): n.ours(scale) for n in shown}
+            rows = [f"{label}, K={k}" for k in BUDGETS]
+            points = [
+                (time[0], *score)
+                for row in rows
+                if (time := found[row, "TTFT, ms"]) and (score := found[row, column])
+            ]
+            if not points:
+                continue
+            size = found[rows[0], "stored bytes a token"]
+            legend = f"{label} ({size[0]:,.0f} bytes a token)" if size else label
+            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+            axis.plot(xs, ys, "o-", color=colour, alpha=0.8, label=legend)
+            for x, _, interval in points:
+                if interval:
+                    axis.plot([x, x], interval, color=colour, alpha=0.25)
+            for k, (x, y, _) in zip(BUDGETS, points, strict=False):
+                axis.annotate(f"K={k}", (x, y), (3, 4), textcoords="offset points", fontsize=7)
+        axis.set_title(column, fontsize=9)
+        axis.set_xlabel("time to the first token, prebuilt bank, ms", fontsize=8)
+        axis.set_xscale("log")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes.flat[0].legend(fontsize=7, frameon=False)
+    figure.suptitle(f"{STUDY.title}, {scale.name} scale, 95 %", fontsize=10)
+    figure.tight_layout()
+    figures.save(figure, path)
+
+
+STUDY = Study(
+    "conditions",
+    "The same blocks as memory, as text, or as both",
+    numbers,
+    "The paper gives no numbers. Answers have at most 32 new tokens.",
+    draw=draw,
+)
+
+if __name__ == "__main__":
+    command(STUDY)()

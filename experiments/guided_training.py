@@ -1,0 +1,77 @@
+"""What training with guided attention gives, and which changes help. Ours, not the paper's."""
+
+from __future__ import annotations
+
+from experiments.system.budgets import BUDGETS
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+from experiments.system.variants import Variant, main_model
+
+SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
+"""Every row has this many steps of the recipe of stage 2."""
+RECIPE = "stage2-guided"
+
+
+def rows(scale: Scale) -> dict[str, Variant]:
+    """The main model in guided form, and how it is trained further."""
+    if scale.name == "paper":
+        return {}
+    short = SHORT if scale.name == "nano" else ()
+    again = "stage1-beside"
+    # The decompressor learns the states of another layer first.
+    states = ("losses.regress=1.0", "losses.regress_first=0.6")
+    rate = "optimization.learning_rates={compressor: 0.0, decompressor: 1.0e-3}"
+    earlier = scale.layer(14) - 2
+    return {
+        "before training": main_model(scale),
+        "stage 2, guided": Variant("guided-base", stage2=short, further=(RECIPE,)),
+        "and answers agree with those from evidence alone": Variant(
+            "guided-agree", stage2=(*short, "losses.agree=1.0"), further=(RECIPE,)
+        ),
+        "and two blocks in stage 1": Variant(
+            "guided-beside", stage2=short, further=(again, RECIPE)
+        ),
+        "and injection two layers earlier": Variant(
+            "guided-earlier",
+            changes=(f"model.inject_layer={earlier}",),
+            stage1=("losses.distractors=0", "losses.cue=0", *states, rate),
+            stage2=short,
+            further=(again, RECIPE),
+            start=(("inject_layer", earlier),),
+        ),
+    }
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """Losses of the reference answer by K, on held-out questions."""
+    return [
+        Number(
+            label,
+            f"{questions.title}, loss at K={k}",
+            None,
+            losses(variant, key),
+            f"budgets.{k}",
+            digits=3,
+        )
+        for label, variant in rows(scale).items()
+        for key, questions in scale.held_out.items()
+        for k in BUDGETS
+        if k != "all"
+    ]
+
+
+def losses(variant: Variant, questions: str) -> Cell:
+    """Losses by K of a model in guided form."""
+    return Cell("losses", variant=variant, questions=questions, form="guided", dtype="float32")
+
+
+STUDY = Study(
+    "guided_training",
+    "Stage 2 with guided attention: answer losses by K on held-out questions",
+    numbers,
+    "The paper gives no numbers. The blocks are the selector's K best.",
+)
+
+if __name__ == "__main__":
+    command(STUDY)()
