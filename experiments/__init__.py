@@ -45,4 +45,5 @@ STUDIES = (
     "batches",
     "memories",
     "kept",
+    "kept_types",
 )

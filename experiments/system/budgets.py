@@ -28,6 +28,7 @@ def answers_by_budget(
     condition: str,
     dtype: str,
     max_new_tokens: int,
+    kept: str = "",
 ) -> dict[str, Any]:
     """Scores at every K of `BUDGETS`, and how they differ from those at K=1.
 
@@ -37,12 +38,18 @@ def answers_by_budget(
         condition: form in which the decoder reads the blocks; empty means the model's own.
         dtype: type of the backbone.
         max_new_tokens: answer limit.
+        kept: type in which keys and values of blocks are kept; empty means as they are.
 
     Returns:
         `budgets` has the scores by K, and `change` the paired differences to K=1.
     """
     settings = MethodSettings(
-        checkpoint=str(folder), k=1, dtype=dtype, max_new_tokens=max_new_tokens, batch=BATCH
+        checkpoint=str(folder),
+        k=1,
+        dtype=dtype,
+        max_new_tokens=max_new_tokens,
+        batch=BATCH,
+        kept_dtype=kept or None,
     )
     method = open_sedem(settings)
     assert isinstance(method, SedemMethod)
@@ -76,6 +83,7 @@ def answers_by_budget(
             "tau": None if method.model.guidance is None else float(method.model.guidance.tau),
             "condition": condition or method.model.config.condition,
             "dtype": dtype,
+            "kept_dtype": kept or None,
             "max_new_tokens": max_new_tokens,
             "examples": len(examples),
         },

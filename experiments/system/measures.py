@@ -174,6 +174,7 @@ def _budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         condition=cell.condition,
         dtype=cell.dtype or scale.dtype,
         max_new_tokens=cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens,
+        kept=cell.kept,
     )
 
 

@@ -72,6 +72,10 @@ class MethodSettings(Settings):
     memory: str = "bfloat16"
     """What SeDeM stores slots as: bfloat16, int8 or fp8."""
 
+    kept_dtype: str | None = None
+    """What SeDeM keeps keys and values of independent blocks as: bfloat16, int8 or fp8. None means
+    as they are."""
+
 
 class QuestionSettings(Settings):
     """Which questions are asked."""

@@ -21,6 +21,8 @@ from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
+from sedem.engine.kept import KeptBudget
+from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate
@@ -33,7 +35,7 @@ from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = ("control", "condition", "shift", "memory")
+ONLY_SEDEM = ("control", "condition", "shift", "memory", "kept_dtype")
 """Settings that methods of raw text ignore."""
 
 
@@ -244,18 +246,22 @@ def open_sedem(settings: MethodSettings) -> Method:
 
 
 def open_model(settings: MethodSettings) -> SeDeM:
-    """Open the model of some settings, and check that it can take their budget.
+    """Open the model of some settings, and check that it can take them.
 
     Raises:
-        ConfigError: k is "auto", and the model has no guidance.
+        ConfigError: k is "auto", and the model has no guidance; or `kept_dtype` is given, and the
+            model or its engine keeps no keys and values.
     """
     model = SeDeM.from_pretrained(
         settings.checkpoint,
         dtype=getattr(torch, settings.dtype),
         device=settings.device,
         engine=settings.engine,
+        kept=KeptBudget(dtype=settings.kept_dtype),
     )
     auto_budget(model, settings.k)
+    if settings.kept_dtype is not None:
+        keeping_engine(model.engine)
     return model
 
 

@@ -176,7 +176,7 @@ def test_from_text_to_questions_to_answers(
     assert gold["conditioning"]["mean"] < metrics["conditioning"]["mean"]
     digests = {m["settings"]["weights_sha256"] for m in (metrics, gold)}
     assert len(digests) == 1
-    for given in ({"k": 2}, {"shift": 2}, {"memory": "int8"}):
+    for given in ({"k": 2}, {"shift": 2}, {"memory": "int8"}, {"kept_dtype": "int8"}):
         (name,) = given
         with pytest.raises(ConfigError, match=f"but icae has no {name}; leave it out"):
             run_evaluation(config.with_changes(**given))
