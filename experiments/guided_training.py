@@ -10,7 +10,8 @@ from experiments.system.variants import Variant, main_model
 
 SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
 """Every row has this many steps of the recipe of stage 2."""
-RECIPE = "stage2-guided"
+RECIPE, BESIDE = "stage2-guided", "stage1-beside"
+RECALLED = (1, 2)
 
 
 def rows(scale: Scale) -> dict[str, Variant]:
@@ -18,47 +19,54 @@ def rows(scale: Scale) -> dict[str, Variant]:
     if scale.name == "paper":
         return {}
     short = SHORT if scale.name == "nano" else ()
-    again = "stage1-beside"
-    # The decompressor learns the states of another layer first.
-    states = ("losses.regress=1.0", "losses.regress_first=0.6")
-    rate = "optimization.learning_rates={compressor: 0.0, decompressor: 1.0e-3}"
     earlier = scale.layer(14) - 2
+    agree, labels = "losses.agree=1.0", ("losses.select=0", "losses.conditioning=selected")
+    # Before an earlier injection, the decompressor learns the states of that layer.
+    states = (
+        "losses.distractors=0",
+        "losses.cue=0",
+        "losses.regress=1",
+        "losses.regress_first=0.6",
+    )
+    rate = "optimization.learning_rates={compressor: 0.0, decompressor: 1.0e-3}"
     return {
         "before training": main_model(scale),
         "stage 2, guided": Variant("guided-base", stage2=short, further=(RECIPE,)),
-        "and answers agree with those from evidence alone": Variant(
-            "guided-agree", stage2=(*short, "losses.agree=1.0"), further=(RECIPE,)
+        "answers agree with those from evidence alone": Variant(
+            "guided-agree", stage2=(*short, agree), further=(RECIPE,)
         ),
-        "and two blocks in stage 1": Variant(
-            "guided-beside", stage2=short, further=(again, RECIPE)
-        ),
-        "and injection two layers earlier": Variant(
+        "two blocks in stage 1": Variant("guided-beside", stage2=short, further=(BESIDE, RECIPE)),
+        "injection two layers earlier": Variant(
             "guided-earlier",
             changes=(f"model.inject_layer={earlier}",),
-            stage1=("losses.distractors=0", "losses.cue=0", *states, rate),
+            stage1=(*states, rate),
             stage2=short,
-            further=(again, RECIPE),
+            further=(BESIDE, RECIPE),
             start=(("inject_layer", earlier),),
+        ),
+        "a new selector, with evidence labels": Variant(
+            "guided-new-selector", stage2=short, further=(RECIPE,), new_selector=True
+        ),
+        "a new selector, from answers alone": Variant(
+            "guided-unlabelled", stage2=(*short, *labels), further=(RECIPE,), new_selector=True
         ),
     }
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Losses of the reference answer by K, on held-out questions."""
-    return [
-        Number(
-            label,
-            f"{questions.title}, loss at K={k}",
-            None,
-            losses(variant, key),
-            f"budgets.{k}",
-            digits=3,
-        )
-        for label, variant in rows(scale).items()
-        for key, questions in scale.held_out.items()
-        for k in BUDGETS
-        if k != "all"
-    ]
+    """Losses of the reference answer by K, and recall of the evidence, on held-out questions."""
+    result = []
+    for label, variant in rows(scale).items():
+        for key, questions in scale.held_out.items():
+            cell = losses(variant, key)
+            for k in BUDGETS:
+                if k != "all":
+                    column = f"{questions.title}, loss at K={k}"
+                    result.append(Number(label, column, None, cell, f"budgets.{k}", digits=3))
+            for k in RECALLED:
+                column = f"{questions.title}, recall@{k}"
+                result.append(Number(label, column, None, cell, f"recall.{k}"))
+    return result
 
 
 def losses(variant: Variant, questions: str) -> Cell:

@@ -47,3 +47,22 @@ def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -
     if (checkpoint / ADAPTER).is_dir():
         shutil.copytree(checkpoint / ADAPTER, folder / ADAPTER)
     return folder
+
+
+def with_new_selector(checkpoint: Path, folder: Path) -> Path:
+    """Write a checkpoint anew with an untrained selector, the same every time.
+
+    Args:
+        checkpoint: the checkpoint.
+        folder: where to write it.
+    """
+    import torch
+
+    from sedem import SeDeM
+    from sedem.method.selector import build_selector
+
+    model = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
+    torch.manual_seed(0)
+    model.selector = build_selector(model.config, model.encoder.width, model.decoder.width)
+    model.save_pretrained(folder)
+    return folder

@@ -91,7 +91,8 @@ def losses_by_budget(
 
     Returns:
         `budgets` has mean, interval and number of examples by K, `change` the same of the paired
-        differences to the first K, and `losses` those of single examples.
+        differences to the first K, `losses` those of single examples, and `recall` the share of
+        examples with evidence among the K best blocks, in percent.
     """
     import torch
 
@@ -110,6 +111,7 @@ def losses_by_budget(
     collator = BlockCollator(dataset, max_blocks=most, budgets=budgets, seed=0, cache=None)
     stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="selected"), collator).eval()
     losses: dict[int, list[float]] = {k: [] for k in budgets}
+    recalled: dict[int, list[float]] = {k: [] for k in budgets}
     with torch.no_grad():
         for item in dataset.items:
             batch = stage.collate([item])
@@ -118,7 +120,9 @@ def losses_by_budget(
                 batch, model.encoder, model.config.extract_layers
             )
             for k in budgets:
-                losses[k].append(float(stage(**{**batch, "budget": k})["answer"]))
+                parts = stage(**{**batch, "budget": k})
+                losses[k].append(float(parts["answer"]))
+                recalled[k].append(100 * float(parts["recall"]))
     first = losses[budgets[0]]
     changes = {
         k: [one - other for one, other in zip(found, first, strict=True)]
@@ -128,6 +132,7 @@ def losses_by_budget(
         "budgets": {str(k): summarize(found, digits=4) for k, found in losses.items()},
         "change": {str(k): summarize(found, digits=4) for k, found in changes.items()},
         "losses": {str(k): [round(loss, 4) for loss in found] for k, found in losses.items()},
+        "recall": {str(k): summarize(found) for k, found in recalled.items()},
         "tau": None if model.guidance is None else float(model.guidance.tau),
         **provenance(),
     }

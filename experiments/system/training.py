@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.system.forms import FORMS, PAPER_FORM, with_settings
+from experiments.system.forms import FORMS, PAPER_FORM, with_new_selector, with_settings
 from experiments.system.scales import ROOT, Scale, tiny_backbone
 from experiments.system.variants import BASE, Variant, main_model, supervision
 
@@ -172,6 +172,8 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
     start = checkpoint(main, scale, scale.ablation[0], data, "guided")
     if variant.start:
         start = with_settings(start, dict(variant.start), folder / "start")
+    if variant.new_selector:
+        start = with_new_selector(start, folder / "new-selector")
     for recipe in variant.further:
         stage = recipe.split("-")[0]
         own = {

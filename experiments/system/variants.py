@@ -27,6 +27,7 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; none means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
+        new_selector: the main model's selector is replaced by an untrained one before `further`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Variant:
     k: int | None = None
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
+    new_selector: bool = False
 
 
 def main_model(scale: Scale, backbone: str | None = None) -> Variant:
