@@ -16,8 +16,6 @@ RECALLED = (1, 2)
 
 def rows(scale: Scale) -> dict[str, Variant]:
     """The main model in guided form, and how it is trained further."""
-    if scale.name == "paper":
-        return {}
     short = SHORT if scale.name == "nano" else ()
     earlier = scale.layer(14) - 2
     agree, labels = "losses.agree=1.0", ("losses.select=0", "losses.conditioning=selected")

@@ -345,6 +345,11 @@ PAPER = Scale(
         **ruler("hotpotqa", (4096, 8192, 16384), 500, split="validation"),
     },
     ablation=("hotpotqa", "qasper"),
+    held_out={
+        "held-out-musique": Questions(
+            "MuSiQue, training part", "musique", "musique", ":500", split="train"
+        ),
+    },
     disabled=("all", "selected"),
     segment_lengths=(32, 64, 128, 256, 512, 1024),
     limit=1000,

@@ -169,6 +169,7 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
     """The checkpoint of a variant that is the main model, trained further."""
     folder = scale.runs / variant.name
     main = main_model(scale, variant.backbone)
+    recipes = scale.recipe("stage2", main.backbone or "", scale.ablation[0]).parent
     start = checkpoint(main, scale, scale.ablation[0], data, "guided")
     if variant.start:
         start = with_settings(start, dict(variant.start), folder / "start")
@@ -182,7 +183,7 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
         }
         overrides = [*scale.overrides, *variant.changes, *own[stage], f"data_root={data}"]
         overrides += [f"start_from={start}", f"run.output={folder / stage}"]
-        start = _run(ROOT / "recipes" / "nano" / f"{recipe}.yaml", overrides) / "final"
+        start = _run(recipes / f"{recipe}.yaml", overrides) / "final"
     return start
 
 
