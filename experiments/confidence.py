@@ -6,7 +6,7 @@ from experiments.system.cells import Cell
 from experiments.system.confidence import DISTRACTORS
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
-from experiments.system.variants import main_model
+from experiments.system.variants import guided_model
 
 COLUMNS = {
     "AUROC": ("auroc", 3),
@@ -23,7 +23,7 @@ def numbers(scale: Scale) -> list[Number]:
     """Figures of the confidence by the number of paragraphs that a question is asked about."""
     limit = scale.limit if scale.name == "smoke" else None
     questions = "squad-10" if "squad-10" in scale.sets else scale.ablation[0]
-    cell = Cell("confidence", variant=main_model(scale), questions=questions, limit=limit)
+    cell = Cell("confidence", variant=guided_model(scale), questions=questions, limit=limit)
     return [
         Number(
             f"{1 + distractors} paragraphs",

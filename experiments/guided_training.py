@@ -6,11 +6,11 @@ from experiments.system.budgets import BUDGETS
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
-from experiments.system.variants import Variant, main_model
+from experiments.system.variants import GUIDED, Variant, main_model
 
 SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
 """Every row has this many steps of the recipe of stage 2."""
-RECIPE, BESIDE = "stage2-guided", "stage1-beside"
+BESIDE, RECIPE = "stage1-beside", GUIDED[0]
 RECALLED = (1, 2)
 
 

@@ -6,11 +6,12 @@ from experiments.system.budgets import BUDGETS
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import SCORES, Number, Study, command
-from experiments.system.variants import main_model
+from experiments.system.variants import guided_model, main_model
 from sedem.method.selector import Budget
 
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Questions of each set."""
+PAPER, BEFORE, TRAINED = "the paper's form", "guided, not trained so", "guided, trained so"
 PAPER_LIMITS: dict[Budget, int] = {4: 500, "all": 200}
 """Questions of the sets of the ablations in the paper's form, by K."""
 
@@ -18,28 +19,29 @@ PAPER_LIMITS: dict[Budget, int] = {4: 500, "all": 200}
 def numbers(scale: Scale) -> list[Number]:
     """F1, or EM of exact facts, by form and K."""
     result = []
-    for form in ("the paper's form", "guided"):
+    for form in (PAPER, BEFORE, TRAINED):
         for k in BUDGETS:
             for key in (key for key in LIMITS if key in scale.sets):
                 metric = "em" if key == "exact-facts" else "f1"
                 column = f"{scale.sets[key].title} {SCORES[metric]}"
                 row = f"{form}, K={k}"
-                if form == "guided":
+                if form != PAPER:
+                    cell: Cell | None = answers(scale, key, trained=form == TRAINED)
                     place = f"budgets.{k}.{metric}"
-                    result.append(Number(row, column, None, answers(scale, key), place))
+                    result.append(Number(row, column, None, cell, place))
                 elif (cell := in_paper_form(scale, key, k)) is not None:
                     result.append(Number(row, column, None, cell, metric))
     return result
 
 
-def answers(scale: Scale, questions: str) -> Cell:
-    """Answers to a set at every K, guided."""
+def answers(scale: Scale, questions: str, *, trained: bool = True) -> Cell:
+    """Answers to a set at every K, guided, of the model trained with guidance or before that."""
     nano = scale.name == "nano"
     return Cell(
         "budgets",
-        variant=main_model(scale),
+        variant=guided_model(scale) if trained else main_model(scale),
         questions=questions,
-        form="guided",
+        form="" if trained else "guided",
         limit=LIMITS[questions] if nano else scale.limit,
         max_new_tokens=32 if nano else None,
         dtype="float32",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from experiments.shipped_model import SEDEM, TEXT, answers
+from experiments.shipped_model import BEFORE, NAME, SEDEM, TEXT, answers
 from experiments.system import paper
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
-from experiments.system.variants import main_model
 
 SETS = ("hotpotqa", "2wiki", "musique")
 PRINTED = (
@@ -26,7 +25,7 @@ def numbers(scale: Scale) -> list[Number]:
             value = paper.number("tab:main_qa_results", f"{key}_f1", **where)
             column = f"{scale.sets[key].title} F1"
             result.append(Number(label, column, value, metric=""))
-    ours = {f"{main_model(scale).name} in the paper's form, {row}": SEDEM[row] for row in ROWS}
+    ours = {f"{NAME} {BEFORE}, {row}": SEDEM[row] for row in ROWS}
     ours |= {f"frozen backbone, {row}": fields for row, fields in TEXT.items()}
     for label, fields in ours.items():
         for key in SETS:

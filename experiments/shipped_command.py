@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
-from experiments.system.variants import main_model
+from experiments.system.variants import guided_model
 
 METRICS = ("f1", "em", "rouge_l", "recall@1", "recall@2")
 
@@ -15,12 +15,11 @@ def numbers(scale: Scale) -> list[Number]:
     limit = scale.limit if scale.name == "smoke" else 200
     key = scale.ablation[0]
     cell = Cell(
-        variant=main_model(scale),
+        variant=guided_model(scale),
         questions=key,
         k=2,
         dtype="float32",
         limit=limit,
-        form="guided",
     )
     return scores(scale.sets[key].title, "", cell, METRICS)
 

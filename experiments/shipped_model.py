@@ -13,6 +13,8 @@ from experiments.system.study import Number, Study, command, scores
 from experiments.system.variants import main_model
 
 MAX_NEW_TOKENS = 32
+NAME = "sedem-nano"
+BEFORE = "before guided training, in the paper's form"
 SCORES = {"exact-facts": "em"}
 """The score of a set, if it is not F1."""
 
@@ -42,10 +44,10 @@ def numbers(scale: Scale) -> list[Number]:
             metric = SCORES.get(key, "f1")
             column = f"{scale.sets[key].title} {study.SCORES[metric]}"
             cell = more_memory.answers(scale, key)
-            row = f"{model.name}, K={k}"
+            row = f"{NAME}, K={k}"
             result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
     for prefix, rows in (
-        (f"{model.name} in the paper's form, ", SEDEM),
+        (f"{NAME} {BEFORE}, ", SEDEM),
         ("frozen backbone, ", TEXT),
     ):
         for label, fields in rows.items():

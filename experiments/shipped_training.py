@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
-from experiments.system.variants import main_model
+from experiments.system.variants import GUIDED, main_model
 
 COLUMNS = (
     ("steps", "steps", 1.0, 0),
@@ -21,7 +21,7 @@ COLUMNS = (
 def numbers(scale: Scale) -> list[Number]:
     """Steps, examples, minutes and trained parameters of each recipe."""
     result = []
-    for stage in scale.stages:
+    for stage in (*scale.stages, *GUIDED) if scale.shipped else scale.stages:
         cell = Cell("training", variant=main_model(scale), stage=stage)
         for column, metric, per, digits in COLUMNS:
             result.append(Number(f"{stage}.yaml", column, None, cell, metric, per, digits))

@@ -133,7 +133,7 @@ def losses_by_budget(
         "change": {str(k): summarize(found, digits=4) for k, found in changes.items()},
         "losses": {str(k): [round(loss, 4) for loss in found] for k, found in losses.items()},
         "recall": {str(k): summarize(found) for k, found in recalled.items()},
-        "tau": None if model.guidance is None else float(model.guidance.tau),
+        "tau": None if model.guidance is None else float(model.guidance.tau.detach()),
         **provenance(),
     }
 

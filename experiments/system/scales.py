@@ -84,7 +84,7 @@ class Scale:
             the evidence is put among two.
         layers: extraction and injection layer of the study recipes. The depth study uses them as
             its base if it trains with the same data.
-        shipped: checkpoint of the main configuration by backbone, if there is one.
+        shipped: checkpoint of the guided model by backbone, if there is one.
         stages: recipes that train the main configuration, in order.
         segment_lengths: T of the granularity study.
         compressions: C of the granularity study.
@@ -305,7 +305,8 @@ NANO = Scale(
             "exact-facts",
             "600:650",
             limit=200,
-            options={"split": "train", "count": 200, "seed": 9},
+            split="train",
+            options={"count": 200, "seed": 9},
         ),
     },
     layers=(6, 6),

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.system.forms import FORMS, PAPER_FORM, with_new_selector, with_settings
 from experiments.system.scales import ROOT, Scale, tiny_backbone
-from experiments.system.variants import BASE, Variant, main_model, supervision
+from experiments.system.variants import BASE, GUIDED, Variant, main_model, supervision
 
 
 def checkpoint(
@@ -25,16 +25,16 @@ def checkpoint(
         scale: its recipes and budget.
         questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
-        form: a key of `forms.FORMS`. The tables of the paper are measured in the paper's form,
-            whatever the form of the shipped checkpoint. A model that was trained further has the
-            form of its recipes.
+        form: a key of `forms.FORMS`. A model that was trained further has the form of its recipes.
     """
     if variant.further:
-        return _further(variant, scale, data)
-    shipped = _shipped(variant, scale)
-    folder = shipped or _stage(variant, scale, "stage2", questions, data)
-    if form == PAPER_FORM and shipped is None:
-        return folder  # the recipes of the studies keep the paper's form
+        return _shipped(variant, scale) or _further(variant, scale, data)
+    if _has_own_recipes(variant, scale):
+        folder = run_of_stage(variant, scale, scale.stages[-1], data) / "final"
+    else:
+        folder = _stage(variant, scale, "stage2", questions, data)
+    if form == PAPER_FORM:
+        return folder  # the recipes keep the paper's form
     return with_settings(folder, FORMS[form], scale.runs / "forms" / form / variant.name)
 
 
@@ -49,13 +49,14 @@ def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path
     Args:
         variant: the model.
         scale: its recipes and budget.
-        stage: one of `Scale.stages`.
+        stage: one of `Scale.stages`, or of `variants.GUIDED` for the shipped model.
         data: folder that the recipes' data paths are relative to.
     """
-    if _shipped(variant, scale) is None:
+    if not _has_own_recipes(variant, scale):
         return _stage(variant, scale, stage, scale.ablation[0], data).parent
     # Each recipe of the shipped model starts from the end of the one before.
-    for name in scale.stages[: scale.stages.index(stage) + 1]:
+    stages = (*scale.stages, *GUIDED)
+    for name in stages[: stages.index(stage) + 1]:
         folder = _run(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
     return folder
 
@@ -140,8 +141,14 @@ def budget(folder: Path) -> dict[str, Any]:
 
 
 def _shipped(variant: Variant, scale: Scale) -> Path | None:
-    """The checkpoint of the main configuration that the scale ships, if it does."""
-    return scale.shipped.get(variant.backbone or scale.backbones[0]) if variant.main else None
+    """The checkpoint of a guided model that the scale ships, if it does."""
+    guided = variant.main and bool(variant.further)
+    return scale.shipped.get(variant.backbone or scale.backbones[0]) if guided else None
+
+
+def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
+    """Whether the recipes of the studies do not train it: it is the main model of a shipped one."""
+    return variant.main and bool(scale.shipped)
 
 
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
@@ -182,7 +189,7 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
             "stage2": (*scale.stage2, *variant.stage2),
         }
         overrides = [*scale.overrides, *variant.changes, *own[stage], f"data_root={data}"]
-        overrides += [f"start_from={start}", f"run.output={folder / stage}"]
+        overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
         start = _run(recipes / f"{recipe}.yaml", overrides) / "final"
     return start
 

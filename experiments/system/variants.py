@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ class Variant:
         changes: overrides of both recipes, as `--set` takes them.
         stage1: overrides of stage 1 alone.
         stage2: overrides of stage 2 alone.
-        main: this is the main configuration; a scale may ship its checkpoint.
+        main: this is the main configuration, or that trained further with guided attention; a
+            scale may ship the latter.
         backbone: a backbone of the scale; None means its first.
         k: number of blocks when selection is taken out; None means the scale's.
         further: recipes that train it from the main model in its guided form, in order; none means
@@ -46,6 +47,15 @@ def main_model(scale: Scale, backbone: str | None = None) -> Variant:
     """SeDeM as the paper runs it, on a backbone of the scale; None means the first."""
     backbone = backbone or scale.backbones[0]
     return Variant(f"sedem-{backbone}", main=True, backbone=backbone)
+
+
+GUIDED = ("stage2-guided",)
+"""The recipes that train the main model further, with guided attention, in order."""
+
+
+def guided_model(scale: Scale) -> Variant:
+    """The main model on the first backbone of a scale, trained further with guided attention."""
+    return replace(main_model(scale), name=f"{main_model(scale).name}-guided", further=GUIDED)
 
 
 BASE = Variant("base")

@@ -17,6 +17,7 @@ import typer
 from torch import Tensor
 
 from experiments.system.scales import NANO, SHIPPED
+from experiments.system.variants import GUIDED
 from sedem import SeDeM
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
@@ -58,7 +59,7 @@ def ship(
     """Put trained models into checkpoints/NAME-nano."""
     for name in names or TRAINED:
         if name == "sedem":
-            ship_sedem(runs / NANO.stages[-1] / "final", to / SHIPPED.name)
+            ship_sedem(runs / GUIDED[-1] / "final", to / SHIPPED.name)
         else:
             ship_baseline(name, runs / f"{name}-questions", rank, to / default_checkpoint(name))
 

@@ -108,6 +108,8 @@ class LoraModel(nn.Module):
         )
         config = copy(self.model.peft_config["default"])
         config.base_model_name_or_path = base
+        # PEFT holds a set, whose order differs from run to run.
+        config.target_modules = sorted(config.target_modules)
         config.save_pretrained(str(folder))
 
     def load_lora(self, folder: Path) -> None:
