@@ -144,7 +144,9 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
     dataset = BlockDataset(model, recipe.data.answer_limit)
-    training, evaluation = read_mixture(dataset, recipe.data, Path(recipe.data_root))
+    training, evaluation = read_mixture(
+        dataset, recipe.data, Path(recipe.data_root), selects=recipe.losses.select > 0
+    )
     collator = BlockCollator(
         dataset,
         max_blocks=recipe.data.max_blocks,
