@@ -272,6 +272,9 @@ class SeDeM(SedemModules):
     ) -> None:
         """Write a checkpoint.
 
+        It opens from any working folder: a backbone in a folder is stored with its absolute path.
+        To take the checkpoint to another machine, copy the backbone into it.
+
         Args:
             folder: the checkpoint's folder.
             with_backbone: copy the backbone's folder into it. A backbone that came inside a
@@ -284,7 +287,7 @@ class SeDeM(SedemModules):
             ConfigError: the backbone cannot be copied, because it is not a folder or there are
                 two.
         """
-        inside = self.config.encoder == checkpoint.BACKBONE
+        inside = self.config.encoder == checkpoint.BACKBONE and not self.config.cross_model
         backbone = Path(self.encoder.name) if with_backbone or inside else None
         if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
             raise ConfigError(

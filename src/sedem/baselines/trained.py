@@ -313,9 +313,10 @@ class TrainedReader(nn.Module, ABC):
             folder: where to write it.
             int8: store matrices as int8 with one scale a row, and adapters as bfloat16.
         """
+        backbone = checkpoint.portable_name(self.config.backbone)
         with checkpoint.unfinished(Path(folder)) as partial:
-            self.config.save(partial, self.name)
+            self.config.with_changes(backbone=backbone).save(partial, self.name)
             checkpoint.write_weights(partial, self.parts(), int8=int8)
             if self.config.lora_rank:
                 dtype = torch.bfloat16 if int8 else torch.float32
-                self.backbone.save_lora(partial / checkpoint.ADAPTER, self.config.backbone, dtype)
+                self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone, dtype)

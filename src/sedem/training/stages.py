@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_backbones
+from sedem.inference.checkpoint import open_backbones, portable
 from sedem.method.guidance import Guidance
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
@@ -187,7 +187,8 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)
     names = config.encoder, config.decoder
-    if names != (model.config.encoder, model.config.decoder):
+    given, found = portable(config), portable(model.config)
+    if (given.encoder, given.decoder) != (found.encoder, found.decoder):
         # A backbone may have another path, but its weights must be those the parts were trained on.
         opened = [backbone.digest for backbone in open_backbones(config, dtype=options["dtype"])]
         if opened != [model.encoder.digest, model.decoder.digest]:

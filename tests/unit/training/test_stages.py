@@ -225,3 +225,17 @@ def test_a_set_without_any_positive_block_is_refused_while_selection_is_trained(
         train_stage2(recipe)
     without = recipe.with_changes(losses=recipe.losses.with_changes(select=0.0))
     assert len(prepared_for(without, train_stage2, fitted)["training"]) == 1
+
+
+def test_a_backbone_that_both_name_is_opened_once(
+    finished_stage1: Stage1Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **options: Any) -> None:
+        raise AssertionError("opened a second time")
+
+    monkeypatch.setattr(stages, "open_backbones", refused)
+    folder = Path(finished_stage1.model.encoder)
+    monkeypatch.chdir(folder.parent)
+    start = f"{finished_stage1.run.output}/final"
+    relative = finished_stage1.model.with_changes(encoder=folder.name)
+    assert open_model(relative, finished_stage1.optimization, start).config == relative
