@@ -355,12 +355,6 @@ def test_an_older_checkpoint_travels_once_a_part_is_added(
     assert SedemConfig.load(saved, extra=checkpoint.EXTRA_ENTRIES).encoder == str(folder)
 
 
-def test_a_backbone_of_another_machine_is_named_with_what_to_do(saved: Path) -> None:
-    change_config(saved, encoder="/nowhere/tiny")
-    with pytest.raises(CheckpointError, match=r"needs the backbone in '/nowhere/tiny'.*with_back"):
-        reopen(saved)
-
-
 def test_an_encoder_that_is_also_named_as_decoder_stays_one_backbone(
     config: SedemConfig, backbone: Backbone, tmp_path: Path
 ) -> None:
@@ -562,8 +556,15 @@ def test_an_int8_backbone_that_lacks_a_scale_or_a_row_is_refused(
 
 
 def test_a_missing_backbone_is_named(saved: Path) -> None:
+    change_config(saved, encoder="nowhere/at-all")
+    with pytest.raises(ConfigError, match="backbone 'nowhere/at-all' is neither a local folder"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_of_another_machine_is_named_with_what_to_do(saved: Path) -> None:
     change_config(saved, encoder="/nowhere/at/all")
-    with pytest.raises(ConfigError, match="backbone '/nowhere/at/all' is neither a local folder"):
+    message = r"needs the backbone in '/nowhere/at/all', which .* with_backbone=True"
+    with pytest.raises(CheckpointError, match=message):
         SeDeM.from_pretrained(saved)
 
 
@@ -639,66 +640,6 @@ def test_a_checkpoint_from_the_hub_is_named_after_its_id(
     model = SeDeM.from_pretrained("somebody/lease-reader", revision="v2")
     assert asked == [("somebody/lease-reader", "v2")]
     assert model.name == "lease-reader"
-
-
-# The hub
-
-
-class RecordingApi:
-    """Replaces the hub's client and records what it is asked to do."""
-
-    calls: list[tuple[str, dict[str, Any]]]
-    uploaded: dict[str, bytes]
-
-    def __init__(self, token: str | None = None) -> None:
-        type(self).calls = [("token", {"token": token})]
-        type(self).uploaded = {}
-
-    def create_repo(self, repo_id: str, **options: Any) -> None:
-        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
-
-    def upload_folder(self, *, folder_path: Path, **options: Any) -> Any:
-        self.calls.append(("upload_folder", options))
-        for path in sorted(Path(folder_path).rglob("*")):
-            if path.is_file():
-                self.uploaded[str(path.relative_to(folder_path))] = path.read_bytes()
-
-        class Commit:
-            commit_url = "https://hub.invalid/commit/1"
-
-        return Commit()
-
-
-def test_pushing_uploads_exactly_the_checkpoints_files(
-    trained: SeDeM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sedem.model.HfApi", RecordingApi)
-    address = trained.push_to_hub("somebody/lease-reader", private=True, token="secret")
-    assert address == "https://hub.invalid/commit/1"
-    assert RecordingApi.calls[0] == ("token", {"token": "secret"})
-    assert RecordingApi.calls[1] == (
-        "create_repo",
-        {"repo_id": "somebody/lease-reader", "private": True, "exist_ok": True},
-    )
-    assert RecordingApi.calls[2][1]["repo_id"] == "somebody/lease-reader"
-    written = {str(p.relative_to(saved)): p.read_bytes() for p in saved.rglob("*") if p.is_file()}
-    assert RecordingApi.uploaded == written
-    assert sorted(written) == [
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-        "config.json",
-        "sedem.safetensors",
-    ]
-
-
-def test_pushing_a_checkpoint_with_its_backbone_inside_uploads_a_whole_one(
-    trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained.save_pretrained(tmp_path / "whole", with_backbone=True)
-    monkeypatch.setattr("sedem.model.HfApi", RecordingApi)
-    SeDeM.from_pretrained(tmp_path / "whole").push_to_hub("somebody/lease-reader")
-    assert "backbone/model.safetensors" in RecordingApi.uploaded
-    assert "backbone/tokenizer.json" in RecordingApi.uploaded
 
 
 # Confidence
