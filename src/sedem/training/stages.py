@@ -19,7 +19,8 @@ from sedem.training.fit import fit
 from sedem.training.recipe import Mixture, Optimization, RunSettings, TextSource
 from sedem.training.run_setup import backbone_options, check_start, start_run
 from sedem.training.sources import open_windows, read_mixture
-from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stage1 import Stage1
+from sedem.training.stage1_losses import Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.validation import Flag, NumberAbove0, Settings, WholeAbove0
 
