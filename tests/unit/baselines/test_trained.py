@@ -78,6 +78,15 @@ def test_a_checkpoint_finds_its_backbone_from_any_folder(
     assert reader.config.backbone == str(folder)
 
 
+def test_a_layout_that_baselines_were_not_checked_on_is_refused(
+    tiny_folder: Callable[..., str],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"icae runs on backbones of .*llama.* has 'olmo2'; choose"
+    ):
+        make("icae", tiny_folder("olmo2"))
+
+
 def test_a_batch_equals_single_answers(
     any_reader: TrainedReader, documents: list[Document]
 ) -> None:
