@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from experiments.system import pages
 from sedem.cli.main import app
+from sedem.training.shipped_recipes import shipped_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -77,8 +79,9 @@ def test_the_commands_that_are_shown_exist(words: list[str]) -> None:
     known = {option for parameter in command.params for option in parameter.opts}
     used = [word for word in rest if re.match(r"--?[a-z]", word)]
     assert known.issuperset(used)
-    for recipe in (word for word in rest if word.startswith("recipes/")):
-        assert (ROOT / recipe).is_file()
+    for option, name in pairwise(rest):
+        if option == "--recipe":
+            assert shipped_recipe(name).is_file()
 
 
 def test_readmes_walk_from_files_to_answers(

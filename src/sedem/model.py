@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import overload
 
 import torch
-from huggingface_hub import HfApi
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
@@ -21,7 +20,7 @@ from sedem.engine.kept import KeptBudget
 from sedem.engine.open import open_engine
 from sedem.engine.warming import warm
 from sedem.errors import ConfigError
-from sedem.inference import checkpoint
+from sedem.inference import checkpoint, hub
 from sedem.inference.answer import AnswerStream, respond
 from sedem.inference.generation import Decoding
 from sedem.inference.read import Progress, read
@@ -272,6 +271,9 @@ class SeDeM(SedemModules):
     ) -> None:
         """Write a checkpoint.
 
+        It opens from any working folder: a backbone in a folder is stored with its absolute path.
+        To take the checkpoint to another machine, copy the backbone into it.
+
         Args:
             folder: the checkpoint's folder.
             with_backbone: copy the backbone's folder into it. A backbone that came inside a
@@ -284,7 +286,7 @@ class SeDeM(SedemModules):
             ConfigError: the backbone cannot be copied, because it is not a folder or there are
                 two.
         """
-        inside = self.config.encoder == checkpoint.BACKBONE
+        inside = self.config.encoder == checkpoint.BACKBONE and not self.config.cross_model
         backbone = Path(self.encoder.name) if with_backbone or inside else None
         if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
             raise ConfigError(
@@ -304,7 +306,7 @@ class SeDeM(SedemModules):
         with_backbone: bool = False,
         int8: bool = False,
     ) -> str:
-        """Upload the checkpoint to the hub.
+        """Upload the checkpoint to the hub, with a model card unless the repository has one.
 
         Args:
             repo_id: the repository, as "owner/name"; it is created if it does not exist.
@@ -315,13 +317,13 @@ class SeDeM(SedemModules):
 
         Returns:
             The URL of the commit.
+
+        Raises:
+            ConfigError: a backbone is in a folder that only this machine has.
+            CheckpointError: the hub refuses the upload.
         """
-        api = HfApi(token=token)
-        api.create_repo(repo_id, private=private, exist_ok=True)
+        trained_in = Path(self.source) if self.source is not None else None
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"
             self.save_pretrained(folder, with_backbone=with_backbone, int8=int8)
-            commit = api.upload_folder(
-                repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
-            )
-        return str(commit.commit_url)
+            return hub.upload(folder, repo_id, private=private, token=token, trained_in=trained_in)

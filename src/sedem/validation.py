@@ -121,7 +121,7 @@ def explain(error: ValidationError, source: str, kind: Any) -> str:
     # pydantic does not count wrong entries, so it also reports their list as too short.
     others = [one for one in others if not place.startswith((f"{one[0]}.", f"{one[0]}["))]
     if first[0]["type"] in _UNKNOWN:
-        near = _nearest(str(first[0]["loc"][-1]), _names(within))
+        near = nearest(str(first[0]["loc"][-1]), _names(within))
         others = [one for one in others if one[0] != (f"{parent}.{near}" if parent else near)]
     more = f" (and {len(others)} more problem{'s' * (len(others) > 1)})" if others else ""
     return f"{source}: {_sentence(place, parent, within, first)}{more}"
@@ -164,7 +164,7 @@ def _sentence(place: str, parent: str, within: Any, details: Sequence[ErrorDetai
     before = f"{parent}: " if parent else ""
     if kind in _UNKNOWN:
         name, known = str(detail["loc"][-1]), _names(within)
-        near = _nearest(name, known)
+        near = nearest(name, known)
         hint = f"did you mean '{near}'?" if near else f"known are {', '.join(known)}"
         return f"{before}unknown key '{name}'; {hint}"
     if kind in ("missing", "missing_argument"):
@@ -192,7 +192,8 @@ def _shown(value: Any, longest: int = 80) -> str:
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like a wrong one; None if none is like it."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 

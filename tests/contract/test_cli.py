@@ -182,6 +182,7 @@ def test_help_lists_every_command() -> None:
         "bank rm",
         "train stage1",
         "train stage2",
+        "push",
         "data inspect",
         "eval METHOD",
         "eval report",

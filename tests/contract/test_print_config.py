@@ -53,3 +53,34 @@ def test_an_invalid_recipe_is_not_printed(command: str) -> None:
     assert result.exit_code == 1
     assert result.stdout == ""
     assert f"error: {path}: run: unknown key 'kep'; did you mean 'keep'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("stage1", "nano/stage1"), ("icae", "nano/icae-text")]
+)
+def test_a_shipped_recipe_is_named_from_any_folder(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["train", command, "--print-config"]
+    named = CliRunner().invoke(app, [*words, "--recipe", name])
+    given = CliRunner().invoke(app, [*words, "--config", str(RECIPES / f"{name}.yaml")])
+    assert named.exit_code == 0, named.output
+    assert named.stdout == given.stdout
+
+
+def test_the_shipped_recipes_are_listed_with_their_commands() -> None:
+    listed = CliRunner().invoke(app, ["train", "--list"])
+    assert listed.exit_code == 0, listed.output
+    assert "sedem train stage1 --recipe nano/stage1" in listed.stdout
+    assert "sedem train beacon --recipe paper/llama-3.2-3b/beacon-text" in listed.stdout
+    assert "_base" not in listed.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--recipe", "nano/stage1", "--config", "stage1.yaml"]], ids=["neither", "both"]
+)
+def test_a_training_needs_exactly_one_recipe(words: list[str]) -> None:
+    result = CliRunner().invoke(app, ["train", "stage1", *words])
+    assert result.exit_code == 2
+    assert "give either --recipe NAME" in " ".join(result.output.split())

@@ -113,7 +113,7 @@ def test_an_unknown_backbone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is not known; give llama-3\.2-1b, llama-3\.2-3b"):
         cost(str(tmp_path / "nothing"))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match="layout 'gpt2'; sedem runs llama"):
+    with pytest.raises(ConfigError, match="layout 'gpt2'; costs are counted for llama"):
         cost(str(tmp_path))
 
 

@@ -18,11 +18,14 @@ from sedem.backbone.safetensors import weights_digest
 from sedem.errors import ConfigError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Layouts that every engine and every baseline runs."""
+EAGER_FAMILIES = ("olmo2", "phi3", "smollm3", "granite", "gemma3_text")
+"""Layouts that only the eager engine runs, layer by layer; the fast one cannot fuse them yet."""
 ATTENTION = ("sdpa", "eager")
 
 
 class Backbone(LoraModel):
-    """A decoder with the layout of Llama, and its tokenizer.
+    """A decoder whose layers can be run one by one, and its tokenizer.
 
     Args:
         model: the causal language model.
@@ -91,7 +94,10 @@ class Backbone(LoraModel):
 
     def embed(self, ids_BP: Tensor) -> Tensor:
         """Token embeddings `[B, P, D]`, the states before the first layer."""
-        return self.model.get_input_embeddings()(ids_BP)
+        embedded_BPD = self.model.get_input_embeddings()(ids_BP)
+        # Granite scales them outside of the module, Gemma inside.
+        scale = getattr(self.model.config, "embedding_multiplier", None)
+        return embedded_BPD if scale is None else embedded_BPD * scale
 
     def run(
         self,
@@ -132,7 +138,7 @@ class Backbone(LoraModel):
                 f"from layer {self.merged_from + 1} on; open the model with engine 'eager'"
             )
         decoder = self.model.get_decoder()
-        rope = decoder.rotary_emb(hidden_BPD, position_ids=positions_BP)
+        ropes = self._ropes(hidden_BPD, positions_BP)
         if keys is None:
             valid_BP = torch.ones_like(positions_BP, dtype=torch.bool)
             keys = KeyAxis(positions_BP, valid_BP, padded=False, span=positions_BP.shape[1])
@@ -150,14 +156,35 @@ class Backbone(LoraModel):
                 position_ids=positions_BP,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                position_embeddings=rope,
+                position_embeddings=ropes[self._rope_kind(index)],
             )
         return hidden_BPD
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits `[..., V]` from states after the last layer: closing norm and head."""
-        head = self.model.get_output_embeddings()
-        return head(self.model.get_decoder().norm(hidden))
+        head, config = self.model.get_output_embeddings(), self.model.config
+        logits = head(self.model.get_decoder().norm(hidden))
+        if (scale := getattr(config, "logits_scaling", None)) is not None:
+            logits = logits / scale
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def _rope_kind(self, index: int) -> str | None:
+        """The kind of layer whose rotary embedding a layer has; None if all layers share one."""
+        by_kind = hasattr(self.model.get_decoder().rotary_emb, "layer_types")
+        return self.model.config.layer_types[index] if by_kind else None
+
+    def _ropes(
+        self, hidden_BPD: Tensor, positions_BP: Tensor
+    ) -> dict[str | None, tuple[Tensor, Tensor]]:
+        """The rotary embeddings of these positions, by the kind of layer that they are for."""
+        rotary = self.model.get_decoder().rotary_emb
+        kinds = {self._rope_kind(index) for index in range(self.depth)}
+        return {
+            kind: rotary(hidden_BPD, positions_BP, *([] if kind is None else [kind]))
+            for kind in kinds
+        }
 
     def window(self, index: int) -> int | None:
         """How many positions a layer attends to; None for all before it."""
@@ -220,9 +247,10 @@ def check_family(model_type: str, name: str) -> None:
     Raises:
         ConfigError: the layout is not supported, with those that are.
     """
-    if model_type not in FAMILIES:
+    known = FAMILIES + EAGER_FAMILIES
+    if model_type not in known:
         raise ConfigError(
-            f"backbone '{name}' has the layout '{model_type}'; sedem supports {', '.join(FAMILIES)}"
+            f"backbone '{name}' has the layout '{model_type}'; sedem supports {', '.join(known)}"
         )
 
 

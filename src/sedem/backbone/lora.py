@@ -17,6 +17,11 @@ from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+JOINED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+"""The matrix that holds another one in layouts (Phi-3) that join several."""
 
 
 class LoraModel(nn.Module):
@@ -53,13 +58,16 @@ class LoraModel(nn.Module):
             rank: r.
             alpha: numerator of the scale.
             targets: names of the matrices; the query, key, value and output projections by default.
+                One that is part of a joined matrix stands for that.
             dropout: share of the adapters' inputs that is dropped in training.
         """
+        own = {name.rpartition(".")[2] for name, _ in self.model.named_modules()}
+        present = [name if name in own else JOINED.get(name, name) for name in targets]
         self.model.add_adapter(
             LoraConfig(
                 r=rank,
                 lora_alpha=alpha,
-                target_modules=list(targets),
+                target_modules=list(dict.fromkeys(present)),
                 lora_dropout=dropout,
                 bias="none",
             )

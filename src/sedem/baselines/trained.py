@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from sedem.backbone.decoder import Backbone
+from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.baselines.full_context import cite, free_positions, generate_timed
 from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
 from sedem.baselines.settings import ReaderConfig, method_of
@@ -43,6 +43,9 @@ class TrainedReader(nn.Module, ABC):
     Args:
         config: the method's settings.
         backbone: a backbone without adapters; the constructor attaches those of the settings.
+
+    Raises:
+        ConfigError: the backbone has a layout that the baselines have not been checked on.
     """
 
     name: ClassVar[str]
@@ -54,6 +57,11 @@ class TrainedReader(nn.Module, ABC):
 
     def __init__(self, config: ReaderConfig, backbone: Backbone) -> None:
         super().__init__()
+        if (layout := backbone.model.config.model_type) not in FAMILIES:
+            raise ConfigError(
+                f"{self.name} runs on backbones of the layouts {', '.join(FAMILIES)}, "
+                f"'{backbone.name}' has '{layout}'; choose another backbone"
+            )
         self.config: Any = config
         self.backbone = backbone
         self.progress = 0.0
@@ -313,9 +321,10 @@ class TrainedReader(nn.Module, ABC):
             folder: where to write it.
             int8: store matrices as int8 with one scale a row, and adapters as bfloat16.
         """
+        backbone = checkpoint.portable_name(self.config.backbone)
         with checkpoint.unfinished(Path(folder)) as partial:
-            self.config.save(partial, self.name)
+            self.config.with_changes(backbone=backbone).save(partial, self.name)
             checkpoint.write_weights(partial, self.parts(), int8=int8)
             if self.config.lora_rank:
                 dtype = torch.bfloat16 if int8 else torch.float32
-                self.backbone.save_lora(partial / checkpoint.ADAPTER, self.config.backbone, dtype)
+                self.backbone.save_lora(partial / checkpoint.ADAPTER, backbone, dtype)

@@ -10,10 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from sedem.cli.evaluate import METHOD, MethodOrVerb
-from sedem.cli.output import write
+from sedem.cli.output import print_table, write
 
-RecipeOption = Annotated[
-    Path, typer.Option("--config", metavar="FILE", help="The recipe, a YAML file.")
+RecipeName = Annotated[
+    str | None,
+    typer.Option("--recipe", metavar="NAME", help="A recipe that ships with sedem: nano/stage1."),
+]
+RecipeFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="A recipe of yours, a YAML file.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -28,7 +32,6 @@ PrintConfig = Annotated[
 
 train_app = typer.Typer(
     cls=MethodOrVerb,
-    no_args_is_help=True,
     rich_markup_mode=None,
     subcommand_metavar="stage1|stage2|METHOD ...",
     help="Train SeDeM or a baseline from a recipe.",
@@ -36,32 +39,59 @@ train_app = typer.Typer(
 )
 
 
+@train_app.callback(invoke_without_command=True)
+def trainings(
+    context: typer.Context,
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="List the recipes that ship with sedem.")
+    ] = False,
+) -> None:
+    """Train SeDeM or a baseline from a recipe."""
+    if list_recipes:
+        from sedem.training.shipped_recipes import shipped_recipes, what_trains
+
+        rows = [
+            (name, f"sedem train {what_trains(path)} --recipe {name}")
+            for name, path in shipped_recipes().items()
+        ]
+        print_table(rows, ("recipe", "command"), left=(0, 1))
+    elif context.invoked_subcommand is None:
+        raise typer.BadParameter("give stage1, stage2 or a METHOD, and --recipe; or --list")
+
+
 @train_app.command()
 def stage1(
-    config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
+    recipe: RecipeName = None,
+    config: RecipeFile = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
 ) -> None:
     """Train compressor and decompressor on text.
 
     An interrupted run resumes when its command is given again.
     """
-    _train_stage("stage1", config, overrides, print_config)
+    _train_stage("stage1", _path(recipe, config), overrides, print_config)
 
 
 @train_app.command()
 def stage2(
-    config: RecipeOption, overrides: Overrides = None, print_config: PrintConfig = False
+    recipe: RecipeName = None,
+    config: RecipeFile = None,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
 ) -> None:
     """Train selection and answering on questions.
 
     An interrupted run resumes when its command is given again.
     """
-    _train_stage("stage2", config, overrides, print_config)
+    _train_stage("stage2", _path(recipe, config), overrides, print_config)
 
 
 @train_app.command(METHOD)
 def baseline(
     context: typer.Context,
-    config: RecipeOption,
+    recipe: RecipeName = None,
+    config: RecipeFile = None,
     overrides: Overrides = None,
     print_config: PrintConfig = False,
 ) -> None:
@@ -72,8 +102,22 @@ def baseline(
     from sedem.training.baseline import train_baseline
     from sedem.training.baseline_recipe import load_baseline_recipe
 
-    recipe = load_baseline_recipe(str(context.info_name), config, overrides or ())
-    _train(recipe, train_baseline, print_config)
+    path = _path(recipe, config)
+    loaded = load_baseline_recipe(str(context.info_name), path, overrides or ())
+    _train(loaded, train_baseline, print_config)
+
+
+def _path(recipe: str | None, config: Path | None) -> Path:
+    """The file of the recipe that a command names, by `--recipe` or by `--config`."""
+    if recipe is not None and config is None:
+        from sedem.training.shipped_recipes import shipped_recipe
+
+        return shipped_recipe(recipe)
+    if config is None or recipe is not None:
+        raise typer.BadParameter(
+            "give either --recipe NAME ('sedem train --list' lists them) or --config FILE"
+        )
+    return config
 
 
 def _train_stage(stage: str, config: Path, overrides: list[str] | None, print_config: bool) -> None:

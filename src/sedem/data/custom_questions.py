@@ -6,8 +6,8 @@
      "answers": ["900 euros"],
      "evidence": [{"document": "lease.txt", "start": 0, "end": 22}]}
 
-`id` and `evidence` may be left out or null. Without evidence, blocks that hold an answer string are
-positive.
+`id` and `evidence` may be left out or null. Without evidence, a training takes the blocks that hold
+an answer string as positive (`labels.labelling_of`).
 """
 
 from __future__ import annotations

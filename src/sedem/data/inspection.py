@@ -114,11 +114,14 @@ def inspect_examples(
         tokens.append(sum(cuts[document.text][0] for document in example.documents))
         documents.append(len(example.documents))
         count.append(len(rows))
-        positive.append(sum(labels.from_evidence(rows, example.evidence)))
+        positive.append(sum(_labels(example, rows)))
+    with_evidence = sum(bool(example.evidence) for example in chosen)
     counts = {
         "examples": len(examples.examples),
         "measured": len(chosen),
-        "without evidence": sum(not example.evidence for example in chosen),
+        "with evidence": with_evidence,
+        "labelled by answer string": len(chosen) - with_evidence,
+        "without any positive block": positive.count(0),
         "different documents": len(texts),
     }
     return Inspection(
@@ -227,6 +230,13 @@ def plot(inspection: Inspection, path: Path) -> None:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise DataError(f"'{path}' cannot be drawn: {error}") from None
+
+
+def _labels(example: Example, rows: Sequence[BlockRow]) -> list[bool]:
+    """The labels that a training gives the blocks of an example, if its recipe does not say."""
+    if labels.labelling_of(example, "evidence") == "evidence":
+        return labels.from_evidence(rows, example.evidence)
+    return labels.from_answers(rows, example.documents, example.answers)
 
 
 def _rows(example: Example, cuts: dict[str, tuple[int, list[Span]]]) -> list[BlockRow]:

@@ -16,6 +16,16 @@ Labelling = Literal["evidence", "answer"]
 """The source of labels: annotated spans, or answer strings."""
 
 
+def labelling_of(example: Example, labelling: Labelling) -> Labelling:
+    """The labelling of one example: by its answer strings if it has no evidence.
+
+    Args:
+        example: the example.
+        labelling: that of its set.
+    """
+    return labelling if example.evidence else "answer"
+
+
 def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> list[bool]:
     """Label a block positive if it overlaps an evidence span (appendix Dataset Processing)."""
     return [

@@ -249,8 +249,8 @@ def _auto_config(name: str) -> PretrainedConfig:
         ) from None
     if shape.model_type not in FAMILIES:
         raise ConfigError(
-            f"backbone '{name}' has the layout '{shape.model_type}'; sedem runs "
-            f"{', '.join(FAMILIES)}"
+            f"backbone '{name}' has the layout '{shape.model_type}'; costs are counted "
+            f"for {', '.join(FAMILIES)}"
         )
     return shape
 

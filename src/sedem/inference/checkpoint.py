@@ -73,16 +73,55 @@ def embedded(name: str) -> Path | None:
     Returns:
         The folder; None if nothing of that name is shipped.
     """
-    package = Path(__file__).parents[1]
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or PurePosixPath(name).is_absolute():
         return None
-    # Inside the package in an installed wheel, at the root of a source tree.
-    for place in (package / "checkpoints", package.parents[1] / "checkpoints"):
+    for place in shipped_folders("checkpoints"):
         with suppress(OSError):  # the name may be too long for a file
             if (place / name).is_dir():
                 return place / name
     return None
+
+
+def shipped_folders(kind: str) -> list[Path]:
+    """Folders that ship with sedem: in the package of an installed wheel, or in a source tree.
+
+    Args:
+        kind: "checkpoints" or "recipes".
+    """
+    package = Path(__file__).parents[1]
+    places = (package / kind, package.parents[1] / kind)
+    return [place for place in places if place.is_dir()]
+
+
+def portable_name(name: str) -> str:
+    """The name of a backbone as a checkpoint stores it, the same from any working folder.
+
+    Args:
+        name: folder or hub id, as a recipe may give it.
+
+    Returns:
+        The name of a shipped backbone, such as "sedem-nano/backbone", the absolute path of any
+        other folder, and a hub id as it is.
+    """
+    if not Path(name).is_dir():
+        return name
+    folder = Path(name).resolve()
+    for place in shipped_folders("checkpoints"):
+        if folder.is_relative_to(place):
+            return folder.relative_to(place).as_posix()
+    return str(folder)
+
+
+def portable(config: SedemConfig) -> SedemConfig:
+    """A configuration whose backbones have portable names.
+
+    The backbone inside a checkpoint keeps its name, which is relative to that checkpoint.
+    """
+    if config.encoder == BACKBONE and not config.cross_model:
+        return config
+    decoder = config.decoder and portable_name(config.decoder)
+    return config.with_changes(encoder=portable_name(config.encoder), decoder=decoder)
 
 
 def open_backbones(
@@ -120,10 +159,19 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
         revision: hub revision.
         folder: folder of the checkpoint; None if there is none.
         options: arguments of `open_backbone`.
+
+    Raises:
+        CheckpointError: the checkpoint names a folder that this machine does not have.
     """
     place: Path | str = name
     if folder is not None and (folder / name).is_dir():
         place = folder / name
+    elif folder is not None and Path(name).is_absolute() and not Path(name).is_dir():
+        raise CheckpointError(
+            f"checkpoint '{folder}' needs the backbone in '{name}', which is not a folder of this "
+            f"machine; name a folder with the same weights in its {CONFIG_FILE}, or save it with "
+            "its backbone inside where that is: save_pretrained(folder, with_backbone=True)"
+        )
     elif not Path(name).is_dir():
         place = embedded(name) or name
     return open_backbone(str(place), revision=revision, **options)
@@ -160,10 +208,11 @@ def write(
         backbone: folder of a backbone to copy into the checkpoint; None copies none.
         int8: store matrices as int8 rows with one scale each, and adapters as bfloat16.
     """
+    config = portable(config)
     with unfinished(folder) as place:
         if backbone is not None:
             shutil.copytree(backbone, place / BACKBONE)
-            config = config.with_changes(encoder=BACKBONE)
+            config = config.with_changes(encoder=BACKBONE, decoder=None)
         config = config.with_changes(lora_rank=config.lora_rank if decoder.has_lora else 0)
         config.save(
             place, sedem_version=version("sedem"), transformers_version=version("transformers")
@@ -192,7 +241,7 @@ def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **set
         part: the part.
         settings: settings of the configuration that change.
     """
-    config = SedemConfig.load(source, extra=EXTRA_ENTRIES).with_changes(**settings)
+    config = portable(SedemConfig.load(source, extra=EXTRA_ENTRIES)).with_changes(**settings)
     weights = load_weights(source / WEIGHTS_FILE)
     kept = {key: tensor for key, tensor in weights.items() if not key.startswith(f"{name}.")}
     added = {f"{name}.{key}": t.cpu().contiguous() for key, t in part.state_dict().items()}

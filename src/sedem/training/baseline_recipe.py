@@ -12,7 +12,7 @@ from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_named
+from sedem.inference.checkpoint import open_named, portable_name
 from sedem.training.recipe import (
     Mixture,
     Optimization,
@@ -130,7 +130,7 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
         return kind(config, open_named(config.backbone, config.backbone_revision, None, **options))
     reader = kind.from_pretrained(recipe.start_from, **options)
     check_start(config, reader.config, {"backbone", *config.free}, recipe.start_from)
-    if config.backbone != reader.config.backbone:
+    if portable_name(config.backbone) != portable_name(reader.config.backbone):
         # It may have another path, but its weights must be those the parts were trained on.
         backbone = open_named(
             config.backbone, config.backbone_revision, None, dtype=options["dtype"]

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from torch.utils.data import Dataset
 
 from sedem.data.examples import Example, ExampleSet
-from sedem.data.labels import Labelling
+from sedem.data.labels import Labelling, labelling_of
 
 Item = TypeVar("Item")
 
@@ -22,10 +22,12 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
     Attributes:
         items: one item per example; a repeated example occurs several times.
         dropped: number of examples left out, by reason.
+        by_answer: number of examples whose labels come from answer strings.
     """
 
     items: list[Item] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
+    by_answer: int = 0
 
     @abstractmethod
     def convert(self, example: Example, labelling: Labelling) -> Item | None:
@@ -37,12 +39,14 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         Args:
             examples: the set.
             labelling: "evidence" takes the labels of the set; "answer" labels as evidence what
-                holds an answer string.
+                holds an answer string, as is done for every example without evidence.
             repeat: how often each example occurs in an epoch.
         """
         for example in examples.examples:
-            item = self.convert(example, labelling)
+            own = labelling_of(example, labelling)
+            item = self.convert(example, own)
             if item is not None:
+                self.by_answer += own == "answer"
                 self.items += [item] * repeat
 
     def __len__(self) -> int:

@@ -161,8 +161,11 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         )
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
+    losses = recipe.losses or ConditionedLosses()
     dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit)
-    training, evaluation = read_mixture(dataset, chosen, Path(recipe.data_root))
+    training, evaluation = read_mixture(
+        dataset, chosen, Path(recipe.data_root), selects=losses.select > 0
+    )
     collator = BlockCollator(
         dataset,
         max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in dataset.items),
@@ -170,9 +173,7 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if chosen.cache_states else None,
     )
-    stage = RAGTraining(
-        reader, recipe.losses or ConditionedLosses(), collator, chosen.context_limit
-    )
+    stage = RAGTraining(reader, losses, collator, chosen.context_limit)
     return fit(
         stage,
         reader,

@@ -14,7 +14,7 @@ from sedem.data.hub import HOMES
 from sedem.data.question_sets import open_examples
 from sedem.data.tokenized_corpus import TokenizedCorpus
 from sedem.data.windows import Windows
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, DataError
 from sedem.training.example_dataset import ExampleDataset
 from sedem.training.recipe import DataSource, Mixture, TextSource
 
@@ -68,7 +68,7 @@ def open_windows(
 
 
 def read_mixture(
-    dataset: ExampleDataset[Any], data: Mixture, data_root: Path
+    dataset: ExampleDataset[Any], data: Mixture, data_root: Path, *, selects: bool = False
 ) -> tuple[Subset[Any], Subset[Any] | None]:
     """Read the sources of a mixture into a dataset.
 
@@ -76,32 +76,65 @@ def read_mixture(
         dataset: the dataset, which is filled.
         data: the mixture.
         data_root: folder that paths are relative to.
+        selects: as in `read_source`.
 
     Returns:
         The items to train on, and the items to evaluate; None without `data.evaluation`.
+
+    Raises:
+        DataError: a selector would learn from a source without any positive block.
     """
     for source in data.training:
-        read_source(dataset, source, data_root)
+        read_source(dataset, source, data_root, selects=selects)
     training = Subset(dataset, range(len(dataset)))
     for source in data.evaluation:
-        read_source(dataset, source, data_root)
+        read_source(dataset, source, data_root, selects=selects)
     evaluated = range(len(training), len(dataset))
     return training, Subset(dataset, evaluated) if evaluated else None
 
 
-def read_source(dataset: ExampleDataset[Any], source: DataSource, data_root: Path) -> None:
-    """Read one source into a dataset, and log how many examples it gave."""
+def read_source(
+    dataset: ExampleDataset[Any], source: DataSource, data_root: Path, *, selects: bool = False
+) -> None:
+    """Read one source into a dataset, and log how many examples it gave and how they are labelled.
+
+    Args:
+        dataset: the dataset, which is filled.
+        source: the source.
+        data_root: folder that its path is relative to.
+        selects: whether a selector learns from the labels of the dataset's blocks.
+
+    Raises:
+        DataError: a selector would learn from a source without any positive block.
+    """
     location, options = located(source, data_root)
     examples = open_examples(location, source.set, records=source.records, **options)
-    before, dropped = len(dataset), dataset.dropped.copy()
+    before, dropped, by_answer = len(dataset), dataset.dropped.copy(), dataset.by_answer
     dataset.add(examples, source.label, source.repeat)
+    told = {"labelled by answer string": dataset.by_answer - by_answer}
+    if selects:
+        told["without any positive block"] = _count_unlabelled(dataset, before, source)
     logger.info(
-        "%s: %d examples (%d in an epoch); left out: %s",
+        "%s: %d examples (%d in an epoch); left out: %s%s",
         examples.name,
         len(examples.examples),
         len(dataset) - before,
         dict(examples.dropped + (dataset.dropped - dropped)) or "none",
+        "".join(f"; {what}: {count}" for what, count in told.items() if count),
     )
+
+
+def _count_unlabelled(dataset: ExampleDataset[Any], before: int, source: DataSource) -> int:
+    """Number of examples of a source, from `before` on, that have no positive block; not all."""
+    added = range(before, len(dataset), source.repeat)
+    unlabelled = sum(not any(dataset[index].evidence) for index in added)
+    if added and unlabelled == len(added):
+        raise DataError(
+            f"'{source.path}' cannot train a selector: none of its {len(added)} examples has a "
+            "block with evidence or with an answer string; label the evidence, give answers in the "
+            "words of the documents, or set losses.select to 0"
+        )
+    return unlabelled
 
 
 def located(source: DataSource, data_root: Path) -> tuple[str | Path, dict[str, Any]]:

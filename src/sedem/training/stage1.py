@@ -1,18 +1,17 @@
 """Stage 1: compressor and decompressor learn to preserve a context (section 4, first paragraph).
 
-Letters: B batch, T context tokens, U restored states, A continuation tokens, P positions,
-D decoder width, V vocabulary.
+Letters: B batch, N windows beside each other, T context tokens, U restored states, A continuation
+tokens, P positions, D decoder width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import model_validator
 from torch import Tensor, nn
 
 from sedem.data.windows import collate_windows
@@ -28,59 +27,21 @@ from sedem.method.losses import (
     state_regression_loss,
 )
 from sedem.model import SeDeM
-from sedem.validation import Number, NumberAbove0, Settings, Share, WholeFrom0
+from sedem.training.stage1_losses import Stage1Losses
 
 
-class Stage1Losses(Settings):
-    """Weights and temperatures of stage 1.
+class Student(NamedTuple):
+    """The decoder on restored states.
 
     Attributes:
-        distill: lambda_distill; 0.5 is in a commented-out line of the paper's source.
-        reconstruct: lambda_rec of stage 1; 1.0 in the same line.
-        pool_weight: gamma of L_rec.
-        distill_temperature: tau of L_distill.
-        context: weight of L_ctx; the paper's is 1.
-        regress: weight of the regression of restored states onto the decoder's own states at the
-            injection layer. Ours, not the paper's; 0 turns it off.
-        regress_first: share of the training, at its start, that trains only this regression. It
-            skips the upper layers, so it is several times faster.
-        recall: share of windows whose continuation is replaced by a separator and a span of the
-            context itself, which trains copying from memory. The separator distinguishes the two
-            kinds and is not a target. Ours, not the paper's; 0 turns it off.
-        distractors: other windows of the batch whose memory stands beside that of a window, so that
-            the decoder learns to pass over a block. Ours, not the paper's; 0 turns it off.
-        cue: tokens before the target that say which window goes on, and where. They are not
-            targets. Needed with distractors.
+        logits_BAV: predictions of the continuation.
+        restored_BUD: states at the restored positions, after the last layer.
+        tokens_BNT: the tokens that these stand for, by window.
     """
 
-    distill: Number = 0.5
-    reconstruct: Number = 1.0
-    pool_weight: Number = 1.0
-    distill_temperature: NumberAbove0 = 1.0
-    context: Number = 1.0
-    regress: Number = 0.0
-    regress_first: Share = 0.0
-    recall: Share = 0.0
-    distractors: WholeFrom0 = 0
-    cue: WholeFrom0 = 0
-
-    @model_validator(mode="after")
-    def _regression_has_a_weight(self) -> Self:
-        if self.regress_first and not self.regress:
-            raise ValueError(
-                f"regress_first is {self.regress_first} but regress is 0; give the regression a "
-                "weight"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _distractors_have_a_cue(self) -> Self:
-        if bool(self.distractors) != bool(self.cue):
-            raise ValueError(
-                f"distractors is {self.distractors} and cue {self.cue}; blocks beside each other "
-                "need a cue that says which one goes on: set both, or neither"
-            )
-        return self
+    logits_BAV: Tensor
+    restored_BUD: Tensor
+    tokens_BNT: Tensor
 
 
 class Stage1(nn.Module):
@@ -99,18 +60,19 @@ class Stage1(nn.Module):
         self.seed = seed
         self.progress = 0.0
         self.same_tokens = model.encoder.vocabulary == model.decoder.vocabulary
-        if losses.regress and not self.same_tokens:
-            raise ConfigError(
-                f"losses.regress is {losses.regress}; encoder and decoder have different "
-                "tokenizers, so their states stand for different tokens: set it to 0"
-            )
+        for name in ("regress", "context_at_restored"):
+            if (value := getattr(losses, name)) and not self.same_tokens:
+                raise ConfigError(
+                    f"losses.{name} is {value}; encoder and decoder have different tokenizers, so "
+                    "their states stand for different tokens: set it to 0 or false"
+                )
         if model.config.decompressor == "none":
-            for name in ("distill", "reconstruct", "regress"):
-                if getattr(losses, name):
+            for name in ("distill", "reconstruct", "regress", "context_at_restored"):
+                if value := getattr(losses, name):
                     raise ConfigError(
-                        f"losses.{name} is {getattr(losses, name)}, but a model without a "
-                        "decompressor restores no states and learns only from losses.context; "
-                        f"set {name} to 0"
+                        f"losses.{name} is {value}, but a model without a decompressor restores no "
+                        "states and learns only from losses.context of the continuation; set "
+                        f"{name} to 0 or false"
                     )
         model.requires_grad_(False)
         for part in (model.mixture, model.compressor, model.decompressor):
@@ -167,17 +129,21 @@ class Stage1(nn.Module):
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         separator = len(model.decoder.token_ids(SEPARATOR))
         if weights.distractors:
-            student_BAV = self._student_beside(restored_BUD, context_BP, target_BA, recalled_B)
+            student = self._student_beside(restored_BUD, context_BP, target_BA, recalled_B)
         else:
-            student_BAV = self._student(restored_BUD, target_BA)
+            student = self._student(restored_BUD, context_BP, target_BA)
         labels_BA = target_BA.clone()
         # The cue of a recalled span is its own beginning.
         labels_BA[recalled_B, : separator + weights.cue] = IGNORED
-        parts = {"context": next_token_loss(student_BAV, labels_BA)}
-        if weights.distill:
+        parts = {"context": self._next_tokens(student, labels_BA)}
+        taught_BA = labels_BA != IGNORED
+        if not weights.distill_recall:
+            taught_BA &= ~recalled_B[:, None]
+        # Without a token to learn from, the mean over them would be no number.
+        if weights.distill and bool(taught_BA.any()):
             teacher_BAV = model.decoder.logits(teacher_BAD)
             parts["distill"] = distillation_loss(
-                student_BAV, teacher_BAV, labels_BA != IGNORED, weights.distill_temperature
+                student.logits_BAV, teacher_BAV, taught_BA, weights.distill_temperature
             )
         if weights.reconstruct:
             # Without detach, the shared W_in could lower the loss by making all targets alike.
@@ -278,8 +244,22 @@ class Stage1(nn.Module):
         own_BPD = states[inject][:, 1 : 1 + before]
         return encoded, own_BPD, states[last][:, before:]
 
-    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Tensor:
-        """Logits of the continuation `[B, A, V]`, given only the restored states."""
+    def _next_tokens(self, student: Student, labels_BA: Tensor) -> Tensor:
+        """L_ctx: of the continuation, and with `context_at_restored` of the contexts as well."""
+        if not self.losses.context_at_restored:
+            return next_token_loss(student.logits_BAV, labels_BA)
+        # The token after the last one of a context is the first of the continuation, which has its
+        # logits already, or stands in another block.
+        after_BNT = student.tokens_BNT.roll(-1, dims=-1)
+        after_BNT[..., -1] = IGNORED
+        restored_BUV = self.model.decoder.logits(student.restored_BUD)
+        return next_token_loss(
+            torch.cat([restored_BUV, student.logits_BAV], dim=1),
+            torch.cat([after_BNT.flatten(1), labels_BA], dim=1),
+        )
+
+    def _student(self, restored_BUD: Tensor, context_BP: Tensor, target_BA: Tensor) -> Student:
+        """What the decoder makes of the continuation, given only the restored states."""
         model = self.model
         start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
         ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
@@ -293,12 +273,12 @@ class Stage1(nn.Module):
                 torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
                 placement=model.config.start_placement,
             )
-        if model.config.start_placement == "between":
-            return model.decoder.logits(filled.prefix)
-        # The start token comes before the memory, so the last restored state predicts the first
-        # token of the continuation.
-        states_BAD = torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1)
-        return model.decoder.logits(states_BAD)
+        states_BAD = filled.prefix
+        if model.config.start_placement == "front":
+            # The start token comes before the memory, so the last restored state predicts the
+            # first token of the continuation.
+            states_BAD = torch.cat([filled.restored[:, -1:], states_BAD[:, 1:]], dim=1)
+        return Student(model.decoder.logits(states_BAD), filled.restored, context_BP[:, None])
 
     def _student_beside(
         self,
@@ -306,8 +286,8 @@ class Stage1(nn.Module):
         context_BP: Tensor,
         target_BA: Tensor,
         recalled_B: Tensor,
-    ) -> Tensor:
-        """Logits of the target `[B, A, V]`, given the memories of several windows and a cue.
+    ) -> Student:
+        """What the decoder makes of the target, given the memories of several windows and a cue.
 
         Args:
             restored_BUD: restored states of each window.
@@ -347,4 +327,5 @@ class Stage1(nn.Module):
                 placement=model.config.start_placement,
                 blocks=Blocks(number_BU, model.config.block_context),
             )
-        return model.decoder.logits(filled.prefix[:, -target_BA.shape[1] :])
+        logits_BAV = model.decoder.logits(filled.prefix[:, -target_BA.shape[1] :])
+        return Student(logits_BAV, filled.restored, context_BP[window_BN])

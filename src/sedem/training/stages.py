@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_backbones
+from sedem.inference.checkpoint import open_backbones, portable
 from sedem.method.guidance import Guidance
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
@@ -19,7 +19,8 @@ from sedem.training.fit import fit
 from sedem.training.recipe import Mixture, Optimization, RunSettings, TextSource
 from sedem.training.run_setup import backbone_options, check_start, start_run
 from sedem.training.sources import open_windows, read_mixture
-from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stage1 import Stage1
+from sedem.training.stage1_losses import Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.validation import Flag, NumberAbove0, Settings, WholeAbove0
 
@@ -144,7 +145,9 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
     dataset = BlockDataset(model, recipe.data.answer_limit)
-    training, evaluation = read_mixture(dataset, recipe.data, Path(recipe.data_root))
+    training, evaluation = read_mixture(
+        dataset, recipe.data, Path(recipe.data_root), selects=recipe.losses.select > 0
+    )
     collator = BlockCollator(
         dataset,
         max_blocks=recipe.data.max_blocks,
@@ -185,7 +188,8 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
         free |= {"lora_rank", "lora_alpha"}
     check_start(config, model.config, free, start_from)
     names = config.encoder, config.decoder
-    if names != (model.config.encoder, model.config.decoder):
+    given, found = portable(config), portable(model.config)
+    if (given.encoder, given.decoder) != (found.encoder, found.decoder):
         # A backbone may have another path, but its weights must be those the parts were trained on.
         opened = [backbone.digest for backbone in open_backbones(config, dtype=options["dtype"])]
         if opened != [model.encoder.digest, model.decoder.digest]:

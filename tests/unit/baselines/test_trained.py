@@ -67,6 +67,26 @@ def test_an_answer_reports_its_costs(any_reader: TrainedReader, documents: list[
     assert answer.citations and answer.blocks >= len(documents)
 
 
+def test_a_checkpoint_finds_its_backbone_from_any_folder(
+    tiny_folder: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tiny_folder())
+    monkeypatch.chdir(folder.parent)
+    make("icae", folder.name).save_pretrained(tmp_path / "icae")
+    monkeypatch.chdir(tmp_path)
+    reader = reader_class("icae").from_pretrained("icae")
+    assert reader.config.backbone == str(folder)
+
+
+def test_a_layout_that_baselines_were_not_checked_on_is_refused(
+    tiny_folder: Callable[..., str],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"icae runs on backbones of .*llama.* has 'olmo2'; choose"
+    ):
+        make("icae", tiny_folder("olmo2"))
+
+
 def test_a_batch_equals_single_answers(
     any_reader: TrainedReader, documents: list[Document]
 ) -> None:

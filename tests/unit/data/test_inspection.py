@@ -50,8 +50,13 @@ def test_lengths_and_labels_are_those_of_the_examples(letters: Tokenizer) -> Non
         "tokens per answer": [3, 6],
     }
     assert found.counts == {
-        "examples": 2, "measured": 2, "without evidence": 1, "different documents": 2
-    }  # fmt: skip
+        "examples": 2,
+        "measured": 2,
+        "with evidence": 1,
+        "labelled by answer string": 1,
+        "without any positive block": 1,
+        "different documents": 2,
+    }
     assert (found.dropped, found.noted) == ({"no answer": 2}, {"repaired": 1})
     assert found.to_dict()["measures"]["tokens per context"] == {
         "mean": 160, "median": 160, "min": 10, "max": 310
@@ -59,6 +64,25 @@ def test_lengths_and_labels_are_those_of_the_examples(letters: Tokenizer) -> Non
     first = inspect_examples(examples, letters, limit=1, segment_length=50)
     assert first.counts["examples"] == 2 and first.counts["measured"] == 1
     assert first.measures["blocks of 50 tokens per context"] == [7]
+
+
+def test_examples_without_evidence_are_counted_by_what_their_answers_label(
+    letters: Tokenizer,
+) -> None:
+    text = Document("d", "x" * 130 + " The rent is 900 euros.")
+    examples = ExampleSet(
+        "own",
+        [
+            Example("found", (text,), "What is the rent?", ("900 euros",)),
+            Example("absent", (text,), "What is the rent?", ("nine hundred",)),
+            Example("labelled", (text,), "What is it?", ("the rent",), (Evidence(0, 0, 130),)),
+        ],
+    )
+    found = inspect_examples(examples, letters)
+    assert found.measures["positive blocks per example"] == [1, 0, 2]
+    assert found.counts["with evidence"] == 1
+    assert found.counts["labelled by answer string"] == 2
+    assert found.counts["without any positive block"] == 1
 
 
 def test_blocks_are_the_windows_that_are_read(fixtures: Path, backbone: object) -> None:

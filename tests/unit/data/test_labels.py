@@ -9,8 +9,8 @@ import torch
 from sedem import Document
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, partition
-from sedem.data.examples import Evidence
-from sedem.data.labels import from_answers, from_evidence
+from sedem.data.examples import Evidence, Example
+from sedem.data.labels import from_answers, from_evidence, labelling_of
 from sedem.data.question_sets import open_examples
 from sedem.method.segments import segment_text
 
@@ -135,3 +135,11 @@ def test_answers_of_real_questions_are_found_where_they_stand(fixtures: Path) ->
         elsewhere += sum(labels) - labels[gold]
     # The price of distant supervision: answers also stand where they answer nothing.
     assert elsewhere > 0
+
+
+def test_only_an_example_without_evidence_goes_by_its_answers() -> None:
+    bare = Example("a", (Document("d", TEXT),), "What is the rent?", ("900 euros",))
+    labelled = replace(bare, evidence=(Evidence(0, 0, 22),))
+    assert labelling_of(bare, "evidence") == "answer"
+    assert labelling_of(labelled, "evidence") == "evidence"
+    assert labelling_of(labelled, "answer") == "answer"

@@ -283,7 +283,7 @@ def test_saving_over_a_checkpoint_keeps_other_files_of_the_folder(
     assert [p.name for p in saved.parent.iterdir()] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("step", ["save_file", "write_text"])
+@pytest.mark.parametrize("step", ["save_tensors", "write_text"])
 def test_an_unfinished_checkpoint_does_not_appear(
     step: str, trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +291,7 @@ def test_an_unfinished_checkpoint_does_not_appear(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(checkpoint if step == "save_file" else Path, step, fail)
+        broken.setattr(checkpoint if step == "save_tensors" else Path, step, fail)
         with pytest.raises(KeyboardInterrupt):
             trained.save_pretrained(tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint").exists()
@@ -305,6 +305,64 @@ def test_a_checkpoint_opened_in_bfloat16_has_the_same_fingerprint(saved: Path) -
     assert {p.dtype for p in low.parts().parameters()} == {torch.float32}
     assert low.fingerprint() == reopen(saved).fingerprint()
     assert low.answer(low.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).k == 2
+
+
+# Checkpoints that travel
+
+
+def test_a_backbone_in_a_relative_folder_is_found_from_any_other(
+    config: SedemConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path / "models" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    backbone = open_backbone("models/tiny")
+    model = make(config.with_changes(encoder="models/tiny"), backbone, backbone)
+    model.save_pretrained("run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    reopened = reopen(Path("../run"))
+    assert reopened.config.encoder == str(tmp_path / "models" / "tiny")
+    assert replies(reopened) == replies(model)
+    told = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == reopened.config.encoder
+
+
+def test_both_backbones_of_a_cross_model_are_found(
+    config: SedemConfig, tiny_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(tiny_folder())
+    monkeypatch.chdir(folder.parent)
+    crossed = config.with_changes(encoder="owner/name", decoder=folder.name)
+    travels = checkpoint.portable(crossed)
+    assert (travels.encoder, travels.decoder) == ("owner/name", str(folder))
+
+
+def test_a_shipped_backbone_is_stored_by_its_name(tmp_path: Path) -> None:
+    shipped = checkpoint.embedded("sedem-nano/backbone")
+    assert checkpoint.portable_name(str(shipped)) == "sedem-nano/backbone"
+    assert checkpoint.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
+    assert checkpoint.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+    assert checkpoint.portable_name(str(tmp_path)) == str(tmp_path)
+
+
+def test_an_older_checkpoint_travels_once_a_part_is_added(
+    saved: Path, config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(config.encoder)
+    change_config(saved, encoder=folder.name)
+    monkeypatch.chdir(folder.parent)
+    checkpoint.copy_with_part(saved, saved, "confidence", fitted(), confidence=True)
+    assert SedemConfig.load(saved, extra=checkpoint.EXTRA_ENTRIES).encoder == str(folder)
+
+
+def test_an_encoder_that_is_also_named_as_decoder_stays_one_backbone(
+    config: SedemConfig, backbone: Backbone, tmp_path: Path
+) -> None:
+    model = make(config.with_changes(decoder=config.encoder), backbone, backbone)
+    model.save_pretrained(tmp_path / "whole", with_backbone=True)
+    reopened = reopen(tmp_path / "whole")
+    assert reopened.encoder is reopened.decoder
+    assert replies(reopened) == replies(model)
 
 
 # Damage
@@ -498,8 +556,15 @@ def test_an_int8_backbone_that_lacks_a_scale_or_a_row_is_refused(
 
 
 def test_a_missing_backbone_is_named(saved: Path) -> None:
+    change_config(saved, encoder="nowhere/at-all")
+    with pytest.raises(ConfigError, match="backbone 'nowhere/at-all' is neither a local folder"):
+        SeDeM.from_pretrained(saved)
+
+
+def test_a_backbone_of_another_machine_is_named_with_what_to_do(saved: Path) -> None:
     change_config(saved, encoder="/nowhere/at/all")
-    with pytest.raises(ConfigError, match="backbone '/nowhere/at/all' is neither a local folder"):
+    message = r"needs the backbone in '/nowhere/at/all', which .* with_backbone=True"
+    with pytest.raises(CheckpointError, match=message):
         SeDeM.from_pretrained(saved)
 
 
@@ -575,66 +640,6 @@ def test_a_checkpoint_from_the_hub_is_named_after_its_id(
     model = SeDeM.from_pretrained("somebody/lease-reader", revision="v2")
     assert asked == [("somebody/lease-reader", "v2")]
     assert model.name == "lease-reader"
-
-
-# The hub
-
-
-class RecordingApi:
-    """Replaces the hub's client and records what it is asked to do."""
-
-    calls: list[tuple[str, dict[str, Any]]]
-    uploaded: dict[str, bytes]
-
-    def __init__(self, token: str | None = None) -> None:
-        type(self).calls = [("token", {"token": token})]
-        type(self).uploaded = {}
-
-    def create_repo(self, repo_id: str, **options: Any) -> None:
-        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
-
-    def upload_folder(self, *, folder_path: Path, **options: Any) -> Any:
-        self.calls.append(("upload_folder", options))
-        for path in sorted(Path(folder_path).rglob("*")):
-            if path.is_file():
-                self.uploaded[str(path.relative_to(folder_path))] = path.read_bytes()
-
-        class Commit:
-            commit_url = "https://hub.invalid/commit/1"
-
-        return Commit()
-
-
-def test_pushing_uploads_exactly_the_checkpoints_files(
-    trained: SeDeM, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sedem.model.HfApi", RecordingApi)
-    address = trained.push_to_hub("somebody/lease-reader", private=True, token="secret")
-    assert address == "https://hub.invalid/commit/1"
-    assert RecordingApi.calls[0] == ("token", {"token": "secret"})
-    assert RecordingApi.calls[1] == (
-        "create_repo",
-        {"repo_id": "somebody/lease-reader", "private": True, "exist_ok": True},
-    )
-    assert RecordingApi.calls[2][1]["repo_id"] == "somebody/lease-reader"
-    written = {str(p.relative_to(saved)): p.read_bytes() for p in saved.rglob("*") if p.is_file()}
-    assert RecordingApi.uploaded == written
-    assert sorted(written) == [
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-        "config.json",
-        "sedem.safetensors",
-    ]
-
-
-def test_pushing_a_checkpoint_with_its_backbone_inside_uploads_a_whole_one(
-    trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained.save_pretrained(tmp_path / "whole", with_backbone=True)
-    monkeypatch.setattr("sedem.model.HfApi", RecordingApi)
-    SeDeM.from_pretrained(tmp_path / "whole").push_to_hub("somebody/lease-reader")
-    assert "backbone/model.safetensors" in RecordingApi.uploaded
-    assert "backbone/tokenizer.json" in RecordingApi.uploaded
 
 
 # Confidence

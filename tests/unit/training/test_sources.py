@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,47 @@ def test_a_missing_source_is_named(model: SeDeM, tmp_path: Path) -> None:
     dataset = BlockDataset(model, answer_limit=8)
     with pytest.raises(DataError, match=r"there is no file '.*nowhere\.json'"):
         read_source(dataset, DataSource(path="nowhere.json"), tmp_path)
+
+
+RENT = {"name": "lease.txt", "text": "The rent is 900 euros a month. Pets are welcome."}
+
+
+def own(path: Path, *answers: str) -> DataSource:
+    """Own questions without evidence."""
+    rows = [{"documents": [RENT], "question": "Why?", "answers": [answer]} for answer in answers]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return DataSource(path=path.name, repeat=2)
+
+
+def test_own_questions_without_evidence_are_labelled_by_their_answers(
+    model: SeDeM, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = BlockDataset(model, answer_limit=100)
+    source = own(tmp_path / "own.jsonl", "rent", "a thousand", "welcome")
+    with caplog.at_level(logging.INFO):
+        read_source(dataset, source, tmp_path, selects=True)
+    assert [any(item.evidence) for item in dataset.items[::2]] == [True, False, True]
+    assert caplog.messages == [
+        "own: 3 examples (6 in an epoch); left out: none; labelled by answer string: 3; "
+        "without any positive block: 1"
+    ]
+
+
+def test_questions_with_evidence_keep_its_labels(model: SeDeM, fixtures: Path) -> None:
+    by_evidence, by_answer = BlockDataset(model, 100), BlockDataset(model, 100)
+    read_source(by_evidence, DataSource(path="squad.json", records=":1"), fixtures)
+    read_source(by_answer, DataSource(path="squad.json", records=":1", label="answer"), fixtures)
+    assert by_evidence.by_answer == 0
+    assert by_answer.by_answer == len(by_answer)
+    assert [item.evidence for item in by_evidence.items] != [
+        item.evidence for item in by_answer.items
+    ]
+
+
+def test_a_set_without_any_positive_block_trains_no_selector(model: SeDeM, tmp_path: Path) -> None:
+    source = own(tmp_path / "own.jsonl", "a thousand", "nobody")
+    with pytest.raises(DataError, match=r"'own\.jsonl' cannot train a selector: none of its 2 "):
+        read_source(BlockDataset(model, 100), source, tmp_path, selects=True)
+    dataset = BlockDataset(model, 100)
+    read_source(dataset, source, tmp_path)
+    assert len(dataset) == 4

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sedem import SeDeM
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, DataError
 from sedem.inference.checkpoint import copy_with_part
 from sedem.method.confidence import Confidence
 from sedem.training import stages
@@ -210,3 +210,32 @@ def test_a_start_with_other_adapters_is_refused(
     start = str(Path(finished_stage2.run.output) / "final")
     with pytest.raises(ConfigError, match=rf"model\.{name} is .* in the recipe, checkpoint"):
         open_model(config, finished_stage2.optimization, start)
+
+
+def test_a_set_without_any_positive_block_is_refused_while_selection_is_trained(
+    stage2_recipe: Stage2Recipe, fitted: dict[str, Any], tmp_path: Path
+) -> None:
+    row = {"documents": [{"name": "a", "text": "The rent is due."}], "question": "What is owed?"}
+    (tmp_path / "own.jsonl").write_text(json.dumps({**row, "answers": ["money"]}))
+    sources = {"training": (DataSource(path="own.jsonl"),), "evaluation": ()}
+    recipe = stage2_recipe.with_changes(
+        data=stage2_recipe.data.with_changes(**sources), data_root=str(tmp_path)
+    )
+    with pytest.raises(DataError, match="cannot train a selector"):
+        train_stage2(recipe)
+    without = recipe.with_changes(losses=recipe.losses.with_changes(select=0.0))
+    assert len(prepared_for(without, train_stage2, fitted)["training"]) == 1
+
+
+def test_a_backbone_that_both_name_is_opened_once(
+    finished_stage1: Stage1Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any, **options: Any) -> None:
+        raise AssertionError("opened a second time")
+
+    monkeypatch.setattr(stages, "open_backbones", refused)
+    folder = Path(finished_stage1.model.encoder)
+    monkeypatch.chdir(folder.parent)
+    start = f"{finished_stage1.run.output}/final"
+    relative = finished_stage1.model.with_changes(encoder=folder.name)
+    assert open_model(relative, finished_stage1.optimization, start).config == relative

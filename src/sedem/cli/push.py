@@ -1,0 +1,34 @@
+"""The command `sedem push`: share a checkpoint on the hub."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sedem.cli.output import write
+
+
+def push(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Folder, such as runs/mine/final.")
+    ],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="As OWNER/NAME.")],
+    private: Annotated[
+        bool, typer.Option("--private", help="Make a new repository private.")
+    ] = False,
+    with_backbone: Annotated[
+        bool,
+        typer.Option("--with-backbone", help="Upload a backbone in a local folder inside it."),
+    ] = False,
+) -> None:
+    """Upload a checkpoint to the Hugging Face hub, with a model card.
+
+    The card tells the budget, data and scores of its training. One that the folder or the
+    repository has already is kept.
+    """
+    from sedem.inference.checkpoint import locate
+    from sedem.inference.hub import push_folder
+
+    folder = locate(checkpoint)
+    write(push_folder(folder, repository, private=private, with_backbone=with_backbone))

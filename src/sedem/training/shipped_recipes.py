@@ -1,0 +1,49 @@
+"""The recipes that ship with sedem, by names such as "nano/stage1"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sedem.errors import ConfigError
+from sedem.inference.checkpoint import shipped_folders
+from sedem.training.recipe import read_entries
+from sedem.validation import nearest
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The file of each recipe by its name, in alphabetical order."""
+    return {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for folder in shipped_folders("recipes")
+        for path in sorted(folder.rglob("*.yaml"))
+        if not path.name.startswith("_")  # the base of several
+    }
+
+
+def shipped_recipe(name: str) -> Path:
+    """The file of a recipe.
+
+    Args:
+        name: such as "nano/stage1".
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    known = shipped_recipes()
+    if name not in known:
+        near = nearest(name, known)
+        raise ConfigError(
+            f"no recipe '{name}' ships with sedem"
+            + (
+                f"; did you mean '{near}'?"
+                if near
+                else "; 'sedem train --list' lists those that do"
+            )
+        )
+    return known[name]
+
+
+def what_trains(path: Path) -> str:
+    """The word after `sedem train` for a recipe: "stage1", "stage2" or a baseline."""
+    entries = read_entries(path)
+    return str(entries.get("method") or ("stage2" if "data" in entries else "stage1"))

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sedem.errors import ConfigError
+from sedem.inference.checkpoint import embedded
+from sedem.training.recipe import read_entries
+from sedem.training.shipped_recipes import shipped_recipe, shipped_recipes, what_trains
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_recipe_that_is_no_base_ships_under_a_name() -> None:
+    files = (ROOT / "recipes").rglob("*.yaml")
+    expected = {path for path in files if not path.name.startswith("_")}
+    assert set(shipped_recipes().values()) == expected
+    assert shipped_recipe("nano/stage1") == ROOT / "recipes" / "nano" / "stage1.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "trained_by"),
+    [
+        ("nano/stage1", "stage1"),
+        ("nano/stage2-guided", "stage2"),
+        ("paper/llama-3.2-1b/stage2-hotpotqa", "stage2"),
+        ("nano/icae-text", "icae"),
+        ("nano/rag-questions", "rag"),
+    ],
+)
+def test_a_recipe_says_what_trains_from_it(name: str, trained_by: str) -> None:
+    assert what_trains(shipped_recipe(name)) == trained_by
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no recipe 'nano/stag1' .* did you mean 'nano/stage1'"):
+        shipped_recipe("nano/stag1")
+    with pytest.raises(ConfigError, match="'sedem train --list' lists those that do"):
+        shipped_recipe("xyz")
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("nano/")])
+def test_the_nano_recipes_name_a_backbone_that_ships_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = read_entries(shipped_recipe(name))["model"]
+    assert embedded(model.get("encoder") or model["backbone"]) is not None
