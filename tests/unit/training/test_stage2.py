@@ -275,16 +275,17 @@ def test_a_batch_is_the_mean_of_its_examples(adapted: SeDeM, examples: ExampleSe
 
 
 @torch.no_grad()
-def test_examples_without_evidence_do_not_change_the_selection_loss(
+def test_examples_without_a_positive_block_do_not_change_the_selection_loss(
     adapted: SeDeM, examples: ExampleSet
 ) -> None:
     first, second, *_ = examples.examples
     labelled = staged(adapted, ExampleSet("one", [first]), LOSSES)
-    mixed = staged(adapted, ExampleSet("two", [first, replace(second, evidence=())]), LOSSES)
+    unlabelled = {"evidence": (), "answers": ("nowhere",)}
+    mixed = staged(adapted, ExampleSet("two", [first, replace(second, **unlabelled)]), LOSSES)
     one, two = (stage(**stage.collate(items(stage))) for stage in (labelled, mixed))
     assert float(two["select"]) == pytest.approx(float(one["select"]), rel=1e-5)
     assert float(two["recall"]) == float(one["recall"])
-    bare = staged(adapted, ExampleSet("bare", [replace(first, evidence=())]), LOSSES)
+    bare = staged(adapted, ExampleSet("bare", [replace(first, **unlabelled)]), LOSSES)
     none = bare(**bare.collate(items(bare)))
     assert float(none["select"]) == float(none["recall"]) == 0.0
 
