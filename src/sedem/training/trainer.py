@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -29,8 +28,6 @@ from sedem.errors import ConfigError
 from sedem.training.checkpoints import checkpoints, seal
 
 TRAINED = "trained.safetensors"
-EXAMPLES = "examples"
-"""The entry of a batch that counts its examples; `forward` does not see it."""
 
 
 class Trainable(Protocol):
@@ -50,16 +47,6 @@ class Trainable(Protocol):
     def tokens(self, batch: Mapping[str, Any]) -> int:
         """Number of tokens of text in a batch, without padding."""
         ...
-
-
-@dataclass(frozen=True)
-class _Counting:
-    """A collator whose batches say how many examples they hold."""
-
-    collate: Callable[[list[Any]], dict[str, Any]]
-
-    def __call__(self, items: list[Any]) -> dict[str, Any]:
-        return {**self.collate(items), EXAMPLES: len(items)}
 
 
 class _OwnIntervals(TrainerCallback):
@@ -106,7 +93,7 @@ class SedemTrainer(Trainer):
         self.tokens = 0
         trainable = cast(Trainable, module)
         _check_rates(learning_rates, trainable.parameter_groups())
-        super().__init__(module, args, data_collator=_Counting(trainable.collate), **options)
+        super().__init__(module, args, data_collator=trainable.collate, **options)
         self.add_callback(_OwnIntervals())
         # Each loss is the mean of its batch, so the losses of a step's batches must be averaged.
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
@@ -178,7 +165,7 @@ class SedemTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """Run the module and collect the parts of its loss for the next log line."""
-        weight = float(inputs.pop(EXAMPLES))
+        weight = self._evaluated_examples()
         if model.training and self.state.max_steps:
             trainable = cast(Trainable, self.model)
             trainable.progress = self.state.global_step / self.state.max_steps
@@ -191,6 +178,17 @@ class SedemTrainer(Trainer):
                 self.parts[name] += weight * float(value.detach())
                 self.weights[name] += weight
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def _evaluated_examples(self) -> float:
+        """Examples of this batch of an evaluation.
+
+        The last one may be short. Several processes fill it up with examples that were evaluated
+        before, which do not count.
+        """
+        full, dealt = self.args.eval_batch_size, self.accelerator.gradient_state
+        if not dealt.end_of_dataloader or dealt.remainder <= 0:
+            return full
+        return min(max(dealt.remainder - self.args.process_index * full, 0), full)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the losses with the mean of each part since the last line."""
