@@ -74,6 +74,7 @@ def small_stage2(recipe: Stage2Recipe) -> Stage2Recipe:
         optimization=two_steps(recipe.optimization),
         run=small_run(recipe.run, Path()),
         start_from=None,
+        best=False,
     )
 
 
