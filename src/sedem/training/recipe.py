@@ -192,13 +192,12 @@ class Recipe(Protocol):
         """Output folder and intervals."""
         ...
 
-    @classmethod
-    def from_entries(cls, entries: Any, source: str) -> Self:
-        """Build it from the contents of a file."""
-        ...
-
     def to_dict(self) -> dict[str, Any]:
         """All settings as JSON types: nested dicts and lists."""
+        ...
+
+    def without_defaults(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as JSON types."""
         ...
 
 

@@ -114,16 +114,16 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
 def _changed(recipe: Recipe, written: Path) -> str:
     """What differs from the recipe that a folder was trained by; empty if nothing does.
 
-    A setting that the written recipe does not know, because a newer version added it, had its
-    default.
+    A setting that the written recipe lacks, because a newer version added it, had its default.
     """
-    try:
-        before = type(recipe).from_entries(read_entries(written), str(written))
-    except ConfigError as error:
-        return str(error)
-    old, new = _flat(before.to_dict()), _flat(recipe.to_dict())
-    names = [name for name in {**old, **new} if name not in FREE and old.get(name) != new.get(name)]
-    return ", ".join(f"{name} was {old.get(name)}, is {new.get(name)}" for name in names)
+    old, new = _flat(read_entries(written)), _flat(recipe.to_dict())
+    had_defaults = new.keys() - old.keys() - _flat(recipe.without_defaults()).keys()
+    names = [name for name in {**old, **new} if name not in {*FREE, *had_defaults}]
+    return ", ".join(
+        f"{name} was {old.get(name)}, is {new.get(name)}"
+        for name in names
+        if old.get(name) != new.get(name)
+    )
 
 
 def _flat(entries: Mapping[str, Any], before: str = "") -> dict[str, Any]:
