@@ -76,8 +76,9 @@ def _has_text(scale: Scale, method: str) -> bool:
 
 def _losses(training: dict[str, Any]) -> list[tuple[int, float]]:
     """Each loss is the mean since the one before."""
-    batch = training["examples_seen"] // training["steps"]
-    return [(batch * entry["step"], entry["loss"]) for entry in training["log"] if "loss" in entry]
+    each = training["examples_seen"] / training["steps"]
+    log = (entry for entry in training["log"] if "loss" in entry)
+    return [(round(each * entry["step"]), entry["loss"]) for entry in log]
 
 
 STUDY = Study(

@@ -24,6 +24,8 @@ PEERS = {
 }
 SETTINGS = {"ComprExIT (matched)": "128"}
 """The recipe of a method that has several; the first recipe has no name."""
+PAPER_SETS = {"comprexit": ("hotpotqa", "2wiki")}
+"""The sets that the paper trains a method for, if not all; the paper scale trains no others."""
 
 
 def paper_cell(scale: Scale, method: str, variant: Variant, questions: str) -> Cell | None:
@@ -47,7 +49,7 @@ def answer_cell(
         variant: the model, or the one whose backbone the method takes.
         questions: the set.
         method: its name in `sedem eval --list`; a trained one has no cell without a recipe for
-            the backbone.
+            the backbone, and at paper scale none on a set that the paper does not train it for.
         fields: other fields of the cell. Without `limit` the method is asked as many questions as
             `question_limit` says. Without `k` raw-text RAG picks as many paragraphs as SeDeM
             blocks.
@@ -57,6 +59,8 @@ def answer_cell(
     backbone = variant.backbone or scale.backbones[0]
     recipe = scale.baseline_recipe(method, "questions", backbone, fields.get("setting", ""))
     if method in TRAINED and not recipe.is_file():
+        return None
+    if scale.name == "paper" and questions not in PAPER_SETS.get(method, (questions,)):
         return None
     fields = {"limit": question_limit(scale, questions, method), **fields}
     if method == "rag":

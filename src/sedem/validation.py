@@ -97,6 +97,10 @@ class Settings(BaseModel):
         """All settings as JSON types: nested dicts and lists."""
         return self.model_dump(mode="json")
 
+    def without_defaults(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as JSON types."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
 
 def explain(error: ValidationError, source: str, kind: Any) -> str:
     """Turn a validation error into one sentence: what was given, where, and what is needed.

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments import STUDIES
 from experiments.system.cells import Cell
 from experiments.system.rate_search import best, search
 from experiments.system.scales import NANO, PAPER, ROOT
+from experiments.system.study import find
 from experiments.system.variants import main_model, supervision
 from sedem.baselines.registry import TRAINED
 from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
@@ -41,6 +43,20 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
             if method == "rag":
                 assert recipe.model.k == theirs.model.k == PAPER.sets[key].k  # type: ignore[attr-defined]
                 assert data.max_paragraphs == theirs.data.max_blocks
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_the_paper_scale_trains_a_baseline_for_the_papers_sets(method: str) -> None:
+    asked = {
+        cell.questions
+        for name in STUDIES
+        for cell in find(name).cells(PAPER)
+        if cell.method == method and cell.questions
+    }
+    if method == "comprexit":
+        assert asked == {"hotpotqa", "2wiki"}
+    else:
+        assert asked >= {"hotpotqa", "2wiki", "musique", "qasper"}
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -52,9 +52,10 @@ class Backbone(LoraModel):
         self.bos_token_id = _bos_token_id(model, tokenizer, name)
         self.eos_token_id = _eos_token_id(model, tokenizer, name)
         self.depth = len(model.get_decoder().layers)
-        # Computed now, because adapters change the names of the weights.
         self.vocabulary = tokenizer_description(tokenizer)
-        self.digest = weights_digest(model.state_dict(), self.vocabulary)
+        # Computed now, because adapters change the names of the weights. Rounded, so that a model
+        # opened in float32 and in bfloat16 has one digest.
+        self.digest = weights_digest(model.state_dict(), self.vocabulary, torch.bfloat16)
 
     @property
     def width(self) -> int:

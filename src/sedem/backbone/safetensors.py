@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +16,9 @@ from torch import Tensor
 
 from sedem.errors import CheckpointError
 from sedem.quantization import quantize
+
+PIECE = 2**24
+"""Values that one thread hashes at a time."""
 
 
 def save_tensors(
@@ -117,20 +123,31 @@ def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], s
             )
 
 
-def weights_digest(weights: Mapping[str, Tensor], text: str = "") -> str:
-    """Hash of a set of weights; it does not depend on where their files are.
+def weights_digest(
+    weights: Mapping[str, Tensor], text: str = "", dtype: torch.dtype | None = None
+) -> str:
+    """Hash of a set of weights, every value; it does not depend on where their files are.
 
-    The hash covers about 4,096 evenly spaced values of each tensor as bfloat16, so that a model
-    opened in float32 and in bfloat16 has the same one.
+    Pieces of the tensors are hashed by as many threads as there are cores.
 
     Args:
         weights: tensors by name.
         text: hashed with them.
+        dtype: type that values are rounded to before; None takes every byte as it is.
     """
     digest = hashlib.sha256(text.encode())
-    for name in sorted(weights):
-        flat = weights[name].detach().flatten()
-        sample = flat[:: max(1, len(flat) // 4096)].to("cpu", torch.bfloat16)
-        digest.update(name.encode())
-        digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+    names = sorted(weights)
+    pieces = [weights[name].detach().flatten().split(PIECE) for name in names]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = [threads.map(partial(_sha256, dtype=dtype), of) for of in pieces]
+        for name, digests in zip(names, found, strict=True):
+            digest.update(name.encode())
+            for piece in digests:
+                digest.update(piece)
     return digest.hexdigest()
+
+
+def _sha256(values: Tensor, dtype: torch.dtype | None) -> bytes:
+    """Hash of the bytes of values."""
+    own = values.to(device="cpu", dtype=dtype).contiguous()
+    return hashlib.sha256(own.view(torch.uint8).numpy().data).digest()

@@ -168,9 +168,8 @@ class TrainedReader(nn.Module, ABC):
         return {"loss": next_token_loss(logits_BAV, labels_BA)}
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Trained parameters by the name of their learning rate: `parts` and `lora`."""
-        groups = {"parts": list(self._parts.parameters()), "lora": self.backbone.lora_parameters()}
-        return {name: parameters for name, parameters in groups.items() if parameters}
+        """Trained parameters by the name of their learning rate; a method may lack one of both."""
+        return {"parts": list(self._parts.parameters()), "lora": self.backbone.lora_parameters()}
 
     def train(self, mode: bool = True) -> Self:
         """Set training mode for parts and adapters; the frozen weights never use dropout."""

@@ -18,6 +18,7 @@ from sedem.training.recipe import (
     Optimization,
     RunSettings,
     TextSource,
+    check_evaluation,
     load_recipe,
     read_entries,
 )
@@ -93,6 +94,14 @@ class BaselineRecipe(Settings):
             raise ValueError(
                 f"the recipe has {given} of text and data; a run learns from exactly one"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_on_something(self) -> Self:
+        if self.text is not None:
+            check_evaluation(self.run, self.text.held_out > 0, "text.held_out")
+        elif self.data is not None:
+            check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
         return self
 
 

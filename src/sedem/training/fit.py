@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -19,10 +20,12 @@ from transformers.integrations import TensorBoardCallback
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
 from sedem.training.recipe import Optimization, Recipe, RunSettings
-from sedem.training.run_setup import FINAL
-from sedem.training.trainer import SedemTrainer
+from sedem.training.run_setup import FINAL, processes, share_of_batches
+from sedem.training.trainer import SedemTrainer, Trainable
 
 SUMMARY_FILE = "training.json"
+
+logger = logging.getLogger(__name__)
 
 
 class Savable(Protocol):
@@ -70,26 +73,45 @@ def fit(
         eval_dataset=evaluation,
         callbacks=[_tensorboard(output)],
     )
-    checkpoint = last_complete_checkpoint(output)
+    own = processes()
+    # The first process removes incomplete checkpoints before the others look for one.
+    with own.main_process_first():
+        checkpoint = last_complete_checkpoint(output)
     started = time.time()
     # The trainer prints its log lines to stdout, which is reserved for results.
     with redirect_stdout(sys.stderr):
         trainer.run(checkpoint)
         metrics = trainer.evaluate_and_keep_best() if evaluation is not None else {}
     final = output / FINAL
-    model.save_pretrained(final)
-    summary = {
+    if own.is_main_process:
+        model.save_pretrained(final)
+        summary = _summary(trainer, recipe, started, checkpoint, data_summary, metrics)
+        (output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, default=str) + "\n")
+    own.wait_for_everyone()
+    return final
+
+
+def _summary(
+    trainer: SedemTrainer,
+    recipe: Recipe,
+    started: float,
+    checkpoint: Path | None,
+    data_summary: Mapping[str, Any] | None,
+    metrics: Mapping[str, float],
+) -> dict[str, Any]:
+    """What training.json records of a finished run."""
+    return {
         "recipe": recipe.to_dict(),
         "steps": trainer.state.global_step,
         "final_step": metrics.get("step", trainer.state.global_step),
-        "examples_seen": trainer.state.global_step
-        * optimization.batch_size
-        * optimization.accumulation,
+        "processes": trainer.args.world_size,
+        "examples_seen": trainer.examples_seen(),
         "tokens_seen": trainer.state.num_input_tokens_seen,
         "data": dict(data_summary or {}),
         "trained_parameters": {
             name: sum(p.numel() for p in parameters)
-            for name, parameters in stage.parameter_groups().items()  # type: ignore[operator]
+            for name, parameters in cast(Trainable, trainer.model).parameter_groups().items()
+            if parameters
         },
         "seconds": round(time.time() - started, 1),
         "resumed_from": checkpoint.name if checkpoint else None,
@@ -97,8 +119,6 @@ def fit(
         "log": trainer.state.log_history,
         **provenance(),
     }
-    (output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, default=str) + "\n")
-    return final
 
 
 def _tensorboard(output: Path) -> TensorBoardCallback:
@@ -112,16 +132,17 @@ def _arguments(
     optimization: Optimization, run: RunSettings, output: Path, evaluates: bool, best: bool
 ) -> TrainingArguments:
     evaluates_during_training = evaluates and run.eval_every > 0
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(output),
         max_steps=optimization.steps or -1,
         num_train_epochs=optimization.epochs or 1.0,
         per_device_train_batch_size=optimization.batch_size,
         per_device_eval_batch_size=optimization.batch_size,
-        gradient_accumulation_steps=optimization.accumulation,
+        gradient_accumulation_steps=share_of_batches(optimization, processes().num_processes),
         learning_rate=max(optimization.learning_rates.values()),
         lr_scheduler_type=optimization.schedule,
-        warmup_steps=optimization.warmup,
+        # Below 1 it is a share of all steps.
+        warmup_steps=optimization.warmup_ratio or optimization.warmup,
         weight_decay=optimization.weight_decay,
         max_grad_norm=optimization.max_grad_norm,
         bf16=optimization.bf16,
@@ -139,3 +160,18 @@ def _arguments(
         report_to=[],
         label_names=[],
     )
+    use_one_gpu(arguments)
+    return arguments
+
+
+def use_one_gpu(arguments: TrainingArguments) -> None:
+    """Keep a process to its own GPU; the library would spread each batch over all that it sees."""
+    count = arguments.n_gpu
+    if count > 1:
+        logger.warning(
+            "%d GPUs are visible and one is used; to use all, start the command with "
+            "'torchrun --nproc-per-node %d --no-python'",
+            count,
+            count,
+        )
+        arguments._n_gpu = 1

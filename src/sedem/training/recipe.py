@@ -25,7 +25,8 @@ from sedem.validation import (
 )
 
 RecipeKind = TypeVar("RecipeKind", bound=Settings)
-Schedule = Literal["linear", "cosine", "constant_with_warmup", "warmup_stable_decay"]
+Schedule = Literal["linear", "cosine", "constant_with_warmup"]
+ShareBelow1 = Annotated[NumberFrom0, Field(lt=1)]
 
 BASE = "base"
 """The key that names the file a recipe inherits from."""
@@ -43,6 +44,7 @@ class Optimization(Settings):
         accumulation: batches per optimizer step.
         schedule: name of a learning-rate schedule of transformers.
         warmup: steps of linear warm-up.
+        warmup_ratio: the same as a share of all steps; give one of the two.
         weight_decay: applied to matrices only.
         max_grad_norm: gradients are clipped to this norm.
         bf16: train with mixed precision.
@@ -57,6 +59,7 @@ class Optimization(Settings):
     accumulation: WholeAbove0 = 1
     schedule: Schedule = "cosine"
     warmup: WholeFrom0 = 0
+    warmup_ratio: ShareBelow1 = 0.0
     weight_decay: NumberFrom0 = 0.0
     max_grad_norm: NumberAbove0 = 1.0
     bf16: Flag = True
@@ -69,6 +72,15 @@ class Optimization(Settings):
             raise ValueError(f"steps is {self.steps} and epochs {self.epochs}; give exactly one")
         return self
 
+    @model_validator(mode="after")
+    def _warms_up_once(self) -> Self:
+        if self.warmup and self.warmup_ratio:
+            raise ValueError(
+                f"warmup is {self.warmup} and warmup_ratio {self.warmup_ratio}; give steps or a "
+                "share, and set the other to 0"
+            )
+        return self
+
 
 class RunSettings(Settings):
     """Output folder of a run, and how often it logs, saves and evaluates.
@@ -78,7 +90,8 @@ class RunSettings(Settings):
         log_every: steps between log lines.
         save_every: steps between checkpoints.
         eval_every: steps between evaluations; 0 evaluates only at the end. Above 0 the final
-            checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones.
+            checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones
+            unless stage 2 sets `best`.
         keep: number of newest checkpoints to keep; the best one is kept as well if it is needed.
         workers: processes that load data.
     """
@@ -148,6 +161,24 @@ class TextSource(Settings):
     tokens: WholeAbove0 | None = None
 
 
+def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:
+    """Refuse evaluations during training that have nothing to evaluate on.
+
+    Args:
+        run: the settings of the run.
+        held_out: whether the recipe keeps something apart.
+        source: the setting that would, for the message.
+
+    Raises:
+        ValueError: there is nothing; pydantic makes it a sentence about the recipe.
+    """
+    if run.eval_every and not held_out:
+        raise ValueError(
+            f"run.eval_every is {run.eval_every}, but nothing is kept apart to evaluate on; give "
+            f"{source}, or set run.eval_every to 0"
+        )
+
+
 class Recipe(Protocol):
     """Settings that every kind of recipe has."""
 
@@ -163,6 +194,10 @@ class Recipe(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as JSON types: nested dicts and lists."""
+        ...
+
+    def without_defaults(self) -> dict[str, Any]:
+        """The settings that differ from their defaults, as JSON types."""
         ...
 
 

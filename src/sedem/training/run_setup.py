@@ -2,52 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import set_seed
 
+from sedem.durable_files import write_text
 from sedem.errors import ConfigError
 from sedem.training.checkpoints import checkpoints
 from sedem.training.recipe import Optimization, Recipe, as_yaml, read_entries
 
 RECIPE_FILE = "recipe.yaml"
 FINAL = "final"
+FREE = ("run.output", "run.log_every", "run.save_every", "run.keep", "run.workers", "cache")
+"""Settings that a resumed run may change, because no weight depends on them."""
+
+
+def processes() -> PartialState:
+    """The processes that train together, as a launcher such as torchrun started them.
+
+    The first call connects them. A process without a launcher is alone.
+    """
+    return PartialState(cpu=not torch.cuda.is_available())
 
 
 def start_run(recipe: Recipe) -> Path:
     """Claim the output folder of a run, write the recipe there, and seed random numbers.
 
     A folder without any checkpoint is free: a run that failed early, say on missing data, does not
-    block it.
+    block it. A resumed run may change the settings of `FREE`.
 
     Returns:
         The output folder.
 
     Raises:
-        ConfigError: the folder contains a run with other settings.
+        ConfigError: the folder contains a run with other settings, or the batches of a step cannot
+            be shared among the processes.
     """
+    own = processes()
+    share_of_batches(recipe.optimization, own.num_processes)
     output = Path(recipe.run.output)
     written = output / RECIPE_FILE
     has_checkpoint = (output / FINAL).is_dir() or bool(checkpoints(output))
-    if has_checkpoint and written.is_file() and read_entries(written) != recipe.to_dict():
+    if has_checkpoint and written.is_file() and (changed := _changed(recipe, written)):
         raise ConfigError(
-            f"'{output}' holds a run with other settings (compare '{written}'); "
+            f"'{output}' holds a run with other settings ({changed}; compare '{written}'); "
             "set run.output to another folder, or remove this one"
         )
-    output.mkdir(parents=True, exist_ok=True)
-    written.write_text(as_yaml(recipe), encoding="utf-8")
+    if own.is_main_process:
+        output.mkdir(parents=True, exist_ok=True)
+        write_text(written, as_yaml(recipe))
+    own.wait_for_everyone()
     set_seed(recipe.optimization.seed)
     return output
 
 
+def share_of_batches(optimization: Optimization, count: int) -> int:
+    """Return the batches of a step that each process runs.
+
+    A step has `accumulation` batches whatever the number of processes. So a recipe means the same
+    training on one GPU and on several, and a run resumes on another number of them.
+
+    Args:
+        optimization: gives the batches of a step.
+        count: number of processes.
+
+    Raises:
+        ConfigError: they cannot be shared equally.
+    """
+    if optimization.accumulation % count:
+        raise ConfigError(
+            f"optimization.accumulation is {optimization.accumulation}, but {count} processes "
+            f"share the batches of a step: make it a multiple of {count} and "
+            "optimization.batch_size as much smaller, or start another number of processes"
+        )
+    return optimization.accumulation // count
+
+
 def backbone_options(optimization: Optimization) -> dict[str, Any]:
-    """The `dtype` and `device` that a run opens its backbones with."""
+    """The `dtype` and `device` that a process opens its backbones with."""
     return {
         "dtype": getattr(torch, optimization.backbone_dtype),
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": processes().device,
     }
 
 
@@ -69,3 +109,27 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
                 f"model.{name} is {value} in the recipe, checkpoint '{checkpoint}' has "
                 f"{getattr(found, name)}"
             )
+
+
+def _changed(recipe: Recipe, written: Path) -> str:
+    """What differs from the recipe that a folder was trained by; empty if nothing does.
+
+    A setting that the written recipe lacks, because a newer version added it, had its default.
+    """
+    old, new = _flat(read_entries(written)), _flat(recipe.to_dict())
+    had_defaults = new.keys() - old.keys() - _flat(recipe.without_defaults()).keys()
+    names = [name for name in {**old, **new} if name not in {*FREE, *had_defaults}]
+    return ", ".join(
+        f"{name} was {old.get(name)}, is {new.get(name)}"
+        for name in names
+        if old.get(name) != new.get(name)
+    )
+
+
+def _flat(entries: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings by their dotted names; a list is one value."""
+    flat: dict[str, Any] = {}
+    for name, value in entries.items():
+        inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else None
+        flat |= {f"{before}{name}": value} if inner is None else inner
+    return flat

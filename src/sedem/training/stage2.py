@@ -86,16 +86,15 @@ class Stage2(nn.Module):
         return self
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Trained parameters by the name of their learning rate."""
+        """Trained parameters by the name of their learning rate; a part may have none."""
         model = self.model
-        groups = {
+        return {
             "compressor": [*model.mixture.parameters(), *model.compressor.parameters()],
             "decompressor": list(model.decompressor.parameters()),
             "selector": list(model.selector.parameters()),
             "lora": model.decoder.lora_parameters(),
             "guidance": [] if model.guidance is None else list(model.guidance.parameters()),
         }
-        return {name: parameters for name, parameters in groups.items() if parameters}
 
     def collate(self, items: list[BlockItem]) -> dict[str, Any]:
         """Collate examples to the arguments of `forward`."""

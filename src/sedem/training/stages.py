@@ -16,7 +16,13 @@ from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
 from sedem.training.fit import fit
-from sedem.training.recipe import Mixture, Optimization, RunSettings, TextSource
+from sedem.training.recipe import (
+    Mixture,
+    Optimization,
+    RunSettings,
+    TextSource,
+    check_evaluation,
+)
 from sedem.training.run_setup import backbone_options, check_start, start_run
 from sedem.training.sources import open_windows, read_mixture
 from sedem.training.stage1 import Stage1
@@ -59,6 +65,11 @@ class Stage1Recipe(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _evaluates_on_something(self) -> Self:
+        check_evaluation(self.run, self.text.held_out > 0, "text.held_out")
+        return self
+
 
 class Stage2Data(Mixture):
     """Questions that stage 2 learns from.
@@ -92,6 +103,8 @@ class Stage2Recipe(Settings):
         losses: weights of the losses, and the conditioning.
         data_root: folder that data paths are relative to.
         cache: folder for frozen states.
+        best: write the weights with the lowest loss of all evaluations (`run.eval_every`), instead
+            of the last ones.
     """
 
     model: SedemConfig
@@ -102,6 +115,21 @@ class Stage2Recipe(Settings):
     losses: Stage2Losses = Stage2Losses()
     data_root: str = "data"
     cache: str = "runs/cache"
+    best: Flag = False
+
+    @model_validator(mode="after")
+    def _evaluates_on_something(self) -> Self:
+        check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
+        return self
+
+    @model_validator(mode="after")
+    def _best_is_evaluated(self) -> Self:
+        if self.best and not self.run.eval_every:
+            raise ValueError(
+                "best is true, but run.eval_every is 0, so only the last weights are evaluated; "
+                "set run.eval_every, or best to false"
+            )
+        return self
 
 
 def train_stage1(recipe: Stage1Recipe) -> Path:
@@ -157,7 +185,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )
     stage = Stage2(model, recipe.losses, collator)
-    return fit(stage, model, recipe, output, training, evaluation)
+    return fit(stage, model, recipe, output, training, evaluation, best=recipe.best)
 
 
 def open_model(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:

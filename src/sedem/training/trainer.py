@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import shutil
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
@@ -31,7 +37,7 @@ class Trainable(Protocol):
     """Share of the training that is done; the trainer sets it before every step."""
 
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
-        """Trained parameters by the name of their learning rate."""
+        """Trained parameters by the name of their learning rate; a part may have none."""
         ...
 
     def collate(self, items: list[Any]) -> dict[str, Any]:
@@ -43,8 +49,20 @@ class Trainable(Protocol):
         ...
 
 
+class _OwnIntervals(TrainerCallback):
+    """Logs and saves at the intervals of this run; a resumed state has those of the run before."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
 class SedemTrainer(Trainer):
-    """Trains one `Trainable`.
+    """Trains one `Trainable`, in one process or in several that share the batches of a step.
+
+    Counts and logged losses are those of all processes. The first process alone writes and removes
+    checkpoints.
 
     Args:
         module: the module to train.
@@ -55,7 +73,7 @@ class SedemTrainer(Trainer):
         options: datasets and callbacks, passed on to `Trainer`.
 
     Raises:
-        ConfigError: a part has no learning rate.
+        ConfigError: a part has no learning rate, or a learning rate is of no part.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -70,15 +88,13 @@ class SedemTrainer(Trainer):
     ) -> None:
         self.learning_rates = learning_rates
         self.keep = keep
-        self.parts: dict[str, list[float]] = defaultdict(list)
+        self.parts: dict[str, float] = defaultdict(float)
+        self.weights: dict[str, float] = defaultdict(float)
+        self.tokens = 0
         trainable = cast(Trainable, module)
-        missing = [name for name in trainable.parameter_groups() if name not in learning_rates]
-        if missing:
-            raise ConfigError(
-                f"optimization.learning_rates has {', '.join(learning_rates)}, but not "
-                f"{', '.join(missing)}; every trained part needs one"
-            )
+        _check_rates(learning_rates, trainable.parameter_groups())
         super().__init__(module, args, data_collator=trainable.collate, **options)
+        self.add_callback(_OwnIntervals())
         # Each loss is the mean of its batch, so the losses of a step's batches must be averaged.
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
         # forward divides by the number of items of the whole step.
@@ -96,6 +112,19 @@ class SedemTrainer(Trainer):
                 self.state = state
                 return
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def examples_seen(self) -> int:
+        """Examples of all steps so far; a batch at the end of an epoch may hold fewer than others.
+
+        Several processes fill up the last batches of an epoch with its first examples.
+        """
+        count = len(cast(Sized, self.train_dataset))
+        together = self.args.per_device_train_batch_size * self.args.world_size
+        if self.args.world_size > 1:
+            count = -(-count // together) * together
+        of_step = together * self.args.gradient_accumulation_steps
+        epochs, steps = divmod(self.state.global_step, -(-count // of_step))
+        return epochs * count + steps * of_step
 
     def evaluate_and_keep_best(self) -> dict[str, float]:
         """Evaluate the last weights, and go back to the best evaluated ones if those were better.
@@ -136,32 +165,60 @@ class SedemTrainer(Trainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         """Run the module and collect the parts of its loss for the next log line."""
+        weight = self._evaluated_examples()
         if model.training and self.state.max_steps:
-            progress = self.state.global_step / self.state.max_steps
             trainable = cast(Trainable, self.model)
-            trainable.progress = progress
-            # The trainer's state is part of checkpoints, so the count survives a kill.
-            self.state.num_input_tokens_seen += trainable.tokens(inputs)
+            trainable.progress = self.state.global_step / self.state.max_steps
+            self.tokens += trainable.tokens(inputs)
+            # The loss is averaged over the batches of a step and then over steps; so are its parts.
+            weight = 1 / self.current_gradient_accumulation_steps
         outputs = model(**inputs)
         for name, value in outputs.items():
             if name != "loss":
-                self.parts[name].append(float(value.detach()))
+                self.parts[name] += weight * float(value.detach())
+                self.weights[name] += weight
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    def _evaluated_examples(self) -> float:
+        """Examples of this batch of an evaluation.
+
+        The last one may be short. Several processes fill it up with examples that were evaluated
+        before, which do not count.
+        """
+        full, dealt = self.args.eval_batch_size, self.accelerator.gradient_state
+        if not dealt.end_of_dataloader or dealt.remainder <= 0:
+            return full
+        return min(max(dealt.remainder - self.args.process_index * full, 0), full)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log the losses with the mean of each part since the last line."""
         prefix = "eval_" if any(name.startswith("eval_") for name in logs) else ""
-        for name, values in self.parts.items():
-            if values:
-                logs[f"{prefix}{name}"] = sum(values) / len(values)
+        names = list(self.parts)
+        parts = self._of_all([self.parts[name] for name in names])
+        weights = self._of_all([self.weights[name] for name in names])
+        for name, part, weight in zip(names, parts, weights, strict=True):
+            logs[f"{prefix}{name}"] = part / weight
         self.parts.clear()
+        self.weights.clear()
+        self._count_tokens()
         super().log(logs, start_time)
+
+    def _of_all(self, numbers: Sequence[float]) -> list[float]:
+        """Sums over all processes; each of them gives as many numbers, in the same order."""
+        own = torch.tensor(numbers, dtype=torch.float64, device=self.args.device)
+        return self.accelerator.reduce(own, "sum").tolist()
+
+    def _count_tokens(self) -> None:
+        # The trainer's state is part of checkpoints, so the count survives a kill.
+        self.state.num_input_tokens_seen += round(self._of_all([self.tokens])[0])
+        self.tokens = 0
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Losses over the evaluation set, without touching the parts collected in training."""
-        training_parts, self.parts = self.parts, defaultdict(list)
+        training = self.parts, self.weights
+        self.parts, self.weights = defaultdict(float), defaultdict(float)
         metrics = super().evaluate(*args, **options)
-        self.parts = training_parts
+        self.parts, self.weights = training
         return metrics
 
     def prediction_step(
@@ -183,6 +240,8 @@ class SedemTrainer(Trainer):
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor.contiguous() for name, tensor in self.trained_weights().items()}
@@ -195,7 +254,10 @@ class SedemTrainer(Trainer):
         return best
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self._count_tokens()
         super()._save_checkpoint(model, trial)
+        # Each process writes the state of its random numbers, and the seal covers all of them.
+        self.accelerator.wait_for_everyone()
         if self.args.should_save:
             run = Path(self.args.output_dir)
             seal(run / f"checkpoint-{self.state.global_step}")
@@ -215,3 +277,17 @@ class SedemTrainer(Trainer):
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(weights[name])
+
+
+def _check_rates(rates: Mapping[str, float], groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
+    """Refuse a trained part without a learning rate, and a learning rate of no part."""
+    given = f"optimization.learning_rates has {', '.join(rates)}"
+    missing = [name for name, parameters in groups.items() if parameters and name not in rates]
+    unknown = [name for name in rates if name not in groups]
+    if missing:
+        raise ConfigError(f"{given}, but not {', '.join(missing)}; every trained part needs one")
+    if unknown:
+        raise ConfigError(
+            f"{given}, but {', '.join(unknown)} is no part of this training; its parts are "
+            f"{', '.join(groups)}"
+        )

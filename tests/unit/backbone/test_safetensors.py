@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from sedem.backbone import safetensors
 from sedem.backbone.safetensors import (
     check_weights,
     dequantize_int8,
@@ -160,9 +161,29 @@ def test_the_digest_depends_on_weights_names_and_text() -> None:
 
 def test_the_digest_is_the_same_for_float32_and_bfloat16() -> None:
     weights = {"a": torch.randn(10, 10), "b": torch.randn(9000)}
-    assert weights_digest(weights) == weights_digest(
-        {name: weight.bfloat16() for name, weight in weights.items()}
-    )
+    rounded = {name: weight.bfloat16() for name, weight in weights.items()}
+    both = [weights_digest(found, dtype=torch.bfloat16) for found in (weights, rounded)]
+    assert both[0] == both[1]
+    assert weights_digest(weights) != weights_digest(rounded)
+
+
+@pytest.mark.parametrize("place", [0, 1, 4095, 54_321, 99_999])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_digest_covers_every_value(
+    place: int, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safetensors, "PIECE", 30_000)
+    weights = torch.ones(100, 1000)
+    digest = weights_digest({"a": weights}, dtype=dtype)
+    weights.view(-1)[place] = 1.01
+    assert weights_digest({"a": weights}, dtype=dtype) != digest
+
+
+def test_the_digest_covers_the_last_bit() -> None:
+    weights = torch.ones(5000)
+    digest = weights_digest({"a": weights})
+    weights[4321] = torch.nextafter(weights[4321], torch.tensor(2.0))
+    assert weights_digest({"a": weights}) != digest
 
 
 def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:

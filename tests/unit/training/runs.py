@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,42 @@ def killed_in_step(step: int) -> Iterator[None]:
 
         patch.setattr(SedemTrainer, "training_step", interrupted)
         yield
+
+
+RANK = """
+import sys
+from pathlib import Path
+from sedem.training.recipe import load_recipe
+from sedem.training.stages import STAGES
+
+for path in map(Path, sys.argv[1:]):
+    kind, train = STAGES[path.name.split("-")[0]]
+    train(load_recipe(kind, path))
+"""
+
+
+def train_in_two_processes(recipes: Sequence[Recipe], folder: Path) -> None:
+    """Train recipes one after the other, as torchrun would start two processes for them."""
+    paths = []
+    for number, recipe in enumerate(recipes):
+        stage = "stage1" if isinstance(recipe, Stage1Recipe) else "stage2"
+        paths.append(folder / f"{stage}-{number}.yaml")
+        paths[-1].write_text(as_yaml(recipe))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, *map(str, paths)],
+            env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank, "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    errors = [process.communicate(timeout=240)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors
 
 
 def summary(recipe: Recipe) -> dict[str, Any]:

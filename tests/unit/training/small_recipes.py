@@ -74,11 +74,14 @@ def small_stage2(recipe: Stage2Recipe) -> Stage2Recipe:
         optimization=two_steps(recipe.optimization),
         run=small_run(recipe.run, Path()),
         start_from=None,
+        best=False,
     )
 
 
 def two_steps(optimization: Optimization) -> Optimization:
-    return optimization.with_changes(steps=2, epochs=None, batch_size=2, accumulation=1, warmup=1)
+    return optimization.with_changes(
+        steps=2, epochs=None, batch_size=2, accumulation=1, warmup=1, warmup_ratio=0.0
+    )
 
 
 def small_run(run: RunSettings, folder: Path) -> RunSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainingArguments
+from unit.training.conftest import stage1_recipe_in
 from unit.training.runs import (
     Recipe,
     assert_same_training,
@@ -22,10 +25,12 @@ from unit.training.runs import (
     losses,
     summary,
     train,
+    train_in_two_processes,
 )
 
-from sedem import Document, SeDeM
-from sedem.training.checkpoints import is_complete
+from sedem import Document, SeDeM, SedemConfig
+from sedem.training.checkpoints import COMPLETE, is_complete
+from sedem.training.fit import use_one_gpu
 from sedem.training.recipe import as_yaml
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
 from sedem.training.trainer import TRAINED
@@ -136,6 +141,70 @@ def test_only_the_newest_checkpoints_are_kept(stage1_recipe: Stage1Recipe) -> No
     assert names == {"checkpoint-5", "checkpoint-6"}
 
 
+# Two processes
+
+Pair = tuple[Recipe, Recipe]
+
+
+@pytest.fixture(scope="module")
+def pairs(
+    config: SedemConfig,
+    finished_stage2: Stage2Recipe,
+    killed_stage2: Stage2Recipe,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Pair]:
+    """Runs of two processes, each with the run of one process that it must equal."""
+    folder = tmp_path_factory.mktemp("together")
+    stage1 = stage1_recipe_in(folder, config)
+    alone = stage1.with_changes(
+        optimization=stage1.optimization.with_changes(batch_size=2, accumulation=2)
+    )
+    train(alone)
+    output = finished_stage2.run.with_changes(output=str(folder / "stage2"))
+    found = {
+        "stage1": (elsewhere(alone, "together"), alone),
+        "stage2": (finished_stage2.with_changes(run=output), finished_stage2),
+        "resumed": (copied(killed_stage2, folder), finished_stage2),
+    }
+    train_in_two_processes([together for together, _ in found.values()], folder)
+    return found
+
+
+@pytest.fixture(params=["stage1", "stage2", "resumed"])
+def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Pair:
+    return pairs[request.param]
+
+
+def test_two_processes_train_as_one(pair: Pair) -> None:
+    together, alone = pair
+    found, expected = losses(together), losses(alone)
+    assert len(found) == len(expected)
+    for line, wanted in zip(found, expected, strict=True):
+        # Two processes fill up their last batches, so an epoch can be a batch longer.
+        assert line.pop("epoch") == pytest.approx(wanted.pop("epoch"), rel=0.01)
+        assert line == pytest.approx(wanted, rel=1e-4, abs=1e-7)
+    weights, wanted_weights = final_weights(together), final_weights(alone)
+    assert weights.keys() == wanted_weights.keys()
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, wanted_weights[name], rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_count_what_both_have_seen(pair: Pair) -> None:
+    together, alone = map(summary, pair)
+    assert (together["processes"], alone["processes"]) == (2, 1)
+    for name in ("steps", "examples_seen", "tokens_seen"):
+        assert together[name] == alone[name]
+
+
+def test_two_processes_leave_one_set_of_checkpoints(pair: Pair) -> None:
+    together, alone = (Path(recipe.run.output) for recipe in pair)
+    names = {path.name for path in together.glob("checkpoint-*")}
+    assert names == {path.name for path in alone.glob("checkpoint-*")}
+    assert all(is_complete(together / name) for name in names)
+    newest = json.loads((together / "checkpoint-6" / COMPLETE).read_text())
+    assert {"rng_state_0.pth", "rng_state_1.pth"} < newest.keys()
+
+
 # Logs
 
 
@@ -188,6 +257,33 @@ def test_the_batches_of_a_step_are_averaged(finished_stage2: Stage2Recipe) -> No
         assert line["loss"] == pytest.approx(total, rel=1e-4)
 
 
+def test_a_short_last_batch_counts_as_what_it_holds(stage2_recipe: Stage2Recipe) -> None:
+    # Twelve questions in batches of five: the third batch has two, the second step one batch.
+    recipe = stage2_recipe.with_changes(
+        optimization=stage2_recipe.optimization.with_changes(
+            batch_size=5, accumulation=2, steps=None, epochs=2
+        ),
+        run=stage2_recipe.run.with_changes(eval_every=0, log_every=2),
+    )
+    train(recipe)
+    found = summary(recipe)
+    assert (found["steps"], found["examples_seen"]) == (4, 24)
+    weights = {"answer": 1.0, "select": 1.0, "reconstruct": 0.1}
+    for prefix, lines in (("", found["log"]), ("eval_", [found["evaluation"]])):
+        for line in lines:
+            if f"{prefix}answer" in line and f"{prefix}loss" in line:
+                total = sum(weight * line[prefix + name] for name, weight in weights.items())
+                assert line[f"{prefix}loss"] == pytest.approx(total, rel=1e-4)
+
+
+def test_a_resumed_run_takes_its_own_intervals(stopped: Stage2Recipe) -> None:
+    train(stopped.with_changes(run=stopped.run.with_changes(log_every=2, save_every=5, keep=9)))
+    assert summary(stopped)["resumed_from"] == "checkpoint-4"
+    assert [line["step"] for line in losses(stopped) if "loss" in line] == [1, 2, 3, 4, 6]
+    names = {folder.name for folder in Path(stopped.run.output).glob("checkpoint-*")}
+    assert names >= {"checkpoint-4", "checkpoint-5"}
+
+
 def test_evaluation_does_not_change_the_losses_of_training(stage1_recipe: Stage1Recipe) -> None:
     # Steps 3 and 4 share a log line, and evaluation comes between them.
     followed = elsewhere(stage1_recipe, "followed", log_every=2)
@@ -209,14 +305,30 @@ def test_results_are_not_mixed_with_the_log(
     assert "loss" in captured.err
 
 
-def test_rates_of_parts_follow_the_schedule(stage2_recipe: Stage2Recipe) -> None:
+@pytest.mark.parametrize("warmup", [{"warmup": 3}, {"warmup_ratio": 0.5}])
+def test_rates_of_parts_follow_the_schedule(
+    stage2_recipe: Stage2Recipe, warmup: dict[str, Any]
+) -> None:
     slow = stage2_recipe.with_changes(
-        optimization=stage2_recipe.optimization.with_changes(warmup=3, schedule="linear"),
+        optimization=stage2_recipe.optimization.with_changes(schedule="linear", **warmup),
     )
     train(slow)
     rates = [line["learning_rate"] for line in losses(slow) if "learning_rate" in line]
     first = stage2_recipe.optimization.learning_rates["compressor"]
     assert rates == pytest.approx([first * share for share in (0, 1 / 3, 2 / 3, 1, 2 / 3, 1 / 3)])
+
+
+def test_a_process_uses_one_gpu_and_says_how_to_use_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    assert arguments.n_gpu == 0
+    arguments._n_gpu = 4
+    with caplog.at_level(logging.WARNING):
+        use_one_gpu(arguments)
+    assert arguments.n_gpu == 1 and arguments.train_batch_size == 8
+    assert "4 GPUs are visible and one is used" in caplog.text
+    assert "torchrun --nproc-per-node 4" in caplog.text
 
 
 # The final checkpoint

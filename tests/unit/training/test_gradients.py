@@ -126,6 +126,7 @@ def test_adapters_have_gradients_below_and_above_the_injection_layer(stage2: Sta
 def test_stage_2_works_without_adapters(model: SeDeM, examples: ExampleSet) -> None:
     dataset = block_dataset(model, examples)
     stage = Stage2(model, Stage2Losses(), collator(dataset))
-    assert set(stage.parameter_groups()) == {"compressor", "decompressor", "selector"}
+    groups = {name for name, parameters in stage.parameter_groups().items() if parameters}
+    assert groups == {"compressor", "decompressor", "selector"}
     found = reached(stage, stage(**stage.collate(dataset.items))["loss"])
     assert found == {"model.compressor.w_in.weight"} | DECOMPRESSOR | SELECTOR

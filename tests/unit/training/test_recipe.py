@@ -164,6 +164,18 @@ def test_a_value_of_another_type_in_stage_2_is_refused(
         ("optimization.accumulation", 0, "optimization.accumulation is 0; it must be above 0"),
         ("optimization.max_grad_norm", 0, "optimization.max_grad_norm is 0; it must be above 0"),
         ("optimization.warmup", -1, "optimization.warmup is -1; it must be 0 or more"),
+        ("optimization.warmup_ratio", 1, "optimization.warmup_ratio is 1; it must be below 1"),
+        (
+            "optimization",
+            {"learning_rates": {"a": 1}, "steps": 9, "warmup": 3, "warmup_ratio": 0.1},
+            r"warmup is 3 and warmup_ratio 0\.1; give steps or a share, and set the other to 0",
+        ),
+        (
+            "optimization.schedule",
+            "warmup_stable_decay",
+            "schedule is 'warmup_stable_decay'; it can be linear, cosine or constant_with_warmup",
+        ),
+        ("run.eval_every", 5, r"run.eval_every is 5, but nothing is kept apart .* text\.held_out"),
         ("optimization.weight_decay", -1, "optimization.weight_decay is -1; it must be 0 or more"),
         ("optimization.learning_rates", {}, "optimization.learning_rates is empty"),
         (

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+import yaml
 from unit.training.runs import train
 
 from sedem import SedemConfig
 from sedem.errors import ConfigError, DataError
+from sedem.training import run_setup
 from sedem.training.recipe import as_yaml
-from sedem.training.run_setup import backbone_options, check_start, start_run
+from sedem.training.run_setup import (
+    backbone_options,
+    check_start,
+    share_of_batches,
+    start_run,
+)
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
 
 
@@ -35,6 +44,73 @@ def test_a_folder_with_a_checkpoint_refuses_other_settings(
         start_run(with_other_steps(stage1_recipe))
     assert (output / "recipe.yaml").read_text() == as_yaml(stage1_recipe)
     assert start_run(stage1_recipe) == output
+
+
+def test_a_resumed_run_may_change_what_no_weight_depends_on(stage1_recipe: Stage1Recipe) -> None:
+    output = start_run(stage1_recipe)
+    (output / "checkpoint-2").mkdir()
+    harmless = {"log_every": 7, "save_every": 9, "keep": 5, "workers": 1}
+    spelled = f"{output.parent}/./{output.name}/"
+    run = stage1_recipe.run.with_changes(output=spelled, **harmless)
+    other = stage1_recipe.with_changes(run=run, cache="elsewhere")
+    assert start_run(other) == output
+    assert (output / "recipe.yaml").read_text() == as_yaml(other)
+    moved = output.rename(output.with_name("moved"))
+    start_run(other.with_changes(run=run.with_changes(output=str(moved))))
+    faster = stage1_recipe.optimization.with_changes(learning_rates={"compressor": 0.1})
+    message = (
+        r"other settings \(optimization\.learning_rates\.compressor was 0\.001, is 0\.1, "
+        r"optimization\.learning_rates\.decompressor was 0\.002, is None; compare"
+    )
+    with pytest.raises(ConfigError, match=message):
+        start_run(
+            stage1_recipe.with_changes(
+                optimization=faster, run=run.with_changes(output=str(moved), eval_every=3)
+            )
+        )
+
+
+def test_a_setting_that_a_newer_version_added_had_its_default(stage1_recipe: Stage1Recipe) -> None:
+    output = start_run(stage1_recipe)
+    (output / "checkpoint-2").mkdir()
+    older = yaml.safe_load((output / "recipe.yaml").read_text())
+    del older["optimization"]["warmup_ratio"]
+    (output / "recipe.yaml").write_text(yaml.safe_dump(older))
+    assert start_run(stage1_recipe) == output
+    (output / "recipe.yaml").write_text(yaml.safe_dump(older))
+    slow = stage1_recipe.optimization.with_changes(warmup_ratio=0.5)
+    with pytest.raises(ConfigError, match=r"optimization\.warmup_ratio was None, is 0\.5"):
+        start_run(stage1_recipe.with_changes(optimization=slow))
+
+
+def test_a_setting_that_is_no_more_was_another_one(stage1_recipe: Stage1Recipe) -> None:
+    output = start_run(stage1_recipe)
+    (output / "checkpoint-2").mkdir()
+    older = yaml.safe_load((output / "recipe.yaml").read_text())
+    older["optimization"]["forgotten"] = 3
+    (output / "recipe.yaml").write_text(yaml.safe_dump(older))
+    with pytest.raises(ConfigError, match=r"optimization\.forgotten was 3, is None"):
+        start_run(stage1_recipe)
+
+
+def test_processes_share_the_batches_of_a_step(stage1_recipe: Stage1Recipe) -> None:
+    optimization = stage1_recipe.optimization.with_changes(accumulation=6)
+    assert [share_of_batches(optimization, count) for count in (1, 2, 3, 6)] == [6, 3, 2, 1]
+    message = (
+        r"optimization\.accumulation is 6, but 4 processes share .* make it a multiple of 4 and "
+        r"optimization\.batch_size as much smaller"
+    )
+    with pytest.raises(ConfigError, match=message):
+        share_of_batches(optimization, 4)
+
+
+def test_a_process_opens_its_backbones_on_its_own_device(
+    stage1_recipe: Stage1Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert str(backbone_options(stage1_recipe.optimization)["device"]) == "cpu"
+    third = SimpleNamespace(device=torch.device("cuda", 3))
+    monkeypatch.setattr(run_setup, "processes", lambda: third)
+    assert str(backbone_options(stage1_recipe.optimization)["device"]) == "cuda:3"
 
 
 def test_a_killed_run_refuses_other_settings(stopped: Stage2Recipe) -> None:

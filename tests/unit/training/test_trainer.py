@@ -119,3 +119,15 @@ def test_a_part_without_a_learning_rate_is_an_error(
         ConfigError, match="learning_rates has compresor, decompressor, but not compressor"
     ):
         SedemTrainer(stage, {"compresor": 1e-4, "decompressor": 1e-4}, arguments)
+
+
+def test_a_learning_rate_of_no_part_is_an_error(model: SeDeM, arguments: TrainingArguments) -> None:
+    rates = {"compressor": 1e-4, "decompressor": 1e-4, "selectr": 1e-4}
+    with pytest.raises(
+        ConfigError,
+        match="but selectr is no part of this training; its parts are compressor, decompressor",
+    ):
+        SedemTrainer(Stage1(model, Stage1Losses()), rates, arguments)
+    # A part that this model lacks is a part all the same.
+    stage = Stage2(model, Stage2Losses(), None)
+    SedemTrainer(stage, dict.fromkeys(stage.parameter_groups(), 1e-4), arguments)
