@@ -297,14 +297,14 @@ NANO = Scale(
     ablation=("squad-10", "exact-facts"),
     held_out={
         "held-out-squad": Questions(
-            "SQuAD-10, held out", "squad/train-44-articles.json", "squad", "42:", limit=200
+            "SQuAD-10, held out", "squad/train-44-articles.json", "squad", "42:", limit=100
         ),
         "held-out-facts": Questions(
             "exact facts, held out",
             "wikipedia/articles.jsonl.xz",
             "exact-facts",
             "600:650",
-            limit=200,
+            limit=100,
             split="train",
             options={"count": 200, "seed": 9},
         ),
