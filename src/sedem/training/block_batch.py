@@ -72,8 +72,8 @@ class BlockCollator:
         dataset: the dataset that the examples come from.
         max_blocks: maximum blocks of one example; evidence blocks are kept, others are sampled.
         budgets: K of a batch is drawn from these.
-        seed: of sampling. A sample depends only on the seed and the examples of the batch, so a
-            resumed run samples the same.
+        seed: of sampling. A sample depends only on the seed and the examples of the batch, and for
+            a batch of one on the epoch, so a resumed run samples the same.
         cache: folder of frozen states; None computes them in every step.
         conditions: weights with which a batch draws the form in which the decoder reads the
             selected blocks; None means always as memory.
@@ -108,9 +108,19 @@ class BlockCollator:
                 encoder, layers, dataset.questions, cache, "questions"
             )
 
-    def __call__(self, items: list[BlockItem]) -> dict[str, Any]:
-        """The entries of a `BlockBatch`."""
-        rng = random.Random(f"{self.seed}:{[item.question for item in items]}")
+    def __call__(self, items: list[BlockItem], epoch: int = 0) -> dict[str, Any]:
+        """The entries of a `BlockBatch`.
+
+        Args:
+            items: the examples.
+            epoch: passes over the data before this one.
+        """
+        drawn_for = f"{self.seed}:{[item.question for item in items]}"
+        # Several examples meet others in every epoch, which is another draw already. One alone
+        # would have the same other blocks around it for ever.
+        if len(items) == 1 and epoch:
+            drawn_for += f":{epoch}"
+        rng = random.Random(drawn_for)
         sampled = [self._sample_blocks(item, rng) for item in items]
         segments = sorted(
             {

@@ -83,7 +83,7 @@ class RAGTraining(BaselineTraining):
 
     def collate(self, items: list[BlockItem]) -> dict[str, Any]:
         """Collate examples to the arguments of `forward`."""
-        return self.collator(items)
+        return self.collator(items, self.epoch)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
         """Number of tokens of paragraphs, questions (selector), prompts and answers."""

@@ -14,7 +14,13 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
@@ -30,6 +36,9 @@ class Trainable(Protocol):
     progress: float
     """Share of the training that is done; the trainer sets it before every step."""
 
+    epoch: int
+    """Passes over the data before this one; the trainer sets it before every pass."""
+
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Trained parameters by the name of their learning rate."""
         ...
@@ -41,6 +50,15 @@ class Trainable(Protocol):
     def tokens(self, batch: Mapping[str, Any]) -> int:
         """Number of tokens of text in a batch, without padding."""
         ...
+
+
+class _Epochs(TrainerCallback):
+    """Tells the module which epoch begins, before its first batch is made."""
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any
+    ) -> None:
+        cast(Trainable, options["model"]).epoch = int(state.epoch or 0)
 
 
 class SedemTrainer(Trainer):
@@ -83,6 +101,7 @@ class SedemTrainer(Trainer):
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
         # forward divides by the number of items of the whole step.
         self.model_accepts_loss_kwargs = False
+        self.add_callback(_Epochs())
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.
@@ -158,10 +177,15 @@ class SedemTrainer(Trainer):
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Losses over the evaluation set, without touching the parts collected in training."""
+        """Losses over the evaluation set, the same batches in every epoch.
+
+        The parts collected in training stay as they are.
+        """
+        trainable = cast(Trainable, self.model)
         training_parts, self.parts = self.parts, defaultdict(list)
+        epoch, trainable.epoch = trainable.epoch, 0
         metrics = super().evaluate(*args, **options)
-        self.parts = training_parts
+        self.parts, trainable.epoch = training_parts, epoch
         return metrics
 
     def prediction_step(
