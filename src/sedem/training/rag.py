@@ -161,11 +161,11 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         )
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
-    dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit)
+    dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(dataset, chosen, Path(recipe.data_root))
     collator = BlockCollator(
         dataset,
-        max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in dataset.items),
+        max_blocks=chosen.max_paragraphs or dataset.most_blocks,
         budgets=(resolve_budget(reader.config.k, sys.maxsize),),
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if chosen.cache_states else None,

@@ -97,8 +97,7 @@ class Stage1(nn.Module):
         self.model = model
         self.losses = losses
         self.seed = seed
-        self.progress = 0.0
-        self.epoch = 0
+        self.progress, self.epoch = 0.0, 0
         self.same_tokens = model.encoder.vocabulary == model.decoder.vocabulary
         if losses.regress and not self.same_tokens:
             raise ConfigError(

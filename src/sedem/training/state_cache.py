@@ -14,9 +14,11 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
@@ -32,6 +34,9 @@ FLUSH = 64
 """Batches between two writes of how many batches are done."""
 STATES = "states.bin"
 DONE = "done.json"
+
+
+Tokens = Sequence[int] | NDArray[Any]
 
 
 class StateCache:
@@ -51,7 +56,7 @@ class StateCache:
         cls,
         backbone: Backbone,
         layers: tuple[int, ...],
-        texts: Sequence[Sequence[int]],
+        texts: Sequence[Tokens],
         cache: Path,
         label: str,
     ) -> StateCache:
@@ -110,7 +115,7 @@ class StateCache:
         self,
         backbone: Backbone,
         layers: tuple[int, ...],
-        texts: Sequence[Sequence[int]],
+        texts: Sequence[Tokens],
         batches: list[list[int]],
         folder: Path,
         label: str,
@@ -119,7 +124,7 @@ class StateCache:
         done = _batches_done(folder)
         bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
         for number in range(done, len(batches)):
-            rows = [torch.tensor(texts[i]) for i in batches[number]]
+            rows = [torch.as_tensor(np.array(texts[i], dtype=np.int64)) for i in batches[number]]
             ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
             states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
             for row, i in enumerate(batches[number]):
@@ -132,7 +137,7 @@ class StateCache:
         bar.close()
 
 
-def _batches(texts: Sequence[Sequence[int]]) -> list[list[int]]:
+def _batches(texts: Sequence[Tokens]) -> list[list[int]]:
     """Indices of the texts of each batch; texts of similar length need the least padding."""
     order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
     return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
