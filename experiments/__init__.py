@@ -43,4 +43,5 @@ STUDIES = (
     "batches",
     "memories",
     "kept",
+    "preparation",
 )
