@@ -46,4 +46,5 @@ STUDIES = (
     "memories",
     "kept",
     "kept_types",
+    "preparation",
 )

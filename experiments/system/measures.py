@@ -230,6 +230,14 @@ def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return measure_bench(cell.measure, scale, folder, cell.backbone, cell.name)
 
 
+def _preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.preparation import measure_preparation
+    from sedem.model import SeDeM
+
+    model = SeDeM.from_pretrained(_trained(cell, scale, data), engine="eager")
+    return measure_preparation(model, _examples(cell, scale, data))
+
+
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": _answers,
     "constant": _constant,
@@ -250,6 +258,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "memories": _bench,
     "kept": _bench,
     "peers": _bench,
+    "preparation": _preparation,
 }
 """How each kind of cell is measured.
 
@@ -270,4 +279,5 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - bench: times and memory of the methods; batches: questions a second; memories: times by type of
   the stored slots; kept: what is kept of blocks, and its worth; peers: every method beside full
   context.
+- preparation: time and memory of preparing questions for stage 2.
 """

@@ -1,12 +1,21 @@
-"""Files that survive a crash whole, and the digest that tells one file's content from another's."""
+"""Files and folders that survive a crash whole, and digests that tell contents apart."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from sedem.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -39,6 +48,112 @@ def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8 with `atomic_write`."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def build_once(
+    folder: Path, is_complete: Callable[[Path], bool], build: Callable[[Path], None], what: str
+) -> None:
+    """Build a folder of a cache, unless it is complete or another process completes it.
+
+    One process builds, under a lock and in a hidden folder beside; the others wait for it. The
+    folder appears with one rename. What a killed process has left in the hidden folder is there
+    when the next one builds.
+
+    Args:
+        folder: the folder.
+        is_complete: whether a folder holds everything.
+        build: fills the hidden folder.
+        what: its content, for messages.
+
+    Raises:
+        ConfigError: the disk is full.
+    """
+    if is_complete(folder):
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder, what):
+        if is_complete(folder):
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial = folder.with_name(f".{folder.name}.partial")
+        partial.mkdir(exist_ok=True)
+        try:
+            build(partial)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise ConfigError(
+                f"the disk of '{folder.parent}' is full while {what} is written; make room or "
+                "choose a cache on another disk, and run the same command again"
+            ) from None
+        sync_folder(partial)
+        partial.rename(folder)
+        sync_folder(folder.parent)
+
+
+@contextmanager
+def _locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a folder; say so if it takes waiting."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("another process is writing %s; waiting until it is done", what)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_free_space(folder: Path, size: int, what: str) -> None:
+    """Refuse to write what the disk has no room for.
+
+    Args:
+        folder: an existing folder on the disk.
+        size: bytes to write.
+        what: what is written, for the message.
+
+    Raises:
+        ConfigError: fewer bytes are free, with both numbers.
+    """
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise ConfigError(
+            f"{what} needs {bytes_text(size)}, but the disk of '{folder}' has "
+            f"{bytes_text(free)} free; make room or choose a cache on another disk"
+        )
+
+
+def reserve(path: Path, size: int, what: str) -> None:
+    """Give a file all its bytes on disk now: writing to a mapped file on a full disk is fatal.
+
+    Args:
+        path: the file; bytes that it has are kept.
+        size: bytes of the file.
+        what: its content, for the message.
+
+    Raises:
+        ConfigError: the disk has no room for it.
+    """
+    with path.open("ab") as file:
+        allocated = os.fstat(file.fileno()).st_blocks * 512
+        check_free_space(path.parent, size - allocated, what)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:
+            file.truncate(size)
+
+
+def bytes_text(size: int) -> str:
+    """A number of bytes for people, such as "481 GB"."""
+    amount = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if amount < 999.5:
+            return f"{amount:.3g} {unit}"
+        amount /= 1000
+    return f"{amount:,.3g} TB"
 
 
 def sync_folder(folder: Path) -> None:

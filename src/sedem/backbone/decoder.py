@@ -9,8 +9,9 @@ import json
 from typing import Any
 
 import torch
+from tokenizers import Encoding
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import BatchEncoding, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from sedem.backbone.lora import LoraModel
 from sedem.backbone.masks import KeyAxis
@@ -83,15 +84,21 @@ class Backbone(LoraModel):
 
     def tokenize(self, texts: list[str], *, offsets: bool = False) -> dict[str, Any]:
         """Tokens of several texts, as `token_ids` cuts them, with character offsets on request."""
-        encoded = self.tokenizer(
+        return dict(self._encode(texts, return_offsets_mapping=offsets))
+
+    def encodings(self, texts: list[str]) -> list[Encoding]:
+        """The same tokens in the tokenizer's own form, which finds the offsets of single tokens."""
+        return list(self._encode(texts).encodings or [])
+
+    def _encode(self, texts: list[str], **options: bool) -> BatchEncoding:
+        return self.tokenizer(
             texts,
             add_special_tokens=False,
             return_attention_mask=False,
-            return_offsets_mapping=offsets,
             split_special_tokens=True,
             verbose=False,
+            **options,
         )
-        return dict(encoded)
 
     def embed(self, ids_BP: Tensor) -> Tensor:
         """Token embeddings `[B, P, D]`, the states before the first layer."""

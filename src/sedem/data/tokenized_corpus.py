@@ -15,12 +15,16 @@ from tqdm.auto import tqdm
 from sedem.backbone.decoder import Backbone
 from sedem.data.corpus import hub_id, read_texts, text_files
 from sedem.data.hub import Home, commit
-from sedem.durable_files import atomic_write, write_text
+from sedem.durable_files import atomic_write, build_once, check_free_space, write_text
 from sedem.errors import DataError
 
 TOKENIZED_TOGETHER = 64
 PART = 1 << 22
 """Tokens that are written to disk at a time; a killed run loses at most this many."""
+TEXT_BYTES = 4
+"""Bytes of text behind a token, to estimate the tokens of a file; most texts have more tokens."""
+BOUNDS = "bounds.npy"
+"""Written last; a folder with it is complete."""
 
 
 class TokenizedCorpus:
@@ -55,17 +59,24 @@ class TokenizedCorpus:
 
         Raises:
             DataError: the corpus cannot be read or is empty.
+            ConfigError: the disk has no room for its tokens.
         """
         chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
         if limit is not None:
             chosen += f" {limit}"
         folder = cache / f"tokens-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
-        if not (folder / "bounds.npy").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            texts = read_texts(source, exclude_titles, _revision(source, folder))
-            _write_parts(texts, backbone, folder, limit, str(source))
-            _join_parts(folder, str(source))
-        return cls(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / "bounds.npy"))
+
+        def build(partial: Path) -> None:
+            if not _is_complete(partial):
+                _check_room(source, limit, _dtype(backbone), partial)
+                texts = read_texts(source, exclude_titles, _revision(source, partial))
+                _write_parts(texts, backbone, partial, limit, str(source))
+                _join_parts(partial, str(source))
+            for part in _parts(partial):
+                part.unlink()
+
+        build_once(folder, _is_complete, build, f"the tokens of '{source}'")
+        return cls(np.load(folder / "tokens.npy", mmap_mode="r"), np.load(folder / BOUNDS))
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -94,6 +105,26 @@ def _revision(source: str | Path, folder: Path) -> str | None:
     return kept.read_text()
 
 
+def _is_complete(folder: Path) -> bool:
+    return (folder / BOUNDS).is_file()
+
+
+def _dtype(backbone: Backbone) -> np.dtype[Any]:
+    """The smallest type that holds every token."""
+    return np.dtype(np.uint16 if len(backbone.tokenizer) <= 2**16 else np.uint32)
+
+
+def _check_room(source: str | Path, limit: int | None, dtype: np.dtype[Any], folder: Path) -> None:
+    """Refuse a corpus whose tokens will not fit on the disk, as far as their number is known."""
+    tokens = limit or 0
+    if hub_id(source) is None:
+        written = sum(file.stat().st_size for file in text_files(Path(source))) // TEXT_BYTES
+        tokens = min(written, limit or written)
+    # Parts and the joined array exist together for a while.
+    size = 2 * tokens * dtype.itemsize - sum(part.stat().st_size for part in _parts(folder))
+    check_free_space(folder.parent, size, f"tokenizing '{source}'")
+
+
 def _write_parts(
     texts: Iterable[str], backbone: Backbone, folder: Path, limit: int | None, source: str
 ) -> None:
@@ -102,7 +133,7 @@ def _write_parts(
     sizes = [size for part in parts for size in np.load(part)["sizes"].tolist()]
     remaining = islice(texts, len(sizes), None)
     room = None if limit is None else limit - sum(sizes)
-    dtype = np.uint16 if len(backbone.tokenizer) <= 2**16 else np.uint32
+    dtype = _dtype(backbone)
     pending: list[NDArray[Any]] = []
     number, count = len(parts), 0
     with tqdm(total=limit, initial=sum(sizes), desc=f"tokenizing {source}", unit="token") as bar:
@@ -133,6 +164,7 @@ def _save_part(folder: Path, number: int, texts: list[NDArray[Any]]) -> None:
     path = folder / f"part-{number:06d}.npz"
     sizes = np.asarray([len(ids) for ids in texts])
     tokens = np.concatenate(texts)
+    check_free_space(folder.parent, tokens.nbytes + sizes.nbytes, "the next part of the tokens")
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         np.savez(file, tokens=tokens, sizes=sizes)
 
@@ -145,6 +177,8 @@ def _join_parts(folder: Path, source: str) -> None:
     if not bounds[-1]:
         raise DataError(f"'{source}' has no tokens; give a corpus with text in it")
     dtype = np.load(parts[0])["tokens"].dtype
+    # Writing to a mapped file on a full disk would end the process without a word.
+    check_free_space(folder.parent, int(bounds[-1]) * dtype.itemsize, f"the tokens of '{source}'")
     joined = np.lib.format.open_memmap(
         folder / "tokens.npy", mode="w+", dtype=dtype, shape=(int(bounds[-1]),)
     )
@@ -154,10 +188,8 @@ def _join_parts(folder: Path, source: str) -> None:
         joined[start : start + len(tokens)] = tokens
         start += len(tokens)
     joined.flush()
-    with atomic_write(folder / "bounds.npy") as temporary, temporary.open("wb") as file:
+    with atomic_write(folder / BOUNDS) as temporary, temporary.open("wb") as file:
         np.save(file, bounds)
-    for part in parts:
-        part.unlink()
 
 
 def _parts(folder: Path) -> list[Path]:

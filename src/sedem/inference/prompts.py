@@ -54,4 +54,16 @@ def question_ids(backbone: Backbone, question: str, texts: Sequence[str] = ()) -
 
 def answer_ids(backbone: Backbone, answer: str) -> list[int]:
     """Return the target tokens of an answer: a space, the answer and the end token."""
-    return [*backbone.token_ids(f" {answer.strip()}"), backbone.eos_token_id]
+    return all_answer_ids(backbone, [answer])[0]
+
+
+def all_question_ids(backbone: Backbone, questions: Sequence[str]) -> list[list[int]]:
+    """Return `question_ids` of several questions of examples, tokenized together."""
+    tokens = backbone.tokenize([question_prompt(question) for question in questions])["input_ids"]
+    return [[backbone.bos_token_id, *ids] for ids in tokens]
+
+
+def all_answer_ids(backbone: Backbone, answers: Sequence[str]) -> list[list[int]]:
+    """Return `answer_ids` of several answers, tokenized together."""
+    tokens = backbone.tokenize([f" {answer.strip()}" for answer in answers])["input_ids"]
+    return [[*ids, backbone.eos_token_id] for ids in tokens]

@@ -81,6 +81,7 @@ def _open_questions(
         chosen.context_limit,
         chosen.max_paragraphs,
         recipe.optimization.seed,
+        cache=Path(recipe.cache),
     )
     training, evaluation = read_mixture(dataset, chosen, Path(recipe.data_root))
     if not len(training):

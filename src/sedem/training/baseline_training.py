@@ -24,6 +24,7 @@ class BaselineTraining(nn.Module):
     def __init__(self, reader: TrainedReader) -> None:
         super().__init__()
         self.reader = reader
+        self.epoch = 0
         reader.requires_grad_(False)
         for parameters in reader.parameter_groups().values():
             for parameter in parameters:

@@ -11,8 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.decoder import Backbone
 from sedem.config import Condition
@@ -72,8 +75,8 @@ class BlockCollator:
         dataset: the dataset that the examples come from.
         max_blocks: maximum blocks of one example; evidence blocks are kept, others are sampled.
         budgets: K of a batch is drawn from these.
-        seed: of sampling. A sample depends only on the seed and the examples of the batch, so a
-            resumed run samples the same.
+        seed: of sampling. A sample depends only on the seed and the examples of the batch, and for
+            a batch of one on the epoch, so a resumed run samples the same.
         cache: folder of frozen states; None computes them in every step.
         conditions: weights with which a batch draws the form in which the decoder reads the
             selected blocks; None means always as memory.
@@ -108,85 +111,51 @@ class BlockCollator:
                 encoder, layers, dataset.questions, cache, "questions"
             )
 
-    def __call__(self, items: list[BlockItem]) -> dict[str, Any]:
-        """The entries of a `BlockBatch`."""
-        rng = random.Random(f"{self.seed}:{[item.question for item in items]}")
+    def __call__(self, items: list[BlockItem], epoch: int = 0) -> dict[str, Any]:
+        """The entries of a `BlockBatch`.
+
+        Args:
+            items: the examples.
+            epoch: passes over the data before this one.
+        """
+        drawn_for = f"{self.seed}:{[item.question for item in items]}"
+        # Several examples meet others in every epoch, which is another draw already. One alone
+        # would have the same other blocks around it for ever.
+        if len(items) == 1 and epoch:
+            drawn_for += f":{epoch}"
+        rng = random.Random(drawn_for)
         sampled = [self._sample_blocks(item, rng) for item in items]
-        segments = sorted(
-            {
-                segment
-                for item, positions in zip(items, sampled, strict=True)
-                for position in positions
-                for segment in self._segments(item.blocks[position])
-            }
+        blocks = [
+            [item.blocks[i] for i in chosen] for item, chosen in zip(items, sampled, strict=True)
+        ]
+        segments_NJ, places_NJ, tokens_NJ = self.dataset.slots(
+            [pair for row in blocks for pair in row]
         )
+        segments = np.unique(segments_NJ[segments_NJ >= 0])
         compression = self.dataset.model.config.compression
-        longest = max(len(self.dataset.segments[segment]) for segment in segments)
-        slots = -(-longest // compression)
-        batch: dict[str, Any] = self._arrange_blocks(items, sampled, segments, slots)
+        rows = [self.dataset.segments[segment] for segment in segments.tolist()]
+        slots = -(-max(map(len, rows)) // compression)
+        index_NJ = np.searchsorted(segments, segments_NJ) * slots + places_NJ
+        batch: dict[str, Any] = _arranged(
+            items, sampled, np.where(tokens_NJ > 0, index_NJ, -1), tokens_NJ
+        )
         batch["budget"] = rng.choice(self.budgets)
         batch["coins"] = torch.tensor([rng.random() for _ in items])
         (batch["condition"],) = rng.choices([*self.conditions], [*self.conditions.values()])
         batch["texts"] = []
         if batch["condition"] != "memory":
-            batch["texts"] = [
-                [self._text(item.blocks[position]) for position in positions]
-                for item, positions in zip(items, sampled, strict=True)
-            ]
-        batch["segment_ids"], batch["segment_mask"] = _padded(
-            [self.dataset.segments[segment] for segment in segments], slots * compression
-        )
+            batch["texts"] = [[self.dataset.block_text(*pair) for pair in row] for row in blocks]
+        batch["segment_ids"], batch["segment_mask"] = _padded(rows, slots * compression)
         questions = [item.question for item in items]
         batch["question_ids"], batch["question_mask"] = _padded(
             [self.dataset.questions[question] for question in questions]
         )
         if self.states is not None and self.question_states is not None:
-            states = self.states.batch(segments)
+            states = self.states.batch(segments.tolist())
             missing = slots * compression - states.shape[2]
             batch["states"] = torch.nn.functional.pad(states, (0, 0, 0, missing))
             batch["question_states"] = self.question_states.batch(questions)
         return {**batch, **targets([(item.prefix, item.answer) for item in items])}
-
-    def _arrange_blocks(
-        self, items: list[BlockItem], sampled: list[list[int]], segments: list[int], slots: int
-    ) -> dict[str, Tensor]:
-        """Index of each block's slots among the slots of the batch, token counts and labels.
-
-        Args:
-            items: the examples.
-            sampled: positions of the sampled blocks of each example.
-            segments: indices of the batch's segments in the dataset.
-            slots: slots of a segment in the batch.
-        """
-        config = self.dataset.model.config
-        batch_rows = {segment: row for row, segment in enumerate(segments)}
-        shape = (len(items), max(map(len, sampled)), config.slots_per_block)
-        slot_index = torch.full(shape, -1)
-        slot_tokens = torch.zeros(shape, dtype=torch.long)
-        evidence = torch.zeros(shape[:2], dtype=torch.bool)
-        blocks = torch.zeros(shape[:2], dtype=torch.bool)
-        for b, (item, positions) in enumerate(zip(items, sampled, strict=True)):
-            for n, position in enumerate(positions):
-                number, row = item.blocks[position]
-                document = self.dataset.documents[number]
-                slot_tokens[b, n] = torch.tensor(document.blocks[row].slot_tokens)
-                slots_J = document.slots[row]
-                rows_J = torch.tensor(
-                    [
-                        batch_rows[document.first_segment + s // config.slots] if s >= 0 else 0
-                        for s in slots_J.tolist()
-                    ]
-                )
-                index_J = rows_J * slots + slots_J % config.slots
-                slot_index[b, n] = torch.where(slot_tokens[b, n] > 0, index_J, -1)
-                evidence[b, n] = item.evidence[position]
-                blocks[b, n] = True
-        return {
-            "slot_index": slot_index,
-            "slot_tokens": slot_tokens,
-            "blocks": blocks,
-            "evidence": evidence,
-        }
 
     def _sample_blocks(self, item: BlockItem, rng: random.Random) -> list[int]:
         """Positions of at most `max_blocks` blocks of an example, in document order."""
@@ -196,18 +165,33 @@ class BlockCollator:
         rest = [i for i in range(len(item.blocks)) if i not in positive]
         return sorted(positive + rng.sample(rest, self.max_blocks - len(positive)))
 
-    def _text(self, block: tuple[int, int]) -> str:
-        """The text behind a block."""
-        return self.dataset.documents[block[0]].block_text(block[1])
 
-    def _segments(self, block: tuple[int, int]) -> list[int]:
-        """Indices of the segments in the dataset that a block has slots of."""
-        document = self.dataset.documents[block[0]]
-        slots_J = document.slots[block[1]]
-        per_segment = self.dataset.model.config.slots
-        return sorted(
-            {document.first_segment + s // per_segment for s in slots_J.tolist() if s >= 0}
-        )
+def _arranged(
+    items: list[BlockItem],
+    sampled: list[list[int]],
+    index_NJ: NDArray[np.int64],
+    tokens_NJ: NDArray[np.int64],
+) -> dict[str, Tensor]:
+    """Blocks of a batch with their slots and labels, a row an example.
+
+    Args:
+        items: the examples.
+        sampled: positions of the sampled blocks of each example.
+        index_NJ: place of each slot of all sampled blocks among the slots of the batch.
+        tokens_NJ: real tokens behind each of these slots.
+    """
+    counts = [len(positions) for positions in sampled]
+    index, tokens = (torch.from_numpy(a).split(counts) for a in (index_NJ, tokens_NJ))
+    labels = [
+        torch.tensor([item.evidence[position] for position in positions])
+        for item, positions in zip(items, sampled, strict=True)
+    ]
+    return {
+        "slot_index": pad_sequence(index, batch_first=True, padding_value=-1),
+        "slot_tokens": pad_sequence(tokens, batch_first=True),
+        "blocks": pad_sequence([torch.ones(count, dtype=torch.bool) for count in counts], True),
+        "evidence": pad_sequence(labels, batch_first=True),
+    }
 
 
 def frozen_states(
@@ -237,12 +221,12 @@ def rows_at(rows_L: Tensor, index: Tensor) -> Tensor:
     return padded[index]
 
 
-def _padded(rows: list[list[int]], length: int | None = None) -> tuple[Tensor, Tensor]:
+def _padded(rows: Sequence[NDArray[Any]], length: int | None = None) -> tuple[Tensor, Tensor]:
     """Token ids and mask, padded on the right."""
     width = length or max(map(len, rows))
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
     for row, tokens in enumerate(rows):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
+        ids[row, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
         mask[row, : len(tokens)] = True
     return ids, mask

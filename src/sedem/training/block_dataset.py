@@ -5,20 +5,24 @@ Letters: N blocks, J slots of a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.blocks import BlockRow, partition
+from sedem.bank.blocks import BlockRow
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
-from sedem.inference.prompts import answer_ids, question_ids
-from sedem.method.segments import segment_text
+from sedem.inference.prompts import all_answer_ids, all_question_ids
 from sedem.training.example_dataset import ExampleDataset
+from sedem.training.ragged import Ragged, RaggedBuilder
+from sedem.training.segmented_texts import segment_texts
 
 
 class BlockModel(Protocol):
@@ -38,27 +42,6 @@ class BlockModel(Protocol):
     def config(self) -> SedemConfig:
         """Shape of segments, slots and blocks."""
         ...
-
-
-@dataclass(frozen=True)
-class SegmentedDocument:
-    """One document, segmented once even if several examples contain it.
-
-    Attributes:
-        first_segment: index of its first segment among all segments of the dataset.
-        blocks: its blocks.
-        slots: slots of each block `[N, J]`, counted over the document's segments; -1 is padding.
-        text: the document.
-    """
-
-    first_segment: int
-    blocks: list[BlockRow]
-    slots: Tensor
-    text: str
-
-    def block_text(self, index: int) -> str:
-        """The text behind a block."""
-        return self.text[self.blocks[index].start : self.blocks[index].end]
 
 
 @dataclass(frozen=True)
@@ -84,56 +67,187 @@ class BlockItem:
 class BlockDataset(ExampleDataset[BlockItem]):
     """All examples of a training run, tokenized, cut into blocks and labelled.
 
+    A document is stored once even if several examples contain it.
+
     Attributes:
         model: gives the tokenizers and the shape of blocks.
         answer_limit: examples with more answer tokens are left out and counted.
-        documents: each distinct document.
-        segments: encoder tokens of each segment.
-        questions: encoder tokens of each question.
     """
 
     model: BlockModel
     answer_limit: int
-    documents: list[SegmentedDocument] = field(default_factory=list)
-    segments: list[list[int]] = field(default_factory=list)
-    questions: list[list[int]] = field(default_factory=list)
-    _document_indices: dict[str, int] = field(default_factory=dict)
 
-    def convert(self, example: Example, labelling: Labelling) -> BlockItem | None:
-        """Blocks, their labels, prompt and answer of an example."""
-        answer = answer_ids(self.model.decoder, example.answers[0])
-        if len(answer) > self.answer_limit:
-            self.dropped[f"answer longer than {self.answer_limit} tokens"] += 1
-            return None
-        indices = [self._document_index(document.text) for document in example.documents]
-        blocks = [(d, b) for d in indices for b in range(len(self.documents[d].blocks))]
-        rows = [
-            BlockRow(number, row.start, row.end, row.slot_tokens)
-            for number, d in enumerate(indices)
-            for row in self.documents[d].blocks
+    @property
+    def segments(self) -> Ragged:
+        """Encoder tokens of each segment of all documents."""
+        return self.arrays["segments"]
+
+    @property
+    def questions(self) -> Ragged:
+        """Encoder tokens of each question."""
+        return self.arrays["questions"]
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of the example that has the most; 0 without examples."""
+        return int(np.diff(self.arrays["evidence"].bounds).max(initial=0))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides tokens, blocks, and which answers are too long."""
+        config, decoder = self.model.config, self.model.decoder
+        return {
+            "kind": "blocks",
+            "encoder": self.model.encoder.vocabulary,
+            "decoder": [decoder.vocabulary, decoder.bos_token_id, decoder.eos_token_id],
+            "segments": [config.segmentation, config.segment_length, config.segment_shift],
+            "blocks": [config.compression, config.slots_per_block],
+            "answer_limit": self.answer_limit,
+        }
+
+    def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
+        """Documents that are new, and blocks, their labels, prompt and answer of each example."""
+        builder = _Builder(self)
+        for batch in batches:
+            answers = all_answer_ids(self.model.decoder, [e.answers[0] for e in batch])
+            pairs = zip(batch, answers, strict=True)
+            usable = [(example, ids) for example, ids in pairs if len(ids) <= self.answer_limit]
+            if len(usable) < len(batch):
+                reason = f"answer longer than {self.answer_limit} tokens"
+                self.dropped[reason] += len(batch) - len(usable)
+            if usable:
+                builder.add(usable, labelling)
+        return {name: rows.build() for name, rows in builder.rows.items()}
+
+    def item(self, number: int) -> BlockItem:
+        """The item of a prepared example."""
+        arrays = self.arrays
+        blocks = [
+            (document, block)
+            for document in arrays["contexts"][number].tolist()
+            for block in range(len(self.block_rows(document)))
         ]
-        if labelling == "evidence":
-            evidence = labels.from_evidence(rows, example.evidence)
-        else:
-            evidence = labels.from_answers(rows, example.documents, example.answers)
-        self.questions.append(self.model.encoder.token_ids(example.question.strip()))
-        prefix = question_ids(self.model.decoder, example.question)
-        return BlockItem(blocks, evidence, len(self.questions) - 1, prefix, answer)
+        return BlockItem(
+            blocks,
+            arrays["evidence"][number].astype(bool).tolist(),
+            number,
+            arrays["prefixes"][number].tolist(),
+            arrays["answers"][number].tolist(),
+        )
 
-    def _document_index(self, text: str) -> int:
-        """Index of a document among `documents`; it is segmented when first seen."""
-        if text not in self._document_indices:
-            config = self.model.config
-            segments = segment_text(
-                text,
-                self.model.encoder,
-                config.segment_length,
-                config.segmentation,
-                config.segment_shift,
+    def block_rows(self, document: int) -> NDArray[np.int32]:
+        """Place among the blocks of padding too, first character and end of each block `[N, 3]`."""
+        return self.arrays["blocks"][document].reshape(-1, 3)
+
+    def block_text(self, document: int, block: int) -> str:
+        """The text behind a block."""
+        text = self.arrays["texts"][document].tobytes().decode()
+        _, start, end = self.block_rows(document)[block].tolist()
+        return text[start:end]
+
+    def slots(
+        self, blocks: Sequence[tuple[int, int]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Where the slots of blocks are.
+
+        Args:
+            blocks: document and block index of each.
+
+        Returns:
+            The segment of each slot, -1 where a block is padded; its place in the segment; and how
+            many real tokens it stands for `[N, J]`.
+        """
+        config, arrays = self.model.config, self.arrays
+        places = np.array([self.block_rows(d)[b][0] for d, b in blocks], dtype=np.int64)
+        owned = np.array([arrays["owned"][d] for d, _ in blocks], dtype=np.int64)
+        slots_NJ = places[:, None] * config.slots_per_block + np.arange(config.slots_per_block)
+        padding_NJ = slots_NJ >= owned[:, 1:] * config.slots
+        segments_NJ = np.where(padding_NJ, -1, owned[:, :1] + slots_NJ // config.slots)
+        places_NJ = slots_NJ % config.slots
+        bounds = self.segments.bounds
+        lengths_NJ = bounds[segments_NJ + 1] - bounds[segments_NJ]
+        tokens_NJ = np.clip(lengths_NJ - places_NJ * config.compression, 0, config.compression)
+        return segments_NJ, places_NJ, np.where(padding_NJ, 0, tokens_NJ)
+
+
+class _Builder:
+    """Rows of a set of examples that is added to a dataset.
+
+    Args:
+        dataset: holds what was added before.
+    """
+
+    def __init__(self, dataset: BlockDataset) -> None:
+        self.model = dataset.model
+        self.rows = {
+            name: RaggedBuilder(np.uint8 if name in ("texts", "digests", "evidence") else np.int32)
+            for name in (
+                "segments",  # encoder tokens of each segment
+                "owned",  # first segment and number of segments of each document
+                "blocks",  # of each document; three numbers a block, as in `block_rows`
+                "texts",  # of each document, in UTF-8
+                "digests",  # of each document
+                "contexts",  # documents of each example
+                "evidence",  # of each example; 1 for a block with evidence
+                "questions",  # encoder tokens of each question
+                "prefixes",  # decoder tokens of each prompt
+                "answers",  # decoder tokens of each answer
             )
-            blocks, slots = partition(segments, 0, config.compression, config.slots_per_block)
-            self._document_indices[text] = len(self.documents)
-            self.documents.append(SegmentedDocument(len(self.segments), blocks, slots, text))
-            for ids, length in zip(segments.ids.tolist(), segments.lengths.tolist(), strict=True):
-                self.segments.append(ids[:length])
-        return self._document_indices[text]
+        }
+        before = dataset.arrays
+        self.segments = len(before["segments"]) if before else 0
+        self.blocks = [dataset.block_rows(d).tolist() for d in range(len(before.get("blocks", ())))]
+        known = before.get("digests", ())
+        self.numbers = {digest.tobytes(): number for number, digest in enumerate(known)}
+
+    def add(self, pairs: list[tuple[Example, list[int]]], labelling: Labelling) -> None:
+        """Add examples with the tokens of their answers; they are tokenized together."""
+        examples = [example for example, _ in pairs]
+        contexts = self._documents(examples)
+        rows, encoder = self.rows, self.model.encoder
+        rows["contexts"].extend(contexts)
+        rows["evidence"].extend(
+            [
+                self._labels(example, context, labelling)
+                for example, context in zip(examples, contexts, strict=True)
+            ]
+        )
+        questions = [example.question for example in examples]
+        tokens = encoder.tokenize([question.strip() for question in questions])["input_ids"]
+        rows["questions"].extend(tokens)
+        rows["prefixes"].extend(all_question_ids(self.model.decoder, questions))
+        rows["answers"].extend([ids for _, ids in pairs])
+
+    def _documents(self, examples: list[Example]) -> list[list[int]]:
+        """Numbers of the documents of each example; those that are new are segmented."""
+        new: dict[bytes, str] = {}
+        contexts = []
+        for example in examples:
+            digests = []
+            for document in example.documents:
+                digest = hashlib.sha256(document.text.encode()).digest()[:16]
+                if digest not in self.numbers:
+                    self.numbers[digest] = len(self.numbers)
+                    new[digest] = document.text
+                digests.append(digest)
+            contexts.append([self.numbers[digest] for digest in digests])
+        config, rows = self.model.config, self.rows
+        for segmented in segment_texts(list(new.values()), self.model.encoder, config):
+            rows["segments"].extend(segmented.segments)
+            rows["owned"].extend([[self.segments, len(segmented.segments)]])
+            rows["blocks"].extend([[number for row in segmented.blocks for number in row]])
+            self.segments += len(segmented.segments)
+            self.blocks.append(segmented.blocks)
+        rows["digests"].extend(list(new))
+        rows["texts"].extend([text.encode() for text in new.values()])
+        return contexts
+
+    def _labels(self, example: Example, context: list[int], labelling: Labelling) -> list[bool]:
+        blocks = [
+            BlockRow(number, start, end, ())
+            for number, document in enumerate(context)
+            for _, start, end in self.blocks[document]
+        ]
+        if labels.labelling_of(example, labelling) == "evidence":
+            return labels.from_evidence(blocks, example.evidence)
+        return labels.from_answers(blocks, example.documents, example.answers)

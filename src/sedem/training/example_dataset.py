@@ -2,57 +2,155 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import Labelling, labelling_of
+from sedem.durable_files import build_once, check_free_space, write_text
+from sedem.training.ragged import Ragged
 
 Item = TypeVar("Item")
+
+TOGETHER = 64
+"""Examples that are tokenized together."""
+COUNTS = "counts.json"
+"""Written last; a folder with it is complete."""
 
 
 @dataclass(kw_only=True)
 class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
-    """A training set of examples; a subclass converts them for one kind of training.
+    """A training set of examples; a subclass prepares them for one kind of training.
+
+    What is prepared lies in flat arrays. With a `cache` they are written to disk, and mapped from
+    there when the same examples are added again with the same settings.
 
     Attributes:
-        items: one item per example; a repeated example occurs several times.
+        cache: folder that holds a folder for every prepared set; None prepares in memory.
         dropped: number of examples left out, by reason.
-        by_answer: number of examples whose labels come from answer strings.
+        by_answer: number of examples that are labelled by their answer strings.
+        cut: numbers of what was shortened; empty if a subclass shortens nothing.
+        arrays: everything that is prepared, by name.
     """
 
-    items: list[Item] = field(default_factory=list)
+    cache: Path | None = None
     dropped: Counter[str] = field(default_factory=Counter)
     by_answer: int = 0
+    cut: Counter[str] = field(default_factory=Counter)
+    arrays: dict[str, Ragged] = field(default_factory=dict)
+    _order: list[int] = field(default_factory=list)
+    _key: str = ""
+
+    @property
+    @abstractmethod
+    def settings(self) -> Mapping[str, Any]:
+        """Everything besides the examples that decides what is prepared."""
 
     @abstractmethod
-    def convert(self, example: Example, labelling: Labelling) -> Item | None:
-        """Convert an example to an item; count it in `dropped` and return None if unusable."""
+    def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
+        """Prepare examples; count those that cannot be used in `dropped`.
+
+        Args:
+            batches: the examples, as many at a time as are tokenized together.
+            labelling: where labels come from.
+
+        Returns:
+            What is new, by name. "answers" has a row for each example that can be used.
+        """
+
+    @abstractmethod
+    def item(self, number: int) -> Item:
+        """The item of a prepared example."""
 
     def add(self, examples: ExampleSet, labelling: Labelling, repeat: int = 1) -> None:
-        """Convert a set of examples and append the items.
+        """Prepare a set of examples and append the items.
 
         Args:
             examples: the set.
             labelling: "evidence" takes the labels of the set; "answer" labels as evidence what
                 holds an answer string, as is done for every example without evidence.
             repeat: how often each example occurs in an epoch.
+
+        Raises:
+            ConfigError: the disk of the cache has no room.
         """
-        for example in examples.examples:
-            own = labelling_of(example, labelling)
-            item = self.convert(example, own)
-            if item is not None:
-                self.by_answer += own == "answer"
-                self.items += [item] * repeat
+        first = self._examples()
+        own = [labelling_of(example, labelling) for example in examples.examples]
+        self.by_answer += own.count("answer")
+        if self.cache is None:
+            arrays = self._prepare(examples, labelling)
+        else:
+            arrays = self._open(examples, labelling, self.cache)
+        parts = [self.arrays, arrays] if self.arrays else [arrays]
+        self.arrays = {name: Ragged.joined([part[name] for part in parts]) for name in arrays}
+        for number in range(first, self._examples()):
+            self._order += [number] * repeat
+
+    @property
+    def items(self) -> list[Item]:
+        """Every item, in order; a repeated example occurs several times."""
+        return [self[index] for index in range(len(self))]
 
     def __len__(self) -> int:
         """Number of items."""
-        return len(self.items)
+        return len(self._order)
 
     def __getitem__(self, index: int) -> Item:
         """The item at an index."""
-        return self.items[index]
+        return self.item(self._order[index])
+
+    def _examples(self) -> int:
+        return len(self.arrays["answers"]) if self.arrays else 0
+
+    def _prepare(self, examples: ExampleSet, labelling: Labelling) -> dict[str, Ragged]:
+        """Prepare a set behind a progress bar."""
+        every = examples.examples
+        with tqdm(total=len(every), desc=f"preparing {examples.name}", unit="example") as bar:
+
+            def batches() -> Iterator[list[Example]]:
+                for start in range(0, len(every), TOGETHER):
+                    batch = every[start : start + TOGETHER]
+                    yield batch
+                    bar.update(len(batch))
+
+            return self.prepare(batches(), labelling)
+
+    def _open(self, examples: ExampleSet, labelling: Labelling, cache: Path) -> dict[str, Ragged]:
+        """Map a set from disk; it is prepared first unless it was before."""
+        # What was added before is part of the key: a document that is known is not stored again.
+        self._key = _digest([version("sedem"), self._key, dict(self.settings), labelling], examples)
+        folder = cache / f"examples-{self._key[:16]}"
+        before = self.dropped.copy(), self.cut.copy()
+
+        def build(partial: Path) -> None:
+            arrays = self._prepare(examples, labelling)
+            size = sum(array.nbytes for array in arrays.values())
+            check_free_space(partial, size, f"the prepared set {examples.name}")
+            for name, array in arrays.items():
+                array.save(partial, name)
+            counts = [self.dropped - before[0], self.cut - before[1]]
+            write_text(partial / COUNTS, json.dumps([sorted(arrays), *counts]))
+
+        what = f"the prepared set {examples.name}"
+        build_once(folder, lambda found: (found / COUNTS).is_file(), build, what)
+        names, dropped, cut = json.loads((folder / COUNTS).read_text())
+        self.dropped, self.cut = before[0] + Counter(dropped), before[1] + Counter(cut)
+        return {name: Ragged.load(folder, name) for name in names}
+
+
+def _digest(settings: list[Any], examples: ExampleSet) -> str:
+    """SHA-256 of settings and of everything in the examples."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for example in examples.examples:
+        digest.update(repr(example).encode())
+    return digest.hexdigest()

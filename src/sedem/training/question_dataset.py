@@ -5,8 +5,8 @@ Letters: B batch, P prompt and answer tokens, A answer tokens.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
-from sedem.data.labels import Labelling, gold_documents, some_documents
-from sedem.inference.prompts import answer_ids, context_prompt, question_ids
+from sedem.data.labels import Labelling, gold_documents, labelling_of, some_documents
+from sedem.inference.prompts import all_answer_ids, all_question_ids, context_prompt
 from sedem.training.example_dataset import ExampleDataset
+from sedem.training.ragged import Ragged, RaggedBuilder
 from sedem.training.targets import targets
+from sedem.types import Document
 
 Documents = Literal["all", "gold"]
 
@@ -42,15 +44,17 @@ class QuestionItem:
 class QuestionDataset(ExampleDataset[QuestionItem]):
     """All examples of a training run, those that stage 2 would use, tokenized for one method.
 
+    `cut` counts the shortened contexts, all their tokens and the tokens left out.
+
     Attributes:
         reader: the method, which says how much of a context it takes.
         answer_limit: examples with more answer tokens are left out and counted.
-        documents: "all" takes every document of an example, "gold" only those with evidence.
+        documents: "all" takes every document of an example, "gold" only those with evidence; by
+            answer strings, those that hold one.
         context_limit: maximum tokens of a context, to bound memory use; None means as many as the
             method takes.
         max_paragraphs: maximum documents of an example; None means all.
         seed: decides which documents are sampled.
-        cut: number of shortened contexts, of all their tokens and of the tokens left out.
     """
 
     reader: TrainedReader
@@ -59,41 +63,85 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     context_limit: int | None = None
     max_paragraphs: int | None = None
     seed: int = 0
-    cut: Counter[str] = field(default_factory=Counter)
 
-    def convert(self, example: Example, labelling: Labelling) -> QuestionItem | None:
-        """Context, prompt and answer of an example.
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides tokens, documents, and how contexts are cut."""
+        backbone = self.reader.backbone
+        return {
+            "kind": "questions",
+            "method": [self.reader.name, self.reader.config.to_dict(), backbone.max_positions],
+            "tokenizer": [backbone.vocabulary, backbone.bos_token_id, backbone.eos_token_id],
+            "documents": [self.documents, self.max_paragraphs, self.seed],
+            "limits": [self.answer_limit, self.context_limit],
+        }
+
+    def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
+        """Context, prompt and answer of each example."""
+        rows = {name: RaggedBuilder() for name in ("contexts", "prefixes", "answers")}
+        for batch in batches:
+            items = self._tokenized(batch, labelling)
+            for name, own in zip(rows, zip(*items, strict=True), strict=False):
+                rows[name].extend(own)
+        return {name: builder.build() for name, builder in rows.items()}
+
+    def item(self, number: int) -> QuestionItem:
+        """The item of a prepared example."""
+        prefix, answer = (self.arrays[name][number].tolist() for name in ("prefixes", "answers"))
+        return QuestionItem(self.arrays["contexts"][number], prefix, answer)
+
+    def _tokenized(
+        self, examples: list[Example], labelling: Labelling
+    ) -> list[tuple[list[int], list[int], list[int]]]:
+        """Context, prompt and answer of those examples that can be used."""
+        backbone = self.reader.backbone
+        answers = all_answer_ids(backbone, [example.answers[0] for example in examples])
+        chosen = [
+            (example, answer, documents)
+            for example, answer in zip(examples, answers, strict=True)
+            if (documents := self._chosen_documents(example, len(answer), labelling))
+        ]
+        if not chosen:
+            return []
+        texts = [context_prompt([d.text for d in documents]) for _, _, documents in chosen]
+        contexts = backbone.tokenize(texts)["input_ids"]
+        prefixes = all_question_ids(backbone, [example.question for example, _, _ in chosen])
+        items = []
+        for (_, answer, _), context, prefix in zip(chosen, contexts, prefixes, strict=True):
+            if not context:
+                self.dropped["documents without tokens"] += 1
+                continue
+            kept = self.reader.context_tokens_used(len(context), len(prefix), len(answer))
+            kept = min(kept, self.context_limit or kept)
+            self.cut["tokens"] += len(context)
+            if kept < len(context):
+                self.cut["contexts cut"] += 1
+                self.cut["tokens left out"] += len(context) - kept
+            items.append((context[:kept], prefix, answer))
+        return items
+
+    def _chosen_documents(
+        self, example: Example, answer: int, labelling: Labelling
+    ) -> tuple[Document, ...]:
+        """The documents of an example that are read; none if it cannot be used.
 
         Args:
             example: the example.
-            labelling: which documents are "gold": with "evidence" those that its labels name, with
-                "answer" those that hold an answer string.
+            answer: number of answer tokens.
+            labelling: which documents are "gold".
         """
-        backbone = self.reader.backbone
-        answer = answer_ids(backbone, example.answers[0])
-        if len(answer) > self.answer_limit:
+        if answer > self.answer_limit:
             self.dropped[f"answer longer than {self.answer_limit} tokens"] += 1
-            return None
-        documents = example.documents
+            return ()
+        own = labelling_of(example, labelling)
         if self.documents == "gold":
-            documents = gold_documents(example, labelling)
+            documents = gold_documents(example, own)
             if not documents:
                 self.dropped["no gold document"] += 1
-                return None
-        elif self.max_paragraphs is not None:
-            documents = some_documents(example, self.max_paragraphs, labelling, self.seed)
-        context = backbone.token_ids(context_prompt([document.text for document in documents]))
-        if not context:
-            self.dropped["documents without tokens"] += 1
-            return None
-        prefix = question_ids(backbone, example.question)
-        kept = self.reader.context_tokens_used(len(context), len(prefix), len(answer))
-        kept = min(kept, self.context_limit or kept)
-        self.cut["tokens"] += len(context)
-        if kept < len(context):
-            self.cut["contexts cut"] += 1
-            self.cut["tokens left out"] += len(context) - kept
-        return QuestionItem(np.array(context[:kept], dtype=np.int32), prefix, answer)
+            return documents
+        if self.max_paragraphs is not None:
+            return some_documents(example, self.max_paragraphs, own, self.seed)
+        return example.documents
 
 
 def collate_questions(items: list[QuestionItem]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class RAGTraining(BaselineTraining):
 
     def collate(self, items: list[BlockItem]) -> dict[str, Any]:
         """Collate examples to the arguments of `forward`."""
-        return self.collator(items)
+        return self.collator(items, self.epoch)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
         """Number of tokens of paragraphs, questions (selector), prompts and answers."""
@@ -162,13 +162,13 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
     reader = open_reader(recipe)
     assert isinstance(reader, RAG)
     losses = recipe.losses or ConditionedLosses()
-    dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit)
+    dataset = BlockDataset(RAGBlocks.of(reader), chosen.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(
         dataset, chosen, Path(recipe.data_root), selects=losses.select > 0
     )
     collator = BlockCollator(
         dataset,
-        max_blocks=chosen.max_paragraphs or max(len(item.blocks) for item in dataset.items),
+        max_blocks=chosen.max_paragraphs or dataset.most_blocks,
         budgets=(resolve_budget(reader.config.k, sys.maxsize),),
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if chosen.cache_states else None,

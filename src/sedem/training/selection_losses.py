@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from sedem.method.losses import selection_loss
@@ -90,9 +89,11 @@ def choose_blocks(
         budget: K.
     """
     forced_BN = evidence_BN & (coins_B < share)[:, None]
-    # Above every score: a sum of cosines never exceeds the number of question tokens.
-    scores_BN = torch.where(forced_BN, scores_BN + 1e6, scores_BN)
-    return scores_BN.sort(dim=1, descending=True, stable=True).indices[:, :budget]
+    # Two stable sorts, the second by being forced: a number that lifts forced scores above the
+    # others would round them to one value in bfloat16, and with it their order away.
+    best_BN = scores_BN.sort(dim=1, descending=True, stable=True).indices
+    first_BN = forced_BN.gather(1, best_BN).byte().sort(dim=1, descending=True, stable=True).indices
+    return best_BN.gather(1, first_BN)[:, :budget]
 
 
 def evidence_recall(scores_BN: Tensor, evidence_BN: Tensor, budget: int) -> Tensor:

@@ -58,7 +58,7 @@ class Stage1(nn.Module):
         self.model = model
         self.losses = losses
         self.seed = seed
-        self.progress = 0.0
+        self.progress, self.epoch = 0.0, 0
         self.same_tokens = model.encoder.vocabulary == model.decoder.vocabulary
         for name in ("regress", "context_at_restored"):
             if (value := getattr(losses, name)) and not self.same_tokens:

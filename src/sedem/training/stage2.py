@@ -68,6 +68,7 @@ class Stage2(nn.Module):
         self.losses = losses
         self.collator = collator
         self.progress = 0.0
+        self.epoch = 0
         if losses.reconstruct and model.config.decompressor == "none":
             raise ConfigError(
                 f"losses.reconstruct is {losses.reconstruct}, but a model without a decompressor "
@@ -99,7 +100,7 @@ class Stage2(nn.Module):
     def collate(self, items: list[BlockItem]) -> dict[str, Any]:
         """Collate examples to the arguments of `forward`."""
         assert self.collator is not None
-        return self.collator(items)
+        return self.collator(items, self.epoch)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
         """Number of tokens of segments, questions (encoder), prompts and answers (decoder)."""

@@ -172,7 +172,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
-    dataset = BlockDataset(model, recipe.data.answer_limit)
+    dataset = BlockDataset(model, recipe.data.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(
         dataset, recipe.data, Path(recipe.data_root), selects=recipe.losses.select > 0
     )

@@ -10,22 +10,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from sedem.backbone.decoder import Backbone
-from sedem.durable_files import write_text
+from sedem.durable_files import build_once, bytes_text, reserve, write_text
 from sedem.method.encoder import encode
+
+logger = logging.getLogger(__name__)
 
 BATCH = 32
 FLUSH = 64
 """Batches between two writes of how many batches are done."""
+STATES = "states.bin"
+DONE = "done.json"
+
+
+Tokens = Sequence[int] | NDArray[Any]
 
 
 class StateCache:
@@ -45,7 +56,7 @@ class StateCache:
         cls,
         backbone: Backbone,
         layers: tuple[int, ...],
-        texts: Sequence[Sequence[int]],
+        texts: Sequence[Tokens],
         cache: Path,
         label: str,
     ) -> StateCache:
@@ -57,21 +68,35 @@ class StateCache:
             texts: token ids of each text.
             cache: folder that holds a folder for every set of texts.
             label: name of the texts on the progress bar.
+
+        Raises:
+            ConfigError: the disk has no room for the states.
         """
         key = hashlib.sha256(f"{backbone.digest} {backbone.dtype} {layers}".encode())
         for ids in texts:
             key.update(np.asarray(ids, dtype=np.int32).tobytes() + b"|")
         folder = cache / f"states-{key.hexdigest()[:16]}"
-        folder.mkdir(parents=True, exist_ok=True)
         bounds = np.cumsum([0, *map(len, texts)]).tolist()
         shape = (bounds[-1], len(layers), backbone.width)
-        path = folder / "states.bin"
-        if not path.is_file():
-            (folder / "done.json").unlink(missing_ok=True)
-        states = np.memmap(path, np.int16, "r+" if path.is_file() else "w+", shape=shape)
-        state_cache = cls(states, bounds)
-        state_cache._fill(backbone, layers, texts, folder / "done.json", label)
-        return state_cache
+        size = math.prod(shape) * np.dtype(np.int16).itemsize
+        batches = _batches(texts)
+
+        def is_complete(folder: Path) -> bool:
+            path = folder / STATES
+            whole = path.is_file() and path.stat().st_size == size
+            return whole and _batches_done(folder) == len(batches)
+
+        def build(partial: Path) -> None:
+            if not (partial / STATES).is_file():
+                (partial / DONE).unlink(missing_ok=True)
+            room = f"{bytes_text(size)} for the frozen states of {bounds[-1]:,} tokens of {label}"
+            logger.info("%s, in '%s'", room, cache)
+            reserve(partial / STATES, size, f"data.cache_states ({room})")
+            states = np.memmap(partial / STATES, np.int16, "r+", shape=shape)
+            cls(states, bounds)._fill(backbone, layers, texts, batches, partial, label)
+
+        build_once(folder, is_complete, build, f"the frozen states of {label}")
+        return cls(np.memmap(folder / STATES, np.int16, "r", shape=shape), bounds)
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -90,19 +115,16 @@ class StateCache:
         self,
         backbone: Backbone,
         layers: tuple[int, ...],
-        texts: Sequence[Sequence[int]],
-        note: Path,
+        texts: Sequence[Tokens],
+        batches: list[list[int]],
+        folder: Path,
         label: str,
     ) -> None:
-        # Batches of similar length need the least padding.
-        order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
-        batches = [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
-        done = json.loads(note.read_text()) if note.is_file() else 0
-        if done == len(batches):
-            return
+        """Encode the batches of texts that are not yet noted as done."""
+        done = _batches_done(folder)
         bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
         for number in range(done, len(batches)):
-            rows = [torch.tensor(texts[i]) for i in batches[number]]
+            rows = [torch.as_tensor(np.array(texts[i], dtype=np.int64)) for i in batches[number]]
             ids_ST = pad_sequence(rows, batch_first=True).to(backbone.device)
             states_XSTE = encode(backbone, ids_ST, layers).to("cpu", torch.bfloat16)
             for row, i in enumerate(batches[number]):
@@ -111,5 +133,16 @@ class StateCache:
             bar.update()
             if (number + 1) % FLUSH == 0 or number + 1 == len(batches):
                 self.states.flush()
-                write_text(note, json.dumps(number + 1))
+                write_text(folder / DONE, json.dumps(number + 1))
         bar.close()
+
+
+def _batches(texts: Sequence[Tokens]) -> list[list[int]]:
+    """Indices of the texts of each batch; texts of similar length need the least padding."""
+    order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
+    return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
+
+
+def _batches_done(folder: Path) -> int:
+    note = folder / DONE
+    return json.loads(note.read_text()) if note.is_file() else 0

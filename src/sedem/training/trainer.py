@@ -36,6 +36,9 @@ class Trainable(Protocol):
     progress: float
     """Share of the training that is done; the trainer sets it before every step."""
 
+    epoch: int
+    """Passes over the data before this one; the trainer sets it before every pass."""
+
     def parameter_groups(self) -> Mapping[str, Sequence[nn.Parameter]]:
         """Trained parameters by the name of their learning rate; a part may have none."""
         ...
@@ -56,6 +59,15 @@ class _OwnIntervals(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         state.compute_steps(args, state.max_steps)
+
+
+class _Epochs(TrainerCallback):
+    """Tells the module which epoch begins, before its first batch is made."""
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any
+    ) -> None:
+        cast(Trainable, options["model"]).epoch = int(state.epoch or 0)
 
 
 class SedemTrainer(Trainer):
@@ -99,6 +111,7 @@ class SedemTrainer(Trainer):
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
         # forward divides by the number of items of the whole step.
         self.model_accepts_loss_kwargs = False
+        self.add_callback(_Epochs())
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.
@@ -214,11 +227,16 @@ class SedemTrainer(Trainer):
         self.tokens = 0
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Losses over the evaluation set, without touching the parts collected in training."""
+        """Losses over the evaluation set, the same batches in every epoch.
+
+        The parts collected in training stay as they are.
+        """
+        trainable = cast(Trainable, self.model)
         training = self.parts, self.weights
         self.parts, self.weights = defaultdict(float), defaultdict(float)
+        epoch, trainable.epoch = trainable.epoch, 0
         metrics = super().evaluate(*args, **options)
-        self.parts, self.weights = training
+        (self.parts, self.weights), trainable.epoch = training, epoch
         return metrics
 
     def prediction_step(

@@ -192,11 +192,10 @@ def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
     stage = stage_of(reader, fixtures, conditioning="gold").train()
     item = stage.collator.dataset[0]
     batch = stage.collate([item])
-    gold = [
-        stage.collator.dataset.segments[stage.collator.dataset.documents[t].first_segment + b]
-        for (t, b), label in zip(item.blocks, item.evidence, strict=True)
-        if label
-    ]
+    dataset = stage.collator.dataset
+    labelled = zip(item.blocks, item.evidence, strict=True)
+    segments, _, _ = dataset.slots([block for block, label in labelled if label])
+    gold = [dataset.segments[row].tolist() for row in segments[:, 0].tolist()]
     read = record_contexts(reader)
     parts = stage(**batch)
     assert read[0].tolist() in gold

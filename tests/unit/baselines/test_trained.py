@@ -31,6 +31,7 @@ from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
 from sedem.inference.checkpoint import locate
 from sedem.inference.generation import Decoding
+from sedem.inference.prompts import answer_ids, context_prompt, question_ids
 from sedem.training.baseline_training import QuestionTraining
 from sedem.training.question_dataset import QuestionDataset, collate_questions
 
@@ -210,6 +211,27 @@ def test_contexts_are_truncated_in_training_as_in_answering(
         # The last answer token is predicted, not read.
         assert len(item.context) + len(item.prefix) + len(item.answer) <= backbone.max_positions
     assert max(len(i.context) for i in squad(reader, fixtures, context_limit=50).items) == 50
+
+
+def test_questions_on_disk_equal_those_prepared_and_one_by_one(
+    fixtures: Path, tiny_folder: Callable[..., str], tmp_path: Path
+) -> None:
+    reader = make("full-context-tuned", tiny_folder())
+    memory = squad(reader, fixtures)
+    for _ in range(2):
+        kept = squad(reader, fixtures, cache=tmp_path)
+        assert (kept.cut, kept.dropped) == (memory.cut, memory.dropped)
+        assert [i.context.tolist() for i in kept.items] == [
+            i.context.tolist() for i in memory.items
+        ]
+    examples = open_examples(fixtures / "squad.json", records=":1", distractors=1).examples
+    for item, example in zip(kept.items, examples, strict=True):
+        text = context_prompt([document.text for document in example.documents])
+        assert item.context.tolist() == reader.backbone.token_ids(text)[: len(item.context)]
+        assert item.prefix == question_ids(reader.backbone, example.question)
+        assert item.answer == answer_ids(reader.backbone, example.answers[0])
+    squad(reader, fixtures, cache=tmp_path, context_limit=50)
+    assert len(list(tmp_path.glob("examples-*"))) == 2
 
 
 def test_gold_documents_only(fixtures: Path, tiny_folder: Callable[..., str]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,13 @@ import datasets
 import numpy as np
 import pytest
 from datasets import Dataset
+from processes import in_two_processes
 
+from sedem import durable_files
 from sedem.backbone.decoder import Backbone
 from sedem.data import tokenized_corpus
 from sedem.data.tokenized_corpus import TokenizedCorpus
-from sedem.errors import DataError
+from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]
 
@@ -73,7 +77,7 @@ def test_interrupted_tokenizing_is_done_again(
     path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
-    (folder,) = (tmp_path / "cache").iterdir()
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
     (folder / "bounds.npy").unlink()
     np.save(folder / "tokens.npy", whole.tokens[:5])
     counts = tokenized(monkeypatch)
@@ -95,7 +99,7 @@ def test_the_cache_knows_files_titles_and_tokenizers(
     counts = tokenized(monkeypatch)
     TokenizedCorpus.open(path, backbone, cache)
     assert counts == [1]
-    assert len(list(cache.iterdir())) == 4
+    assert len(list(cache.glob("tokens-*"))) == 4
 
 
 def test_a_file_that_changes_inside_a_folder_is_noticed(backbone: Backbone, tmp_path: Path) -> None:
@@ -142,7 +146,72 @@ def test_a_killed_run_continues_where_it_stopped(
     if 20 <= after < 149:
         # At most a part and what was tokenized with it is done again.
         assert sum(counts) <= len(whole) - after + 100 // 6 + 2 * 8
-    (folder,) = (tmp_path / "cache").iterdir()
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
+
+
+def test_two_processes_tokenize_a_corpus_once(
+    write: Write, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("many.jsonl", [{"text": "x" * (i % 13)} for i in range(160)])
+    monkeypatch.setattr(tokenized_corpus, "PART", 100)
+    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 8)
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
+    read = tokenized_corpus.read_texts
+
+    def slowly(*inputs: Any) -> Iterator[str]:
+        for text in read(*inputs):
+            time.sleep(0.002)
+            yield text
+
+    monkeypatch.setattr(tokenized_corpus, "read_texts", slowly)
+    counts = tokenized(monkeypatch)
+
+    def ask() -> tuple[int, list[int], list[int]]:
+        found = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+        return sum(counts), found.bounds.tolist(), found.tokens.tolist()
+
+    results = in_two_processes(ask)
+    assert sorted(result[0] for result in results) == [0, 160]
+    for _, bounds, tokens in results:
+        assert bounds == whole.bounds.tolist()
+        assert tokens == whole.tokens.tolist()
+
+
+def test_a_full_disk_is_noticed_before_anything_is_tokenized(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda _: usage(0, 0, 90))
+    counts = tokenized(monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"tokenizing '.*' needs .* kB, but the disk of .* has 90 bytes free"
+    ):
+        TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert counts == []
+    # 20 tokens of two bytes, twice.
+    TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=20)
+
+
+def test_a_run_killed_after_the_bounds_were_written_has_lost_nothing(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenized_corpus, "PART", 1)
+    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 1)
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
+    unlink = Path.unlink
+
+    def killed(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "part-000001.npz":
+            raise KeyboardInterrupt
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", killed)
+        TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert again.tokens.tolist() == whole.tokens.tolist()
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
     assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
 
 

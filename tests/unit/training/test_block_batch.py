@@ -148,6 +148,17 @@ def test_sampling_depends_only_on_seed_and_batch(many: BlockDataset) -> None:
     assert not torch.equal(memory_of(many.model, once), memory_of(many.model, other))
 
 
+def test_a_batch_of_one_draws_other_blocks_in_every_epoch(many: BlockDataset) -> None:
+    collate = collator(many, max_blocks=4)
+    batches = [[collate(many.items[:count], epoch) for epoch in range(6)] for count in (1, 2)]
+    alone, pairs = ([batch["segment_ids"].tolist() for batch in row] for row in batches)
+    assert len({str(ids) for ids in alone}) > 3
+    assert alone == [collate(many.items[:1], epoch)["segment_ids"].tolist() for epoch in range(6)]
+    # The first epoch, and batches of several, are drawn as they always were.
+    assert alone[0] == collate(many.items[:1])["segment_ids"].tolist()
+    assert all(ids == pairs[0] for ids in pairs)
+
+
 def test_budgets_and_coins_cover_their_range(many: BlockDataset) -> None:
     drawn, coins = set(), []
     for seed in range(30):

@@ -1,21 +1,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from unit.training.blocks import block_dataset, collator, model_of_shape
 
+from experiments.system.preparation import one_by_one
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet
-from sedem.errors import DataError
+from sedem.data.question_sets import open_examples
+from sedem.errors import ConfigError, DataError
+from sedem.method.pooling import slot_tokens
+from sedem.training import example_dataset
 from sedem.training.block_dataset import BlockDataset
 
 
 def test_a_document_in_several_examples_is_encoded_once(model: SeDeM, examples: ExampleSet) -> None:
     dataset = block_dataset(model, examples)
-    assert len(dataset.documents) == 3
-    assert len(dataset.segments) == sum(len(d.blocks) for d in dataset.documents)
+    assert len(dataset.arrays["texts"]) == 3
+    assert len(dataset.segments) == sum(len(dataset.block_rows(d)) for d in range(3))
     assert collator(dataset)(dataset.items)["segment_ids"].shape[0] == len(dataset.segments)
 
 
@@ -70,5 +77,108 @@ def test_examples_with_long_answers_are_left_out_and_counted(
 def test_repeated_examples_share_one_item(model: SeDeM, examples: ExampleSet) -> None:
     dataset = block_dataset(model, examples, repeat=3)
     assert len(dataset) == 12
-    assert dataset[0] is dataset[1] is dataset[2]
+    assert dataset[0] == dataset[1] == dataset[2] != dataset[3]
     assert len(dataset.questions) == 4
+
+
+# Prepared together, and kept on disk
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"segmentation": "paragraph", "block_slots": 3},
+        {"block_slots": 2, "segment_shift": 5},
+        {"segmentation": "paragraph", "segment_length": 64, "block_slots": 32},
+    ],
+    ids=["window", "paragraph", "shifted", "long"],
+)
+def test_examples_prepared_together_equal_those_prepared_one_by_one(
+    backbone: Backbone, config: SedemConfig, fixtures: Path, shape: dict[str, Any]
+) -> None:
+    model = model_of_shape(backbone, config, **shape)
+    examples = open_examples(fixtures / "hotpotqa-hub.jsonl")
+    examples.examples += open_examples(fixtures / "musique.jsonl").examples
+    dataset = BlockDataset(model, answer_limit=1000)
+    dataset.add(examples, "evidence")
+    slow = one_by_one(model, examples.examples)
+    assert len(dataset) == len(slow)
+    for item, wanted in zip(dataset.items, slow, strict=True):
+        assert (item.prefix, item.answer) == (wanted.prefix, wanted.answer)
+        assert item.evidence == wanted.evidence and any(item.evidence)
+        assert dataset.questions[item.question].tolist() == wanted.question
+        numbers = dataset.arrays["contexts"][item.question].tolist()
+        for document, (segments, blocks, slots_NJ) in zip(numbers, wanted.documents, strict=True):
+            first, count = dataset.arrays["owned"][document].tolist()
+            assert [s.tolist() for s in dataset.segments[first : first + count]] == [
+                ids[:length]
+                for ids, length in zip(
+                    segments.ids.tolist(), segments.lengths.tolist(), strict=True
+                )
+            ]
+            spans = dataset.block_rows(document)[:, 1:].tolist()
+            assert spans == [[block.start, block.end] for block in blocks]
+            own = [(document, block) for block in range(len(blocks))]
+            found, places, tokens = dataset.slots(own)
+            assert tokens.tolist() == [list(block.slot_tokens) for block in blocks]
+            flat = (found - first) * model.config.slots + places
+            assert np.where(found < 0, -1, flat).tolist() == slots_NJ.tolist()
+            assert slot_tokens(segments.mask, model.config.compression).sum() == tokens.sum()
+
+
+def same(first: BlockDataset, second: BlockDataset) -> bool:
+    return (
+        first.items == second.items
+        and first.dropped == second.dropped
+        and first.arrays.keys() == second.arrays.keys()
+        and all(
+            np.array_equal(first.arrays[name].values, second.arrays[name].values)
+            and np.array_equal(first.arrays[name].bounds, second.arrays[name].bounds)
+            for name in first.arrays
+        )
+    )
+
+
+def test_sets_are_kept_on_disk_and_not_prepared_again(
+    model: SeDeM,
+    examples: ExampleSet,
+    fixtures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    more = open_examples(fixtures / "squad.json", records=":1")
+
+    def prepared(cache: Path | None, limit: int = 8, repeat: int = 2) -> BlockDataset:
+        dataset = BlockDataset(model, limit, cache=cache)
+        dataset.add(examples, "evidence", repeat)
+        dataset.add(more, "answer")
+        # The documents are known by now.
+        dataset.add(examples, "evidence")
+        return dataset
+
+    memory, first = prepared(None), prepared(tmp_path)
+    assert same(first, memory) and sum(first.dropped.values()) > 3
+    assert len(list(tmp_path.glob("examples-*"))) == 3
+    tokenized: list[int] = []
+    tokenize = Backbone._encode
+    monkeypatch.setattr(
+        Backbone, "_encode", lambda *a, **o: (tokenized.append(1), tokenize(*a, **o))[1]
+    )
+    assert same(prepared(tmp_path), memory)
+    assert not tokenized
+    prepared(tmp_path, limit=9)
+    assert tokenized and len(list(tmp_path.glob("examples-*"))) == 6
+
+
+def test_a_full_disk_is_refused_and_leaves_no_set(
+    model: SeDeM, examples: ExampleSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path, size: int, what: str) -> None:
+        raise ConfigError(f"{what} needs {size} bytes")
+
+    monkeypatch.setattr(example_dataset, "check_free_space", full)
+    dataset = BlockDataset(model, 64, cache=tmp_path)
+    with pytest.raises(ConfigError, match=r"the prepared set small needs \d+ bytes"):
+        dataset.add(examples, "evidence")
+    assert not list(tmp_path.glob("examples-*"))

@@ -29,9 +29,11 @@ from unit.training.runs import (
 )
 
 from sedem import Document, SeDeM, SedemConfig
+from sedem.training.block_batch import BlockCollator
+from sedem.training.block_dataset import BlockItem
 from sedem.training.checkpoints import COMPLETE, is_complete
 from sedem.training.fit import use_one_gpu
-from sedem.training.recipe import as_yaml
+from sedem.training.recipe import DataSource, as_yaml
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
 from sedem.training.trainer import TRAINED
 
@@ -52,6 +54,36 @@ def test_a_run_killed_in_the_middle_resumes_with_the_same_losses(
     assert_same_training(recipe, finished)
     steps = [line["step"] for line in losses(recipe) if "loss" in line]
     assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_batches_of_one_are_drawn_by_epoch_and_alike_after_a_kill(
+    stage2_recipe: Stage2Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = stage2_recipe.optimization.with_changes(steps=4, batch_size=1, accumulation=1)
+    data = stage2_recipe.data.with_changes(
+        training=(DataSource(path="musique.jsonl"),),
+        evaluation=(DataSource(path="musique.jsonl", records=":1"),),
+        max_blocks=3,
+    )
+    run = stage2_recipe.run.with_changes(save_every=3, eval_every=0)
+    whole = stage2_recipe.with_changes(optimization=one, data=data, run=run)
+    drawn: list[tuple[int, int]] = []
+    collate = BlockCollator.__call__
+
+    def noted(self: BlockCollator, items: list[BlockItem], epoch: int = 0) -> dict[str, Any]:
+        drawn.append((items[0].question, epoch))
+        return collate(self, items, epoch)
+
+    monkeypatch.setattr(BlockCollator, "__call__", noted)
+    train(whole)
+    # Two questions in each of two epochs; a third is evaluated at the end, as in a first epoch.
+    assert sorted(drawn) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    killed = elsewhere(whole, "killed")
+    with killed_in_step(4):
+        train(killed)
+    train(killed)
+    assert summary(killed)["resumed_from"] == "checkpoint-3"
+    assert_same_training(killed, whole)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(

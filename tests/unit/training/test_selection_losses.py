@@ -47,6 +47,14 @@ def test_forced_evidence_comes_first_then_the_best_scores(
     assert choose_blocks(SCORES, EVIDENCE, coins, share, budget).tolist() == chosen
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forced_evidence_is_ordered_by_its_scores_in_any_type(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[1.0, 1.25, 9.0, 1.5]], dtype=dtype)
+    evidence = torch.tensor([[True, True, False, True]])
+    assert choose_blocks(scores, evidence, torch.zeros(1), 1.0, 2).tolist() == [[3, 1]]
+    assert choose_blocks(scores, evidence, torch.zeros(1), 1.0, 9).tolist() == [[3, 1, 0, 2]]
+
+
 @pytest.mark.parametrize(("budget", "recall"), [(1, 0.0), (3, 0.5), (4, 1.0), (9, 1.0)])
 def test_recall_is_the_share_with_evidence_among_the_best(budget: int, recall: float) -> None:
     assert float(evidence_recall(SCORES, EVIDENCE, budget)) == recall

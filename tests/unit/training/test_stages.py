@@ -35,7 +35,9 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The arguments of `fit`, which does not train."""
     given: dict[str, Any] = {}
 
-    def fit(stage: Any, model: Any, recipe: Any, output: Any, *sets: Any) -> None:
+    def fit(
+        stage: Any, model: Any, recipe: Any, output: Any, *sets: Any, best: bool = False
+    ) -> None:
         given.update(stage=stage, model=model, training=sets[0], evaluation=sets[1])
         raise StoppedError
 
@@ -219,7 +221,9 @@ def test_a_set_without_any_positive_block_is_refused_while_selection_is_trained(
     (tmp_path / "own.jsonl").write_text(json.dumps({**row, "answers": ["money"]}))
     sources = {"training": (DataSource(path="own.jsonl"),), "evaluation": ()}
     recipe = stage2_recipe.with_changes(
-        data=stage2_recipe.data.with_changes(**sources), data_root=str(tmp_path)
+        data=stage2_recipe.data.with_changes(**sources),
+        data_root=str(tmp_path),
+        run=stage2_recipe.run.with_changes(eval_every=0),
     )
     with pytest.raises(DataError, match="cannot train a selector"):
         train_stage2(recipe)

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import logging
 import random
+import time
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from processes import in_two_processes
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sedem import durable_files
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.errors import ConfigError
 from sedem.method.encoder import encode
 from sedem.training import state_cache
 from sedem.training.state_cache import StateCache
@@ -121,12 +128,59 @@ def test_a_killed_encoding_goes_on_where_it_was_noted(
     assert torch.equal(resumed.batch(range(14)), whole.batch(range(14)))
 
 
+def test_two_processes_encode_each_text_once(
+    backbone: Backbone, tmp_path: Path, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ragged(14)
+    whole = StateCache.open(backbone, LAYERS, texts, tmp_path / "whole", "texts")
+    counted = state_cache.encode
+
+    def slow(*inputs: Any) -> Tensor:
+        time.sleep(0.05)
+        return counted(*inputs)
+
+    monkeypatch.setattr(state_cache, "encode", slow)
+
+    def ask() -> tuple[int, list[float]]:
+        batches.clear()
+        kept = StateCache.open(backbone, LAYERS, texts, tmp_path / "cache", "texts")
+        return len(batches), kept.batch(range(14)).float().numpy()
+
+    (first, states), (second, others) = in_two_processes(ask)
+    assert {first, second} == {0, 4}
+    expected = whole.batch(range(14)).float().numpy()
+    assert (states == expected).all() and (others == expected).all()
+
+
+def test_the_size_is_told_and_compared_with_the_disk_before_anything_is_encoded(
+    backbone: Backbone,
+    tmp_path: Path,
+    batches: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda _: usage(0, 0, 20_000))
+    # 200 tokens of 2 layers, 32 numbers wide, in two bytes.
+    texts = [[7] * 10] * 20
+    needed = r"data\.cache_states \(25\.6 kB for the frozen states of 200 tokens of texts\) needs"
+    with (
+        caplog.at_level(logging.INFO),
+        pytest.raises(ConfigError, match=needed + r" 25\.6 kB, but .* has 20 kB free"),
+    ):
+        StateCache.open(backbone, LAYERS, texts, tmp_path, "texts")
+    assert caplog.messages == [
+        f"25.6 kB for the frozen states of 200 tokens of texts, in '{tmp_path}'"
+    ]
+    assert not batches
+
+
 def test_a_note_without_its_states_is_not_believed(
     backbone: Backbone, tmp_path: Path, batches: list[int]
 ) -> None:
     texts = ragged(6)
     whole = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
-    (folder,) = tmp_path.iterdir()
+    (folder,) = tmp_path.glob("states-*")
     (folder / "states.bin").unlink()
     batches.clear()
     again = StateCache.open(backbone, LAYERS, texts, tmp_path, "texts").batch(range(6))
@@ -145,7 +199,7 @@ def test_the_folder_is_named_after_model_type_layers_and_texts(
     StateCache.open(other, (3,), texts, tmp_path, "texts")
     rounded = open_backbone(backbone.name, dtype=torch.bfloat16)
     StateCache.open(rounded, (3,), texts, tmp_path, "texts")
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.glob("states-*"))) == 5
     # Opened again, it is the same model.
     StateCache.open(open_backbone(backbone.name), (3,), texts, tmp_path, "texts")
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.glob("states-*"))) == 5

@@ -1,0 +1,98 @@
+"""Many texts cut into segments and blocks at once, as `segment_text` and `partition` cut each.
+
+Those two make tensors with every offset of one text. Training reads whole sets, and needs of the
+offsets only the ends of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tokenizers import Encoding
+
+from sedem.backbone.decoder import Backbone
+from sedem.config import SedemConfig
+from sedem.method.segments import paragraphs
+from sedem.types import check_tokens
+
+
+@dataclass(frozen=True)
+class SegmentedText:
+    """One text.
+
+    Attributes:
+        segments: tokens of each segment.
+        blocks: of each block with a token in it: its place among all blocks, its first character
+            and the character after it.
+    """
+
+    segments: list[list[int]]
+    blocks: list[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece of a text, cut into tokens: a paragraph or all of it."""
+
+    origin: int
+    encoding: Encoding
+
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """First character of a token, and the character after another, in the text."""
+        start, end = self.encoding.token_to_chars(first), self.encoding.token_to_chars(last)
+        assert start is not None and end is not None
+        return self.origin + start[0], self.origin + end[1]
+
+
+def segment_texts(
+    texts: Sequence[str], encoder: Backbone, config: SedemConfig
+) -> Iterator[SegmentedText]:
+    """Cut texts into segments and blocks.
+
+    Args:
+        texts: the texts.
+        encoder: its tokenizer cuts them into tokens, all together.
+        config: shape of segments and blocks.
+
+    Yields:
+        What each text gives, in their order.
+
+    Raises:
+        DataError: a text has no tokens.
+    """
+    if not texts:
+        return
+    whole = config.segmentation == "window"
+    pieces = [[(0, t)] if whole else list(paragraphs(t)) or [(0, "")] for t in texts]
+    encodings = iter(encoder.encodings([piece for own in pieces for _, piece in own]))
+    for own in pieces:
+        yield _segmented([_Piece(origin, next(encodings)) for origin, _ in own], config)
+
+
+def _segmented(pieces: list[_Piece], config: SedemConfig) -> SegmentedText:
+    """Segments and blocks of one text."""
+    length, shift = config.segment_length, config.segment_shift
+    segments, places = [], []
+    for piece in pieces:
+        ids = piece.encoding.ids
+        cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
+        for first, stop in pairwise(cuts):
+            segments.append(ids[first:stop])
+            places.append((piece, first))
+    check_tokens(segments)
+    width = config.slots_per_block * config.compression
+    blocks = []
+    # Positions count the padding of short segments, as slots do.
+    for place, start in enumerate(range(0, len(segments) * length, width)):
+        spans = []
+        for number in range(start // length, min(-(-(start + width) // length), len(segments))):
+            first = max(start - number * length, 0)
+            stop = min(start + width - number * length, len(segments[number]))
+            if first < stop:
+                piece, offset = places[number]
+                spans.append(piece.span(offset + first, offset + stop - 1))
+        if spans:
+            blocks.append((place, spans[0][0], spans[-1][1]))
+    return SegmentedText(segments, blocks)
