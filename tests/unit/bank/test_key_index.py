@@ -330,7 +330,7 @@ def test_a_crash_while_keys_are_written_loses_nothing(
 ) -> None:
     expected, path = scores(model, opened), opened.path
     assert path is not None
-    real_save = shard.save_file
+    real_save = shard.save_tensors
 
     def half(tensors: dict[str, Tensor], file: Path, *about: Any) -> None:
         real_save(tensors, file, *about)
@@ -341,7 +341,7 @@ def test_a_crash_while_keys_are_written_loses_nothing(
         raise Crash
 
     place, name = {
-        "writing": (shard, "save_file"),
+        "writing": (shard, "save_tensors"),
         "syncing": (durable_files.os, "fsync"),
         "naming": (durable_files.Path, "replace"),
     }[moment]

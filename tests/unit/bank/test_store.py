@@ -190,11 +190,11 @@ def end_at(step: str, end: Callable[[], None], change: Change) -> None:
         os.truncate(path, path.stat().st_size // 2)
         end()
 
-    store_save = shard.save_file
+    store_save = shard.save_tensors
     if step == "half of: the shard's bytes":
-        change(shard, "save_file", half_written)
+        change(shard, "save_tensors", half_written)
     elif what == "the shard's bytes":
-        change(shard, "save_file", wrapped(shard.save_file))
+        change(shard, "save_tensors", wrapped(shard.save_tensors))
     elif what == "syncing the shard":
         change(durable_files.os, "fsync", wrapped(os.fsync))
     elif what == "naming the shard":
@@ -314,7 +314,7 @@ def test_a_commit_syncs_the_shard_renames_it_and_only_then_runs_the_transaction(
 ) -> None:
     """A power cut may undo whatever was not synced, so the order matters."""
     happened: list[str] = []
-    real_fsync, real_replace, real_save = os.fsync, Path.replace, shard.save_file
+    real_fsync, real_replace, real_save = os.fsync, Path.replace, shard.save_tensors
 
     def fsync(descriptor: int) -> None:
         happened.append("sync " + Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
@@ -335,7 +335,7 @@ def test_a_commit_syncs_the_shard_renames_it_and_only_then_runs_the_transaction(
 
     monkeypatch.setattr(durable_files.os, "fsync", fsync)
     monkeypatch.setattr(durable_files.Path, "replace", replace)
-    monkeypatch.setattr(shard, "save_file", save)
+    monkeypatch.setattr(shard, "save_tensors", save)
     monkeypatch.setattr(
         catalog.sqlite3, "connect", functools.partial(sqlite3.connect, factory=Recording)
     )
@@ -386,7 +386,7 @@ class FullDisk(sqlite3.Connection):
         return super().executemany(statement, rows)
 
 
-@pytest.mark.parametrize("full", ["save_file", "fsync", "connect"])
+@pytest.mark.parametrize("full", ["save_tensors", "fsync", "connect"])
 def test_a_full_disk_is_one_sentence_and_changes_nothing(
     full: str, bank: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,7 +394,7 @@ def test_a_full_disk_is_one_sentence_and_changes_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as broken:
-        place = {"fsync": durable_files.os, "save_file": shard, "connect": catalog.sqlite3}[full]
+        place = {"fsync": durable_files.os, "save_tensors": shard, "connect": catalog.sqlite3}[full]
         connect = functools.partial(sqlite3.connect, factory=FullDisk)
         broken.setattr(place, full, connect if full == "connect" else no_space)
         with pytest.raises(BankError, match=r"two\.bank.*(No space left on device|disk is full)"):
