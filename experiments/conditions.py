@@ -93,12 +93,14 @@ def draw(scale: Scale, path: Path) -> None:
                 axis.annotate(f"K={k}", (x, y), (3, 4), textcoords="offset points", fontsize=7)
         axis.set_title(column, fontsize=9)
         axis.set_xlabel("time to the first token, prebuilt bank, ms", fontsize=8)
-        axis.set_xscale("log")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    axes.flat[0].legend(fontsize=7, frameon=False)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=8)
     figure.suptitle(f"{STUDY.title}, {scale.name} scale, 95 %", fontsize=10)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figures.save(figure, path)
 
 
