@@ -11,7 +11,7 @@ from sedem.method.selector import Budget
 
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Questions of each set."""
-PAPER, BEFORE, TRAINED = "the paper's form", "guided, not trained so", "guided, trained so"
+PAPER, BEFORE, TRAINED = "the paper's form", "guided, same weights", "guided, trained further"
 PAPER_LIMITS: dict[Budget, int] = {4: 500, "all": 200}
 """Questions of the sets of the ablations in the paper's form, by K."""
 
