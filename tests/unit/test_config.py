@@ -193,7 +193,7 @@ def test_equal_configurations_have_one_hash_and_none_can_be_changed() -> None:
 
 def test_the_identity_restores_one_token_from_a_slot() -> None:
     assert make(decompressor="identity", compression=1).slots == 128
-    with pytest.raises(ConfigError, match=r"decompressor is 'identity' and compression 4; .* to 1$"):
+    with pytest.raises(ConfigError, match=r"is 'identity' and compression 4; .* to 1$"):
         make(decompressor="identity")
 
 
