@@ -13,7 +13,7 @@ from sedem.validation import Flag, NumberBelow0, Settings, Share, WholeAbove0, W
 
 Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
-DecompressorKind = Literal["mlp", "none"]
+DecompressorKind = Literal["mlp", "identity", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
 Need = Literal["auto"]
@@ -45,7 +45,8 @@ class SedemConfig(Settings):
         layer_mixing: how several extraction layers are combined.
         compressor: "linear" (mean pool and W_in), "mlp" or "query".
         compressor_heads: attention heads of the learned-query compressor.
-        decompressor: "mlp", or "none": slots are soft tokens at the decoder's input, unchanged.
+        decompressor: "mlp"; "identity": slots of one token are decoder states, unchanged; or
+            "none": slots are soft tokens at the decoder's input.
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
@@ -118,6 +119,11 @@ class SedemConfig(Settings):
             raise ValueError(
                 f"segment_length {self.segment_length} is not a multiple of compression "
                 f"{self.compression}; a segment must be cut into whole slots"
+            )
+        if self.decompressor == "identity" and self.compression != 1:
+            raise ValueError(
+                f"decompressor is 'identity' and compression {self.compression}; it restores one "
+                "state from a slot, so a slot must be one token: set compression to 1"
             )
         if self.decompressor == "none" and self.inject_layer:
             raise ValueError(

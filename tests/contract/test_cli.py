@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -184,6 +185,7 @@ def test_help_lists_every_command() -> None:
         "train stage2",
         "push",
         "data inspect",
+        "init",
         "eval METHOD",
         "eval report",
         "cost",
@@ -530,6 +532,49 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
         words = "checkpoint 'no-such-model' is neither a local folder nor available from the hub"
     refused("build", "a.bank", "lease.txt", "-m", broken, words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
+
+
+# An untrained model
+
+
+def test_an_untrained_checkpoint_reads_and_answers(
+    here: Path, tiny_folder: Callable[..., str]
+) -> None:
+    shown = succeeds("init", tiny_folder(), "raw model", "--segment-length", 32, "-k", 3)
+    assert re.search(r"^memory +states after layer 2, injected there unchanged$", shown, re.M)
+    assert re.search(r"^bank +64 bytes a token, in bfloat16$", shown, re.M)
+    assert re.search(r"^answer +from 3 blocks of 32 tokens$", shown, re.M)
+    build, ask = shown.splitlines()[-2:]
+    build, ask = build.replace("FILE ...", "lease.txt"), ask.replace("QUESTION", f"'{RENT}'")
+    assert "1 added" in succeeds(*shlex.split(build)[1:])
+    answer = prints_json(*shlex.split(ask)[1:], "--json")
+    assert (answer["k"], answer["model"]) == (3, "raw model")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--layer", "4"], "layer is 4, but backbone '.*' has 4 layers; give a layer from 1 to 3"),
+        (["--segment-length", "0"], "segment_length is 0; it must be above 0"),
+        (["--segment-length", "512"], "segment_length 512 and a start token exceed the 512"),
+        (["-k", "all"], "k is 'all'"),
+        (["-k", "0"], "k is 0"),
+    ],
+)
+def test_an_untrained_checkpoint_with_bad_settings_is_refused(
+    options: list[str], words: str, here: Path, tiny_folder: Callable[..., str]
+) -> None:
+    refused("init", tiny_folder(), "raw", *options, words=words)
+    assert not Path("raw").exists()
+
+
+def test_an_untrained_checkpoint_replaces_nothing(
+    here: Path, tiny_folder: Callable[..., str]
+) -> None:
+    Path("raw").mkdir()
+    refused("init", tiny_folder(), "raw", words="'raw' exists already; give the name of a new fold")
+    refused("init", "no-such", "out", words="backbone 'no-such' is neither a local folder nor")
+    assert not Path("out").exists()
 
 
 # Asking

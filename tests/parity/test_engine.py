@@ -227,8 +227,17 @@ def test_every_depth_of_injection(inject: int, tiny_folder: Callable[..., str]) 
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
 
 
-def test_soft_tokens_at_the_input(tiny_folder: Callable[..., str]) -> None:
-    changes = {"decompressor": "none", "inject_layer": 0}
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decompressor": "none", "inject_layer": 0},
+        {"decompressor": "identity", "compression": 1},
+    ],
+    ids=["soft tokens at the input", "the identity"],
+)
+def test_memory_that_is_not_decompressed(
+    changes: dict[str, object], tiny_folder: Callable[..., str]
+) -> None:
     slow = build(tiny_folder(), **changes)
     rows, tokens = starts(slow), forced(4, 5)
     expected = all_logits(slow, rows, tokens, 5)

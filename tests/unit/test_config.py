@@ -191,6 +191,12 @@ def test_equal_configurations_have_one_hash_and_none_can_be_changed() -> None:
         config.k = 5
 
 
+def test_the_identity_restores_one_token_from_a_slot() -> None:
+    assert make(decompressor="identity", compression=1).slots == 128
+    with pytest.raises(ConfigError, match=r"is 'identity' and compression 4; .* to 1$"):
+        make(decompressor="identity")
+
+
 def test_changes_leave_the_original_alone_and_are_checked() -> None:
     config = make()
     assert config.with_changes(k=5).k == 5

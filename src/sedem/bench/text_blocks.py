@@ -43,19 +43,10 @@ from sedem.inference.requests import (
     encode_questions,
     score_requests,
 )
-from sedem.method.decompressor import Direct
 from sedem.method.modules import SedemModules
 from sedem.method.selector import Budget
 from sedem.model import SeDeM
 from sedem.types import Answer, Document
-
-
-class Unchanged(Direct):
-    """Token embeddings are states already."""
-
-    def forward(self, memory_JD: Tensor) -> Tensor:
-        """The embeddings `[..., J, D]` themselves."""
-        return memory_JD
 
 
 class TextSource:
@@ -127,7 +118,6 @@ class TextBlocks:
         self.decoding = decoding
         config = text_config(model.config)
         self.modules = SedemModules(config, backbone, backbone)
-        self.modules.decompressor = Unchanged(backbone.width)
         self.modules.parts().to(backbone.device)
         self.modules.requires_grad_(False).eval()
         opened = open_engine(engine, self.modules)
@@ -232,7 +222,7 @@ def text_config(config: SedemConfig) -> SedemConfig:
         inject_layer=0,
         segment_length=config.segment_length,
         compression=1,
-        decompressor="none",
+        decompressor="identity",
         selector_heads=1,
         block_context="independent",
         lora_rank=0,

@@ -116,7 +116,8 @@ def count_flops(
     """The FLOPs of one query, online: read the context, select, restore, answer."""
     T, D = config.segment_length, decoder.hidden_size
     segments = -(-workload.context // T)
-    states = workload.k * T
+    # Without a decompressor a slot is one soft token.
+    states = workload.k * (config.slots if config.decompressor == "none" else T)
     read = config.extract_layer * segments * layer_flops(encoder, T + 1)
     write = 2 * segments * config.slots * encoder.hidden_size * D
     question = config.extract_layer * layer_flops(encoder, workload.question + 1)
@@ -124,7 +125,9 @@ def count_flops(
     project = 2 * heads * (workload.question * encoder.hidden_size + segments * config.slots * D)
     match = 2 * workload.question * segments * config.slots * heads
     hidden = config.decompressor_hidden or D
-    restore = 2 * workload.k * config.slots * hidden * D * (1 + config.compression)
+    restore = 0
+    if config.decompressor == "mlp":
+        restore = 2 * workload.k * config.slots * hidden * D * (1 + config.compression)
     lower, upper = config.inject_layer, decoder.num_hidden_layers - config.inject_layer
     prefix = workload.question + 1
     prefill = lower * layer_flops(decoder, prefix) + upper * layer_flops(decoder, states + prefix)

@@ -5,7 +5,7 @@
     pooling       section 3.1  eq. 2, the mean of C states
     compressor    section 3.1  eq. 3 and 4, memory slots; variants: an MLP, learned queries (eq. 19)
     selector      section 3.2  eq. 5 to 7, scores of memory blocks and the K best
-    decompressor  section 3.3  eq. 8, slots as decoder states; variant: soft tokens
+    decompressor  section 3.3  eq. 8, slots as decoder states; variants: identity, soft tokens
     injection     section 3.3  restored states enter the decoder above the injection layer
     losses        section 4    eq. 9 to 11 and 13; appendix Selection Supervision, eq. 16 to 18
     modules                    the trained parts of one model, joined

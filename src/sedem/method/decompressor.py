@@ -1,4 +1,4 @@
-"""D_psi, memory slots to decoder states (section 3.3), and decoding without it (section 7.1).
+"""D_psi, memory slots to decoder states (section 3.3), decoding without it (7.1), and identity.
 
 Letters: J slots, C states of a slot, D decoder width.
 """
@@ -48,10 +48,40 @@ class Decompressor(nn.Module):
         Args:
             states_PD: a sample of decoder states at the injection layer.
         """
-        states_PD = states_PD.float()
-        self.spread.copy_(states_PD.std(0).clamp_min(1e-6))
-        centre_D = states_PD.mean(0) / self.spread
+        self.spread.copy_(_spread(states_PD))
+        centre_D = states_PD.float().mean(0) / self.spread
         self.w_2.bias.copy_(centre_D.repeat(self.states_per_slot))
+
+
+class Unchanged(nn.Module):
+    """The identity: each slot is one decoder state as it is, so C is 1. Ours.
+
+    With a compressor that starts as the identity too, it needs no training: what was read after a
+    layer is injected after the same layer.
+
+    Args:
+        d_dec: D.
+    """
+
+    spread: Tensor
+    states_per_slot = 1
+
+    def __init__(self, d_dec: int) -> None:
+        super().__init__()
+        self.register_buffer("spread", torch.ones(d_dec))
+
+    def forward(self, memory_JD: Tensor) -> Tensor:
+        """H-hat, the slots `[..., J, D]` themselves."""
+        return memory_JD
+
+    @torch.no_grad()
+    def calibrate(self, states_PD: Tensor) -> None:
+        """Set the spread, in whose units the regression loss measures; states do not change.
+
+        Args:
+            states_PD: a sample of decoder states at the injection layer.
+        """
+        self.spread.copy_(_spread(states_PD))
 
 
 class Direct(nn.Module):
@@ -90,8 +120,14 @@ class Direct(nn.Module):
         self.centre.copy_(states_PD.mean(0))
 
 
-def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor | Direct:
+def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor | Unchanged | Direct:
     """Build the decompressor that a configuration describes."""
     if config.decompressor == "none":
         return Direct(d_dec)
+    if config.decompressor == "identity":
+        return Unchanged(d_dec)
     return Decompressor(d_dec, config.compression, config.decompressor_hidden or d_dec)
+
+
+def _spread(states_PD: Tensor) -> Tensor:
+    return states_PD.float().std(0).clamp_min(1e-6)

@@ -27,7 +27,14 @@ HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"
 
 
-@pytest.fixture(params=[{}, {"compression": 2, "selector_dim": 12, "decompressor_hidden": 24}])
+@pytest.fixture(
+    params=[
+        {},
+        {"compression": 2, "selector_dim": 12, "decompressor_hidden": 24},
+        {"compression": 1, "decompressor": "identity"},
+        {"decompressor": "none", "inject_layer": 0},
+    ]
+)
 def model(
     request: pytest.FixtureRequest, config: SedemConfig, tiny_folder: Callable[..., str]
 ) -> SeDeM:
@@ -86,7 +93,7 @@ def test_restoring(model: SeDeM, bank: MemoryBank) -> None:
 
 def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     prefix = torch.tensor(question_ids(model.decoder, QUESTION))
-    states = K * SEGMENT
+    states = K * model.config.slots * model.decompressor.states_per_slot
     chosen = choose(model, Request(bank, QUESTION, K), torch.arange(SEGMENTS).float())
     advance: list[Any] = []
 

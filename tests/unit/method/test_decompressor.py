@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedem.config import SedemConfig
-from sedem.method.decompressor import Decompressor, build_decompressor
+from sedem.method.decompressor import Decompressor, Unchanged, build_decompressor
 
 
 @pytest.fixture
@@ -112,3 +112,21 @@ def test_the_hidden_width_is_that_of_the_decoder_by_default(
     module = build_decompressor(config, 8)
     assert module.w_1.weight.shape == (expected, 8)
     assert module.w_2.weight.shape == (4 * 8, expected)
+
+
+def test_the_identity_returns_its_slots_whatever_it_was_calibrated_on() -> None:
+    config = SedemConfig(
+        encoder="-",
+        extract_layers=(1,),
+        inject_layer=1,
+        compression=1,
+        decompressor="identity",
+    )
+    module = build_decompressor(config, 8)
+    assert isinstance(module, Unchanged)
+    states_PD = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 300
+    module.calibrate(states_PD)
+    slots_JD = torch.randn(4, 8)
+    assert torch.equal(module(slots_JD), slots_JD)
+    torch.testing.assert_close(module.spread, states_PD.std(0))
+    assert not list(module.parameters())
