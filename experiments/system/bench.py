@@ -35,7 +35,7 @@ PEER_CONTEXTS = {"nano": (1024,)}
 ANSWER_TOKENS = {"smoke": 3, "nano": 17, "gpu": 33, "paper": 33}
 
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
-"""Timed on random weights at gpu and paper scale: speed does not depend on the values of weights."""
+"""Timed on random weights at gpu and paper scale: speed does not depend on their values."""
 
 BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
 """Sizes of the synthetic banks that are scored."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.system.scales import RUNS, Scale
+from experiments.system.scales import Scale
 from experiments.system.variants import Variant
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from experiments.system.bench import bench_cells
 from experiments.system.cells import Cell, results_of
@@ -46,7 +47,8 @@ class Work:
         if not self.smoke:
             return gpu_scale(self.budget)
         candidate = SMOKE.runs / CANDIDATE[-1] / "final"
-        return replace(SMOKE, shipped={SMOKE.backbones[0]: candidate})
+        stage2 = (*SMOKE.stage2, "data.evaluation=[]")
+        return replace(SMOKE, stage2=stage2, shipped={SMOKE.backbones[0]: candidate})
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def steps(work: Work) -> list[Step]:
     return [
         *_candidate(work),
         Step("tests marked gpu", partial(_tests, work.smoke, tests), tests),
-        Step("parity of engines", partial(_parity, work.device, engines), engines),
+        Step("parity of engines", partial(_parity, work, engines), engines),
         *(_measured(cell, work, "performance") for cell in _bench(scale)),
         *(_measured(cell, work, STUDY) for cell in find(STUDY).cells(scale)),
     ]
@@ -109,15 +111,21 @@ def _tests(smoke: bool, result: Path) -> None:
     code = pytest.main(["-m", "gpu", "-p", "no:cacheprovider", *settings, str(folder)])
     if code:
         raise ConfigError(f"the tests marked gpu ended with '{code.name}'")
-    write_json(result, provenance())
+    _write(result, provenance())
 
 
-def _parity(device: str, result: Path) -> None:
+def _parity(work: Work, result: Path) -> None:
     import torch
 
     from experiments.system.parity import parity
 
-    write_json(result, parity(SHIPPED, torch.device(device)))
+    checkpoint = work.scale.shipped[SMOKE.backbones[0]] if work.smoke else SHIPPED
+    _write(result, parity(checkpoint, torch.device(work.device)))
+
+
+def _write(result: Path, entries: dict[str, Any]) -> None:
+    result.parent.mkdir(parents=True, exist_ok=True)
+    write_json(result, entries)
 
 
 def _bench(scale: Scale) -> list[Cell]:

@@ -144,4 +144,5 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
 
 
 def flow(value: Any) -> str:
+    """A value in one line of YAML, for an override."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()

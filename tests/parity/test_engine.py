@@ -240,12 +240,11 @@ def test_soft_tokens_at_the_input(tiny_folder: Callable[..., str]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("engine", ["eager", "static", "graphs"])
 def test_an_engine_on_a_gpu_has_the_logits_of_the_reference_on_a_cpu(
     folder: str, engine: str
 ) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     slow, tokens = build(folder), forced(6, 5)
     expected = all_logits(slow, starts(slow), tokens, 7)
     fast = build(folder).to("cuda")
