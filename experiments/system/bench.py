@@ -16,6 +16,7 @@ from sedem.evaluation.registry import METHODS as EVERY
 CONTEXTS = {
     "smoke": (64,),
     "nano": (512, 2048, 32768),
+    "gpu": (1280, 5120, 32768),
     "paper": (1280, 5120, 32768, 131072, 1048576),
 }
 """Context lengths in tokens."""
@@ -24,24 +25,25 @@ METHODS = {
     "smoke": ("sedem", "full-context"),
     # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
     "nano": ("sedem", "full-context", "bm25", "hf", "hf-compiled", "hf-prefix"),
+    "gpu": ("sedem", "full-context", "bm25", "hf", "hf-prefix"),
 }
 """Methods; a scale without an entry measures all of them."""
 
 PEER_CONTEXTS = {"nano": (1024,)}
 """Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
 
-ANSWER_TOKENS = {"smoke": 3, "nano": 17, "paper": 33}
+ANSWER_TOKENS = {"smoke": 3, "nano": 17, "gpu": 33, "paper": 33}
 
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
-"""Timed on random weights at paper scale: speed does not depend on the values of weights."""
+"""Timed on random weights at gpu and paper scale: speed does not depend on their values."""
 
-BLOCKS = {"nano": (1000, 10_000), "paper": (1000, 10_000, 100_000)}
+BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
 """Sizes of the synthetic banks that are scored."""
 
-SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "paper": (32768,)}
+SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
 """Context lengths at which SeDeM is timed alone."""
 
-BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "paper": (1, 8, 64)}
+BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
 """Numbers of questions that are asked of one bank together."""
 
 KEPT_CONTEXTS = {
@@ -71,7 +73,7 @@ SLOT_TYPES = ("bfloat16", "int8", "fp8")
 
 def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
     """The bench of the scale's main model, or of the paper's shapes, by name for tables."""
-    if scale.name == "paper":
+    if scale.name in ("gpu", "paper"):
         return {shape: Cell(kind, backbone=shape) for shape in SHAPES}
     return {scale.backbones[0]: Cell(kind, variant=main_model(scale))}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.system.scales import RUNS, Scale
+from experiments.system.scales import Scale
 from experiments.system.variants import Variant
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -104,5 +104,6 @@ class Cell:
 
 
 def results_of(scale: Scale) -> Path:
-    """The folder of a scale's results; those of smoke prove wiring and are not committed."""
-    return RUNS / "smoke" / "results" if scale.name == "smoke" else RESULTS / scale.name
+    """The folder of a scale's results; nano and paper's are committed, others lie by the runs."""
+    committed = scale.name in ("nano", "paper")
+    return RESULTS / scale.name if committed else scale.runs / "results"

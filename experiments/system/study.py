@@ -16,6 +16,7 @@ import typer
 
 from experiments.system import figures
 from experiments.system.cells import Cell
+from experiments.system.gpu_scale import GPU
 from experiments.system.measures import measure
 from experiments.system.scales import SCALES, Scale
 
@@ -178,7 +179,8 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
 
 
-ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(SCALES)}.")]
+CHOICES = {**SCALES, GPU.name: GPU}
+ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")]
 DataOption = Annotated[Path, typer.Option(help="Folder of the data files.")]
 AgainOption = Annotated[bool, typer.Option("--again", help="Measure what is measured already.")]
 OnlyOption = Annotated[str | None, typer.Option(help="Only cells whose name holds this.")]
@@ -264,6 +266,6 @@ def measure_missing(
 
 def scale_named(name: str) -> Scale:
     """A scale by name."""
-    if name not in SCALES:
-        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(SCALES)}")
-    return SCALES[name]
+    if name not in CHOICES:
+        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(CHOICES)}")
+    return CHOICES[name]

@@ -57,7 +57,7 @@ def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path
     # Each recipe of the shipped model starts from the end of the one before.
     stages = (*scale.stages, *GUIDED)
     for name in stages[: stages.index(stage) + 1]:
-        folder = _run(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
+        folder = run_recipe(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
     return folder
 
 
@@ -169,7 +169,7 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
     else:
         start = _stage(variant, scale, "stage1", questions, data)
         overrides += [*scale.stage2, *variant.stage2, f"start_from={start}"]
-    return _run(scale.recipe(stage, backbone, questions), overrides) / "final"
+    return run_recipe(scale.recipe(stage, backbone, questions), overrides) / "final"
 
 
 def _further(variant: Variant, scale: Scale, data: Path) -> Path:
@@ -190,12 +190,17 @@ def _further(variant: Variant, scale: Scale, data: Path) -> Path:
         }
         overrides = [*scale.overrides, *variant.changes, *own[stage], f"data_root={data}"]
         overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
-        start = _run(recipes / f"{recipe}.yaml", overrides) / "final"
+        start = run_recipe(recipes / f"{recipe}.yaml", overrides) / "final"
     return start
 
 
-def _run(recipe_file: Path, overrides: list[str]) -> Path:
-    """The folder of a recipe's run, trained if it is not finished."""
+def run_recipe(recipe_file: Path, overrides: list[str]) -> Path:
+    """The folder of a SeDeM recipe's run, trained if it is not finished.
+
+    Args:
+        recipe_file: its name begins with the stage.
+        overrides: of its values, as `--set` takes them.
+    """
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import STAGES
 

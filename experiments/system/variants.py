@@ -70,31 +70,43 @@ NEXT_TOKEN_ALONE = (
 """Stage 1 of a model without restored states (section Is Decompression Necessary?)."""
 
 
-def equal_budget(scale: Scale) -> Variant:
-    """SeDeM trained on the same windows and questions as a trained baseline, and as many."""
+def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
+    """SeDeM trained on the same windows and questions as a trained baseline, and as many.
+
+    Args:
+        scale: its recipes, with its overrides of the baselines' budgets.
+        compression: C; None means that of the recipes of the studies.
+    """
     from sedem.training.recipe import read_entries
 
-    text, questions = (
-        read_entries(scale.baseline_recipe("icae", stage, scale.backbones[0]))
-        for stage in ("text", "questions")
-    )
+    name = "equal-budget"
+    changes: tuple[str, ...] = ()
+    if compression is not None:
+        name, changes = f"equal-c{compression}", (f"model.compression={compression}",)
     if scale.name == "smoke":
         # Every model of this scale is trained on the fixtures.
-        return Variant("equal-budget")
+        return Variant(name, changes)
+    text, questions = (
+        read_entries(
+            scale.baseline_recipe("icae", stage, scale.backbones[0]), scale.baselines[stage]
+        )
+        for stage in ("text", "questions")
+    )
     return Variant(
-        "equal-budget",
+        name,
+        changes,
         stage1=_as_long(text),
         stage2=(
             *_as_long(questions),
-            f"data.training={_flow(questions['data']['training'])}",
+            f"data.training={flow(questions['data']['training'])}",
             "losses.conditioning=gold-then-selected",
         ),
     )
 
 
 def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    optimization = {"accumulation": 1, **recipe["optimization"]}
-    names = ("steps", "batch_size", "accumulation", "warmup")
+    optimization = {"accumulation": 1, "warmup_ratio": 0, **recipe["optimization"]}
+    names = ("steps", "batch_size", "accumulation", "warmup", "warmup_ratio")
     return tuple(f"optimization.{name}={optimization[name]}" for name in names)
 
 
@@ -120,8 +132,8 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
         first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]
         followed = [{**source, "records": f":{count}"} for source, count in first]
         training = [{**source, "records": f"{count}:"} for source, count in first]
-        result.append(f"data.evaluation={_flow(followed)}")
-    result.append(f"data.training={_flow(training)}")
+        result.append(f"data.evaluation={flow(followed)}")
+    result.append(f"data.training={flow(training)}")
     if own["method"] != "500x":
         result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
     if "max_paragraphs" in own["data"]:
@@ -131,5 +143,6 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
     return result
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """A value in one line of YAML, for an override."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()

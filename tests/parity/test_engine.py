@@ -243,3 +243,21 @@ def test_memory_that_is_not_decompressed(
     expected = all_logits(slow, rows, tokens, 5)
     actual = all_logits(static(slow), rows, tokens, 5)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=5e-5)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("engine", ["eager", "static", "graphs"])
+def test_an_engine_on_a_gpu_has_the_logits_of_the_reference_on_a_cpu(
+    folder: str, engine: str
+) -> None:
+    slow, tokens = build(folder), forced(6, 5)
+    expected = all_logits(slow, starts(slow), tokens, 7)
+    fast = build(folder).to("cuda")
+    rows = starts(fast)
+    fast.engine = open_engine(engine, fast)
+    actual = all_logits(fast, rows, tokens.to("cuda"), 7)
+    torch.testing.assert_close(actual.cpu(), expected, rtol=1e-3, atol=1e-3)

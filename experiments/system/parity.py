@@ -1,0 +1,59 @@
+"""Parity of the engines on a device with the reference on a CPU, on sedem-nano."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sedem import SeDeM
+from sedem.data.documents import read_documents
+from sedem.demo import DOCUMENTS, QUESTIONS
+from sedem.engine.open import ENGINES
+from sedem.errors import ConfigError
+from sedem.provenance import provenance
+
+TOLERANCE = 1e-3
+"""Largest difference of two scores in float32; they lie between -1 and 1."""
+
+
+def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
+    """Compare scores of blocks and answers of every engine with those of the reference.
+
+    Args:
+        checkpoint: a model of SeDeM.
+        device: where the engines run.
+
+    Returns:
+        By engine, the largest difference of a score and the number of other answers; and the
+        provenance.
+
+    Raises:
+        ConfigError: an engine gives other answers or scores.
+    """
+    expected_scores, expected = _asked(checkpoint, torch.device("cpu"), "eager")
+    left_out = ("auto",) if device.type == "cuda" else ("auto", "graphs")
+    engines = [engine for engine in ENGINES if engine not in left_out]
+    found: dict[str, dict[str, float]] = {}
+    for engine in engines:
+        scores, answers = _asked(checkpoint, device, engine)
+        found[engine] = {
+            "score_difference": (scores - expected_scores).abs().max().item(),
+            "other_answers": sum(a != b for a, b in zip(answers, expected, strict=True)),
+        }
+    for engine, row in found.items():
+        if row["other_answers"] or row["score_difference"] > TOLERANCE:
+            raise ConfigError(
+                f"engine '{engine}' on {device} differs from the reference on the CPU: {row}; it "
+                "must not be used there until the cause is found"
+            )
+    return {"engines": found, "questions": len(QUESTIONS), **provenance(device)}
+
+
+def _asked(checkpoint: Path, device: torch.device, engine: str) -> tuple[torch.Tensor, list[str]]:
+    """Scores of every block for every question, and the answers."""
+    model = SeDeM.from_pretrained(checkpoint, dtype=torch.float32, device=device, engine=engine)
+    memory = model.read(read_documents(sorted(DOCUMENTS.glob("*.txt"))))
+    scores = torch.stack([model.scores(memory, question).float().cpu() for question in QUESTIONS])
+    return scores, [answer.text for answer in model.answer(memory, QUESTIONS)]
