@@ -1,7 +1,7 @@
 """An hour on one GPU, without network, in pieces: `python -m experiments.gpu --data D --out O`.
 
-It trains a candidate for sedem-nano, runs the tests marked gpu, compares the engines, times Llama's
-shapes on random weights, and measures the study `equal_training` at fifty times the CPU's budget. A
+It runs the tests marked gpu, compares the engines, times Llama's shapes on random weights, trains a
+candidate for sedem-nano, and measures the study `equal_training` at fifty times the CPU's budget. A
 call ends after some minutes; the same command goes on where it stopped.
 """
 

@@ -43,7 +43,7 @@ class Work:
 
     @property
     def scale(self) -> Scale:
-        """The scale; the guided model is the candidate that the first steps train."""
+        """The scale; the guided model is the candidate that it trains."""
         if not self.smoke:
             return gpu_scale(self.budget)
         candidate = SMOKE.runs / CANDIDATE[-1] / "final"
@@ -67,17 +67,19 @@ class Step:
 
 
 def steps(work: Work) -> list[Step]:
-    """Every step in order: the candidate, tests, parity, bench, and the study."""
+    """Every step in order: tests, parity and bench, the candidate, and the study."""
     scale = work.scale
     results = results_of(scale)
     tests, engines = results / "tests.json", results / "parity.json"
-    return [
-        *_candidate(work),
+    checks = [
         Step("tests marked gpu", partial(_tests, work.smoke, tests), tests),
         Step("parity of engines", partial(_parity, work, engines), engines),
         *(_measured(cell, work, "performance") for cell in _bench(scale)),
-        *(_measured(cell, work, STUDY) for cell in find(STUDY).cells(scale)),
     ]
+    candidate = _candidate(work)
+    study = [_measured(cell, work, STUDY) for cell in find(STUDY).cells(scale)]
+    # A trial has no other model to check than the candidate.
+    return [*candidate, *checks, *study] if work.smoke else [*checks, *candidate, *study]
 
 
 def _candidate(work: Work) -> list[Step]:

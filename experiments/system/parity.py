@@ -15,7 +15,7 @@ from sedem.errors import ConfigError
 from sedem.provenance import provenance
 
 TOLERANCE = 1e-3
-"""Largest difference of two scores in float32; they lie between -1 and 1."""
+"""Largest difference of two scores in float32. A score sums cosines over the question's tokens."""
 
 
 def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
