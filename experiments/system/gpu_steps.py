@@ -47,8 +47,7 @@ class Work:
         if not self.smoke:
             return gpu_scale(self.budget)
         candidate = SMOKE.runs / CANDIDATE[-1] / "final"
-        stage2 = (*SMOKE.stage2, "data.evaluation=[]")
-        return replace(SMOKE, stage2=stage2, shipped={SMOKE.backbones[0]: candidate})
+        return replace(SMOKE, shipped={SMOKE.backbones[0]: candidate})
 
 
 @dataclass(frozen=True)

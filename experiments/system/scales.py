@@ -243,6 +243,7 @@ SMOKE = Scale(
     limit=2,
     overrides=(
         f"model.encoder={RUNS / 'smoke' / 'backbone'}",
+        "model.compression=4",
         "model.decompressor_hidden=16",
         "optimization.steps=2",
         "optimization.batch_size=2",
@@ -257,6 +258,7 @@ SMOKE = Scale(
     ),
     stage2=(
         "data.training=[{path: squad.json, set: squad}]",
+        "data.evaluation=[]",
         "data.max_blocks=3",
         "model.lora_rank=2",
         "model.lora_alpha=4",
