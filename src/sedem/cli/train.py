@@ -133,9 +133,12 @@ def _train(recipe: Any, train: Callable[[Any], Path], print_config: bool) -> Non
     import logging
 
     from sedem.training.recipe import as_yaml
+    from sedem.training.run_setup import processes
 
     if print_config:
         typer.echo(as_yaml(recipe), nl=False)
         return
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    write(str(train(recipe)))
+    folder = train(recipe)
+    if processes().is_main_process:
+        write(str(folder))

@@ -17,13 +17,12 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
+from sedem.inference.model_card import SUMMARY_FILE
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
 from sedem.training.recipe import Optimization, Recipe, RunSettings
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
-
-SUMMARY_FILE = "training.json"
 
 logger = logging.getLogger(__name__)
 

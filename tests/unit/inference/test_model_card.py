@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 from sedem.inference.model_card import SUMMARY_FILE, model_card, summary_of
-from sedem.training import fit
 
 SUMMARY = {
     "recipe": {
@@ -64,7 +63,6 @@ def test_a_summary_is_found_beside_the_final_checkpoint_of_its_run(tmp_path: Pat
     final = tmp_path / "final"
     final.mkdir()
     assert summary_of(final) is None
-    assert SUMMARY_FILE == fit.SUMMARY_FILE
     (tmp_path / SUMMARY_FILE).write_text(json.dumps({"steps": 3}))
     assert summary_of(final) == {"steps": 3}
     (tmp_path / "other").mkdir()
