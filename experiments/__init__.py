@@ -13,6 +13,7 @@ STUDIES = (
     "guided_training",
     "equal_training",
     "conditions",
+    "paragraphs_apart",
     "operating_points",
     "controls",
     "ruler",

@@ -8,26 +8,37 @@ from experiments.guided_training import SHORT
 from experiments.system import figures
 from experiments.system.cells import Cell
 from experiments.system.condition_times import BUDGETS
+from experiments.system.forms import FORMS, PAPER_FORM
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 from experiments.system.variants import Variant
 
-LABELS = {"memory": "memory", "text": "text", "both": "the best as text, the others as memory"}
+MIXED, ALONE = "guided-conditions", "guided-text"
+ROWS = {
+    "memory": (MIXED, "memory"),
+    "text": (MIXED, "text"),
+    "the best as text, the others as memory": (MIXED, "both"),
+    "text, trained on text alone": (ALONE, "text"),
+}
+"""The model and the condition that it reads blocks in, by label."""
 TIMED = 10
 
 
-def model(scale: Scale) -> Variant:
-    """The model that was trained on all three."""
+def model(scale: Scale, name: str) -> Variant:
+    """The model that was trained on all three conditions, or on text alone, in as many steps."""
     short = SHORT if scale.name == "nano" else ()
-    return Variant("guided-conditions", stage2=short, further=("stage2-conditions",))
+    if name == MIXED:
+        return Variant(name, stage2=short, further=("stage2-conditions",))
+    joint = tuple(FORMS[PAPER_FORM].items())
+    return Variant(name, stage2=short, further=("stage2-text",), start=joint)
 
 
-def answers(scale: Scale, condition: str, questions: str) -> Cell:
-    """Answers in one of the three ways, at every K."""
+def answers(scale: Scale, name: str, condition: str, questions: str) -> Cell:
+    """Answers of one of the two models in one condition, at every K."""
     nano = scale.name == "nano"
     return Cell(
         "budgets",
-        variant=model(scale),
+        variant=model(scale, name),
         questions=questions,
         condition=condition,
         limit=100 if nano else scale.limit,
@@ -37,24 +48,24 @@ def answers(scale: Scale, condition: str, questions: str) -> Cell:
 
 
 def times(scale: Scale) -> Cell:
-    """Times to the first token in all three ways."""
+    """Times to the first token in all three conditions."""
     limit = TIMED if scale.name == "nano" else scale.limit
     key = scale.ablation[0]
     return Cell(
-        "condition-times", variant=model(scale), questions=key, limit=limit, dtype="float32"
+        "condition-times", variant=model(scale, MIXED), questions=key, limit=limit, dtype="float32"
     )
 
 
 def numbers(scale: Scale) -> list[Number]:
     """Score, time to the first token and stored bytes, by condition and K."""
     result = []
-    for condition, label in LABELS.items():
+    for label, (name, condition) in ROWS.items():
         for k in BUDGETS:
             row = f"{label}, K={k}"
             for key in scale.ablation:
                 metric, title = ("em", "EM") if key == "exact-facts" else ("f1", "F1")
                 column = f"{scale.sets[key].title} {title}"
-                cell = answers(scale, condition, key)
+                cell = answers(scale, name, condition, key)
                 result.append(Number(row, column, None, cell, f"budgets.{k}.{metric}"))
             place = f"times.{condition}.{k}"
             result.append(Number(row, "TTFT, ms", None, times(scale), place))
@@ -72,7 +83,7 @@ def draw(scale: Scale, path: Path) -> None:
     )
     for axis, key in zip(axes.flat, scale.ablation, strict=True):
         (column,) = {n.column for n in shown if n.column.startswith(scale.sets[key].title)}
-        for colour, label in zip(figures.SERIES, LABELS.values(), strict=False):
+        for colour, label in zip(figures.SERIES, ROWS, strict=False):
             found = {(n.row, n.column): n.ours(scale) for n in shown}
             rows = [f"{label}, K={k}" for k in BUDGETS]
             points = [
@@ -98,7 +109,7 @@ def draw(scale: Scale, path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(handles, labels, loc="lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(f"{STUDY.title}, {scale.name} scale, 95 %", fontsize=10)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figures.save(figure, path)

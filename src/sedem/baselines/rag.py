@@ -6,10 +6,13 @@ candidates are paragraphs of raw text, and the reader reads the selected ones fr
 on. There are no slots to pool, so keys are projected from the frozen state of every token at the
 extraction layer. The reader has the adapters of SeDeM's decoder.
 
+Its paragraphs can also be independent of each other, as in Block-Attention (2409.15355) and
+TurboRAG (2410.07590): keys and values of a paragraph then depend on nothing else and can be kept.
+
 Choices that the paper leaves open: docs/deviations.md.
 
-Letters: B questions, N paragraphs, J tokens of a paragraph, Q question tokens, R heads, H width of
-a head, E width.
+Letters: B questions, N paragraphs, J tokens of a paragraph, U tokens of the selected paragraphs,
+Q question tokens, P prompt and answer tokens, A answer tokens, R heads, H width of a head, E width.
 """
 
 from __future__ import annotations
@@ -17,18 +20,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
-from sedem.baselines.memory import CompressedContext, ContextMemory
+from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.baselines.settings import SelectionBudget
+from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
@@ -51,12 +56,15 @@ class RAGConfig(FullContextTunedConfig):
         heads: R.
         k: number of paragraphs to read, or "all".
         paragraph: longest paragraph in tokens; longer ones are cut.
+        block_context: what a paragraph sees. "joint": all paragraphs before it. "independent": the
+            start token and itself, and each has the positions from 1 on.
     """
 
     extract_layer: WholeAbove0 = 11
     heads: WholeAbove0 = 4
     k: SelectionBudget = 2
     paragraph: WholeAbove0 = 512
+    block_context: Literal["joint", "independent"] = "joint"
 
     @property
     def blocks(self) -> SedemConfig:
@@ -165,11 +173,20 @@ class RAG(FullContextTuned):
         real_BNJ = (torch.arange(keys_BNJRH.shape[2], device=mask_BQ.device) < lengths_N1)[None]
         return block_scores(queries_BQRH, mask_BQ, keys_BNJRH, real_BNJ)[0]
 
+    @property
+    def separator(self) -> list[int]:
+        """Tokens between two selected paragraphs; there are none between independent ones."""
+        joint = self.config.block_context == "joint"
+        return self.backbone.token_ids(SEPARATOR) if joint else []
+
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """Join the tokens of paragraphs, with a separator between every two."""
-        between = torch.tensor(self.backbone.token_ids(SEPARATOR), device=rows[0].device)
-        joined = [part for row in rows for part in (between, row)]
-        return torch.cat(joined[1:])
+        """Join paragraphs `[J]` to a context `[U, 2]`: each token and the number of its paragraph.
+
+        A separator counts to the paragraph before it.
+        """
+        between = rows[0].new_tensor(self.separator)
+        parts = [torch.cat([row, between]) for row in rows[:-1]] + [rows[-1]]
+        return torch.cat([F.pad(part[:, None], (0, 1), value=n) for n, part in enumerate(parts)])
 
     def selected(self, memory: RAGMemory, chosen: Sequence[int]) -> ContextMemory:
         """A context of the chosen paragraphs; each is a document named by its index."""
@@ -179,7 +196,7 @@ class RAG(FullContextTuned):
         for paragraph in paragraphs:
             if ends:
                 at += len(SEPARATOR)
-                ends += [at] * len(self.backbone.token_ids(SEPARATOR))
+                ends += [at] * len(self.separator)
             ends += (paragraph.ends + at).tolist()
             at += len(paragraph.text)
         return ContextMemory(
@@ -189,6 +206,30 @@ class RAG(FullContextTuned):
         )
 
     # Answering
+
+    def prefill(
+        self, contents: Sequence[Tensor], used: Sequence[int], prompts: Sequence[list[int]]
+    ) -> PrefillResult:
+        """Prefill start token, selected paragraphs and prompt."""
+        read = [context[:count] for context, count in zip(contents, used, strict=True)]
+        return prefill_soft_prompts(self.backbone, self._embedded(read), prompts, self._apart(read))
+
+    def question_loss(
+        self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """Cross-entropy of the answer; `contexts` are those of `join`."""
+        filled = run_soft_prompts(
+            self.backbone, self._embedded(contexts), ids, valid, apart=self._apart(contexts)
+        )
+        return self.answer_loss(filled.prefix, labels)
+
+    def _embedded(self, contexts: Sequence[Tensor]) -> list[Tensor]:
+        return [self.backbone.embed(context[:, 0]) for context in contexts]
+
+    def _apart(self, contexts: Sequence[Tensor]) -> list[Tensor] | None:
+        """The paragraph of each token, if paragraphs are independent."""
+        joint = self.config.block_context == "joint"
+        return None if joint else [context[:, 1] for context in contexts]
 
     def answer_all(
         self,

@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.baselines.memory import PrefillResult
-from sedem.method.injection import Prefilled, Stream, prefill, step
+from sedem.method.injection import Blocks, Prefilled, Stream, prefill, step
 from sedem.method.losses import next_token_loss
 
 
@@ -72,6 +72,7 @@ def run_soft_prompts(
     ids_BP: Tensor,
     valid_BP: Tensor,
     cache: DynamicCache | None = None,
+    apart: Sequence[Tensor] | None = None,
 ) -> Prefilled:
     """Run every layer on start token, soft tokens and text tokens, at contiguous positions from 0.
 
@@ -81,15 +82,23 @@ def run_soft_prompts(
         ids_BP: start token and the tokens after the soft ones, padded on the left.
         valid_BP: False where a token is padding.
         cache: an empty cache to decode from afterwards; None if nothing follows.
+        apart: block of each soft token `[U]`, from 0, if blocks are independent: each sees the
+            start token and itself, at positions from 1 on. None means one block.
     """
     soft_BUD = pad_sequence(list(soft_tokens), batch_first=True)
     counts_B1 = torch.tensor([[len(row)] for row in soft_tokens], device=soft_BUD.device)
     valid_BU = torch.arange(soft_BUD.shape[1], device=soft_BUD.device) < counts_B1
-    return prefill(backbone, 0, ids_BP, valid_BP, soft_BUD, valid_BU, cache=cache)
+    blocks = None
+    if apart is not None:
+        blocks = Blocks(pad_sequence(list(apart), batch_first=True), "independent")
+    return prefill(backbone, 0, ids_BP, valid_BP, soft_BUD, valid_BU, blocks=blocks, cache=cache)
 
 
 def prefill_soft_prompts(
-    backbone: Backbone, soft_tokens: Sequence[Tensor], prompts: Sequence[list[int]]
+    backbone: Backbone,
+    soft_tokens: Sequence[Tensor],
+    prompts: Sequence[list[int]],
+    apart: Sequence[Tensor] | None = None,
 ) -> PrefillResult:
     """Prefill a batch of soft prompts.
 
@@ -97,9 +106,10 @@ def prefill_soft_prompts(
         backbone: the decoder.
         soft_tokens: of each row `[U, D]`.
         prompts: start token, prompt and question of each row.
+        apart: as in `run_soft_prompts`.
     """
     ids_BP, valid_BP = pad_left([torch.tensor(row, device=backbone.device) for row in prompts])
-    filled = run_soft_prompts(backbone, soft_tokens, ids_BP, valid_BP, DynamicCache())
+    filled = run_soft_prompts(backbone, soft_tokens, ids_BP, valid_BP, DynamicCache(), apart)
     conditioning = [len(row) + len(p) for row, p in zip(soft_tokens, prompts, strict=True)]
     return prefill_result(backbone, filled.prefix[:, -1], filled.stream, conditioning)
 

@@ -22,7 +22,8 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
 from sedem.inference.generation import Decoding
-from sedem.inference.prompts import context_prompt
+from sedem.inference.prompts import context_prompt, question_ids
+from sedem.method import independent
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe
 from sedem.training.block_batch import BlockCollator
@@ -101,7 +102,9 @@ def test_the_best_paragraphs_are_read_in_document_order(reader: RAG) -> None:
     assert [c.score for c in answer.citations] == [float(scores[i]) for i in best[:3]]
     selected = reader.selected(memory, sorted(best[:3]))
     text = context_prompt([memory.paragraphs[i].text for i in sorted(best[:3])])
-    assert reader.backbone.tokenizer.decode(selected.compressed.content).split() == text.split()
+    assert (
+        reader.backbone.tokenizer.decode(selected.compressed.content[:, 0]).split() == text.split()
+    )
     assert selected.token_ends[-1] == len(text)
     assert (answer.k, answer.blocks) == (3, 5)
     keys = sum(2 * 32 * len(p.ids) for p in memory.paragraphs)
@@ -118,6 +121,50 @@ def test_only_the_selected_paragraphs_are_read(reader: RAG) -> None:
         reader.answer(memory, RENT, decoding=SHORT).text
         == reader.answer(alone, RENT, decoding=SHORT).text
     )
+
+
+@torch.no_grad()
+def test_independent_paragraphs_are_read_from_what_each_computes_alone(
+    tiny_folder: Callable[..., str],
+) -> None:
+    reader = make("rag", tiny_folder(), paragraph=48, block_context="independent")
+    assert isinstance(reader, RAG)
+    backbone = reader.backbone
+    rows = [paragraph.ids for paragraph in reader.read(TEXTS).paragraphs[:3]]
+    prompt = question_ids(backbone, RENT)
+    context = reader.join(rows)
+    assert context[:, 0].tolist() == torch.cat(rows).tolist()  # without separators
+    filled = reader.prefill([context], [len(context)], [prompt])
+
+    alone = [independent.keys_values(backbone, 0, backbone.embed(row)[None]) for row in rows]
+    memory = [
+        tuple(torch.cat(parts, dim=2) for parts in zip(*layer, strict=True))
+        for layer in zip(*alone, strict=True)
+    ]
+    positions = torch.cat([torch.arange(1, len(row) + 1) for row in rows])[None]
+    ids = torch.tensor([prompt])
+    valid, real = torch.ones_like(ids).bool(), torch.ones_like(positions).bool()
+    wanted = independent.prefill(backbone, 0, ids, valid, memory, positions, real)  # type: ignore[arg-type]
+    logits = backbone.logits(wanted.prefix[:, -1])
+    torch.testing.assert_close(filled.logits, logits, atol=1e-5, rtol=1e-5)
+
+    other = reader.join(rows[::-1])
+    again = reader.prefill([other], [len(other)], [prompt])
+    torch.testing.assert_close(again.logits, filled.logits, atol=1e-5, rtol=1e-5)
+    reader.config = reader.config.with_changes(block_context="joint")
+    joint = reader.prefill([context], [len(context)], [prompt])
+    assert not torch.allclose(joint.logits, filled.logits, atol=1e-2)
+
+
+@torch.no_grad()
+def test_independent_paragraphs_are_cited_like_joint_ones(tiny_folder: Callable[..., str]) -> None:
+    joint = make("rag", tiny_folder(), paragraph=48, k=3)
+    apart = make("rag", tiny_folder(), paragraph=48, k=3, block_context="independent")
+    first, second = (
+        reader.answer(reader.read(TEXTS), RENT, decoding=SHORT) for reader in (joint, apart)
+    )
+    assert second.citations == first.citations
+    assert second.conditioning == first.conditioning - 2 * len(joint.separator)  # type: ignore[attr-defined]
 
 
 # Training
@@ -165,7 +212,7 @@ def test_training_and_answering_compute_the_same_scores(
     parts = stage(**stage.collate([stage.collator.dataset[0]]))
     assert seen[0][0].tolist() == pytest.approx(scores.tolist(), abs=0.3)  # states in bfloat16
     best = int(scores.argmax())
-    assert read[0].tolist() == memory.paragraphs[best].ids.tolist()
+    assert read[0][:, 0].tolist() == memory.paragraphs[best].ids.tolist()
     assert parts["loss"] == pytest.approx(float(parts["answer"] + parts["select"]), rel=1e-5)
     evidence = torch.tensor(
         [
@@ -198,7 +245,7 @@ def test_gold_paragraphs_are_read_and_each_loss_trains_only_its_part(
     gold = [dataset.segments[row].tolist() for row in segments[:, 0].tolist()]
     read = record_contexts(reader)
     parts = stage(**batch)
-    assert read[0].tolist() in gold
+    assert read[0][:, 0].tolist() in gold
     selector, lora = list(reader.selector.parameters()), reader.backbone.lora_parameters()
     assert all(
         g is None
