@@ -156,6 +156,18 @@ def bytes_text(size: int) -> str:
     return f"{amount:,.3g} TB"
 
 
+def make_folders(folder: Path) -> None:
+    """Create a folder and the missing ones above it, so that a power cut cannot take one back.
+
+    Args:
+        folder: the folder; it may exist.
+    """
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        sync_folder(place.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the renames in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)

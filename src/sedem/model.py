@@ -13,6 +13,7 @@ from torch import Tensor
 from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
+from sedem.bank.snapshot import BankReader
 from sedem.config import Condition, SedemConfig
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
@@ -80,7 +81,7 @@ class SeDeM(SedemModules):
     @overload
     def answer(  # type: ignore[overload-overlap]  # a str is not a list of questions
         self,
-        memory: MemoryBank,
+        memory: BankReader,
         question: str,
         *,
         k: Budget | None = None,
@@ -93,7 +94,7 @@ class SeDeM(SedemModules):
     @overload
     def answer(
         self,
-        memory: MemoryBank,
+        memory: BankReader,
         question: Sequence[str],
         *,
         k: Budget | None = None,
@@ -105,7 +106,7 @@ class SeDeM(SedemModules):
 
     def answer(
         self,
-        memory: MemoryBank,
+        memory: BankReader,
         question: str | Sequence[str],
         *,
         k: Budget | None = None,
@@ -165,7 +166,7 @@ class SeDeM(SedemModules):
 
     def stream(
         self,
-        memory: MemoryBank,
+        memory: BankReader,
         question: str,
         *,
         k: Budget | None = None,
@@ -183,7 +184,7 @@ class SeDeM(SedemModules):
         ]
         return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
-    def scores(self, memory: MemoryBank, question: str) -> Tensor:
+    def scores(self, memory: BankReader, question: str) -> Tensor:
         """Return the selector's score of every block `[N]` for one question, in float32."""
         memory.check_made_by(self.fingerprint())
         states = encode_questions(self, self.engine, [question])
@@ -191,7 +192,7 @@ class SeDeM(SedemModules):
 
     def warm(
         self,
-        memory: MemoryBank,
+        memory: BankReader,
         blocks: Sequence[int] | None = None,
         progress: Progress | None = None,
     ) -> int:

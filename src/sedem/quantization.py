@@ -57,6 +57,13 @@ class Quantized:
             return self.values
         return self.values.float() * self.scales[..., None]
 
+    def is_finite(self) -> bool:
+        """Whether no value is infinite or not a number."""
+        numbers = self.values if self.scales is None else self.scales
+        fp8 = self.values.dtype == torch.float8_e4m3fn
+        whole = not fp8 or bool(self.values.float().isfinite().all())
+        return whole and bool(numbers.isfinite().all())
+
     def cast(self, dtype: str) -> Quantized:
         """Store the vectors as another type; the same object if they have it already.
 

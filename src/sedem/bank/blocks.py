@@ -6,18 +6,24 @@ Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a bloc
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from sedem.errors import DataError
 from sedem.method.pooling import slot_tokens
 from sedem.method.segments import Segments
 from sedem.quantization import Quantized
 
 SCAN = 256
 """Blocks loaded at once when a whole bank is scanned: 32 MB in float32 for a 1B model."""
+
+MOST_SLOT_TOKENS = 255
+"""Tokens of a slot that a bank can count."""
 
 
 def scan_ranges(blocks: int) -> Iterator[range]:
@@ -43,13 +49,94 @@ class BlockRow:
     slot_tokens: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Blocks(Sequence[BlockRow]):
+    """What is known of many blocks, in columns: a million rows as objects would take a gigabyte.
+
+    Attributes:
+        documents: index of the document of each block `[N]`, int64.
+        starts: first character of each span `[N]`, int64.
+        ends: character after each span `[N]`, int64.
+        slot_tokens: real tokens behind each slot `[N, J]`, uint8; 0 is padding.
+    """
+
+    documents: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    slot_tokens: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, rows: Sequence[BlockRow]) -> Blocks:
+        """Turn rows into columns; columns are returned as they are.
+
+        Raises:
+            DataError: a slot has more tokens than a byte counts.
+        """
+        if isinstance(rows, cls):
+            return rows
+        most = max((max(row.slot_tokens, default=0) for row in rows), default=0)
+        if most > MOST_SLOT_TOKENS:
+            raise DataError(
+                f"a slot of {most} tokens cannot be stored, at most {MOST_SLOT_TOKENS} can; use a "
+                "smaller compression"
+            )
+        documents, starts, ends = (
+            np.array([getattr(row, name) for row in rows], np.int64)
+            for name in ("document", "start", "end")
+        )
+        slot_tokens = np.array([row.slot_tokens for row in rows], np.uint8)
+        return cls(documents, starts, ends, slot_tokens.reshape(len(rows), -1 if rows else 0))
+
+    @classmethod
+    def join(cls, parts: Sequence[Blocks]) -> Blocks:
+        """Put blocks one after the other; parts without blocks may have any number of slots."""
+        parts = [part for part in parts if len(part)]
+        if not parts:
+            return cls.of([])
+        columns = ("documents", "starts", "ends", "slot_tokens")
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns))
+
+    @property
+    def slots(self) -> int:
+        """J, slots of a block; 0 without blocks."""
+        return self.slot_tokens.shape[1]
+
+    def take(self, indices: NDArray[Any] | slice) -> Blocks:
+        """Return the blocks at some indices, in a slice (a view), or where a mask is True."""
+        return Blocks(
+            self.documents[indices],
+            self.starts[indices],
+            self.ends[indices],
+            self.slot_tokens[indices],
+        )
+
+    def of_documents(self, documents: NDArray[np.int64]) -> Blocks:
+        """Return the same blocks with other indices of their documents `[N]`."""
+        return replace(self, documents=documents)
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @overload
+    def __getitem__(self, index: int) -> BlockRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[BlockRow]: ...
+    def __getitem__(self, index: int | slice) -> BlockRow | Sequence[BlockRow]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = int(self.documents[index]), int(self.starts[index]), int(self.ends[index])
+        return BlockRow(*place, tuple(self.slot_tokens[index].tolist()))
+
+
 class Piece(Protocol):
-    """The memory of a part of a bank's blocks, in RAM or mapped from a file."""
+    """The memory of a part of a bank's blocks, in RAM or in a file."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Number of rows; rows of removed documents are counted."""
+        ...
 
-    def take(self, indices: Sequence[int]) -> Quantized:
-        """Return the memory `[n, J, D]` of the blocks at these rows, in the stored type."""
+    def take(self, rows: Sequence[int]) -> Quantized:
+        """Return the memory `[n, J, D]` of some rows, in the stored type."""
         ...
 
 
@@ -62,9 +149,9 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.memory_NJD)
 
-    def take(self, indices: Sequence[int]) -> Quantized:
-        """Return the memory `[n, J, D]` of the blocks at these rows."""
-        return self.memory_NJD[list(indices)]
+    def take(self, rows: Sequence[int]) -> Quantized:
+        """Return the memory `[n, J, D]` of some rows."""
+        return self.memory_NJD[list(rows)]
 
 
 def to_blocks(

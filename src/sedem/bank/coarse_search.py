@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
 from sedem.bank.key_index import key_index, key_parts, keys_of
-from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.scores import key_scores
+from sedem.bank.snapshot import BankReader
 from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, Quantized, join, quantize
 
@@ -35,7 +35,7 @@ GROUPS = 8
 
 @torch.no_grad()
 def candidate_scores(
-    bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
+    bank: BankReader, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
 ) -> Tensor:
     """Score each question's candidates exactly.
 
@@ -61,9 +61,9 @@ def candidate_scores(
 
 
 def _coarse_scores(
-    bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
+    bank: BankReader, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
 ) -> Tensor:
-    index, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
+    index, slots = key_index(bank, selector), bank.blocks.slots
     if index.pooled is None:
         # Pooling converts to float32, so cached keys, which come as one part, are cut into ranges.
         parts = [

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.bank.store.key_files import read_keys, stored_bytes, write_keys
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import Shard
@@ -35,11 +36,10 @@ decoding needs room beside them."""
 
 @dataclass
 class KeyIndex:
-    """The keys of one bank that exist so far.
+    """The keys of one snapshot of a bank that exist so far.
 
     Attributes:
         selector: digest of the selector that made them.
-        version: version of the bank that they belong to.
         padding: indices of padding among the bank's N * J slots, in order.
         stored: mapped keys on disk by piece of the bank; they cover every row of the shard.
         cached: keys of all blocks `[N, J, R, H]` on the selector's device.
@@ -47,7 +47,6 @@ class KeyIndex:
     """
 
     selector: str
-    version: int
     padding: Tensor
     stored: dict[int, Quantized]
     cached: Quantized | None = None
@@ -60,24 +59,23 @@ class KeyIndex:
         return self.padding[first:last] - indices.start * slots
 
 
-_INDEXES: WeakKeyDictionary[MemoryBank, KeyIndex] = WeakKeyDictionary()
+_INDEXES: WeakKeyDictionary[Snapshot, KeyIndex] = WeakKeyDictionary()
 
 
-def key_index(bank: MemoryBank, selector: Selector) -> KeyIndex:
+def key_index(bank: BankReader, selector: Selector) -> KeyIndex:
     """Return the index of a bank for a selector, a new one if bank or selector have changed."""
-    digest = selector.digest()
-    index = _INDEXES.get(bank)
-    if index is None or (index.selector, index.version) != (digest, bank.version):
-        is_padding = bank.slot_tokens(range(len(bank))).flatten() == 0
-        padding = is_padding.nonzero()[:, 0]
-        index = KeyIndex(digest, bank.version, padding, _stored_keys(bank, selector))
-        _INDEXES[bank] = index
+    digest, now = selector.digest(), bank.snapshot()
+    index = _INDEXES.get(now)
+    if index is None or index.selector != digest:
+        padding = torch.from_numpy(np.flatnonzero(now.blocks.slot_tokens == 0))
+        index = KeyIndex(digest, padding, _stored_keys(now, selector))
+        _INDEXES[now] = index
     return index
 
 
-def forget_keys(bank: MemoryBank) -> None:
+def forget_keys(bank: BankReader) -> None:
     """Drop the index of a bank; the next question makes a new one."""
-    _INDEXES.pop(bank, None)
+    _INDEXES.pop(bank.snapshot(), None)
 
 
 def cache_dtype(device: torch.device) -> torch.dtype:
@@ -94,18 +92,19 @@ def cache_limit(device: torch.device) -> int:
 
 
 @torch.no_grad()
-def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Quantized]]:
+def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Quantized]]:
     """Yield block indices and keys `[n, J, R, H]` of all blocks, in order and part by part.
 
     The keys are cached for the next question if they fit into `cache_limit`.
     """
+    bank = bank.snapshot()
     index = key_index(bank, selector)
     device = selector.w_key.weight.device
     if index.cached is not None:
         index.cached = index.cached.to(device)
         yield range(len(bank)), index.cached
         return
-    slots = len(bank) * len(bank.blocks[0].slot_tokens)
+    slots = len(bank) * bank.blocks.slots
     dtype = cache_dtype(device)
     fits = slots * selector.w_key.out_features * dtype.itemsize <= cache_limit(device)
     parts = []
@@ -120,8 +119,9 @@ def key_parts(bank: MemoryBank, selector: Selector) -> Iterator[tuple[range, Qua
 
 
 @torch.no_grad()
-def keys_of(bank: MemoryBank, selector: Selector, blocks: Sequence[int]) -> Quantized:
+def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quantized:
     """Return the keys `[n, J, R, H]` of some blocks, in the order of `blocks`."""
+    bank = bank.snapshot()
     index = key_index(bank, selector)
     if index.cached is not None:
         return index.cached[list(blocks)]
@@ -135,7 +135,7 @@ def keys_of(bank: MemoryBank, selector: Selector, blocks: Sequence[int]) -> Quan
 
 
 @torch.no_grad()
-def prepare(bank: MemoryBank, selector: Selector, dtype: str | None = BFLOAT16) -> None:
+def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) -> None:
     """Make a bank's keys now and cache them on the selector's device, whatever their size.
 
     Args:
@@ -151,6 +151,7 @@ def prepare(bank: MemoryBank, selector: Selector, dtype: str | None = BFLOAT16) 
         check_dtype(dtype)
     if not len(bank):
         raise BankError("the bank holds no documents, so there are no keys to make")
+    bank = bank.snapshot()
     # Keys that are cached already may be rounded.
     key_index(bank, selector).cached = None
     parts = (part for _, part in key_parts(bank, selector))
@@ -159,7 +160,7 @@ def prepare(bank: MemoryBank, selector: Selector, dtype: str | None = BFLOAT16) 
 
 
 @torch.no_grad()
-def save_keys(bank: MemoryBank, selector: Selector, dtype: str = BFLOAT16) -> int:
+def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> int:
     """Store a bank's keys beside its shards; keys of this selector and type are left as they are.
 
     Args:
@@ -197,7 +198,7 @@ def _shard_keys(shard: Shard, selector: Selector, dtype: str) -> Quantized:
     return join(parts).to(torch.device("cpu"))
 
 
-def _stored_keys(bank: MemoryBank, selector: Selector) -> dict[int, Quantized]:
+def _stored_keys(bank: BankReader, selector: Selector) -> dict[int, Quantized]:
     stored = {}
     for number, piece in enumerate(bank.pieces):
         if isinstance(piece, Shard):
@@ -216,26 +217,24 @@ def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
 
 
 def _keys(
-    bank: MemoryBank, selector: Selector, index: KeyIndex, blocks: Sequence[int]
+    bank: BankReader, selector: Selector, index: KeyIndex, blocks: Sequence[int]
 ) -> Quantized:
     """Keys of blocks that lie in one piece with stored keys, or in pieces without."""
-    piece = bank.places[blocks[0]][0]
+    piece = int(bank.places[blocks[0], 0])
     if piece not in index.stored:
         return Quantized(_project(selector, bank.stored(blocks)))
-    shard = bank.pieces[piece]
-    assert isinstance(shard, Shard)
-    return index.stored[piece][[shard.rows[bank.places[block][1]] for block in blocks]]
+    return index.stored[piece][bank.places[list(blocks), 1].tolist()]
 
 
-def _runs(bank: MemoryBank, index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _runs(bank: BankReader, index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Cut `blocks` into runs for `_keys` of at most `SCAN` blocks: yields start and stop."""
 
-    def stored_piece(block: int) -> int | None:
-        piece = bank.places[block][0]
-        return piece if piece in index.stored else None
-
+    if not index.stored:
+        yield from ((part.start, part.stop) for part in scan_ranges(len(blocks)))
+        return
+    pieces = bank.places[list(blocks), 0].tolist()
     start = 0
-    for _, run in groupby(blocks, stored_piece):
+    for _, run in groupby(piece if piece in index.stored else None for piece in pieces):
         stop = start + sum(1 for _ in run)
         for part in scan_ranges(stop - start):
             yield start + part.start, start + part.stop

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from sedem.bank import coarse_search
 from sedem.bank.key_index import key_index, key_parts
-from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.scores import key_scores
+from sedem.bank.snapshot import BankReader
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 
 
 @torch.no_grad()
 def score_questions(
-    selector: Selector, bank: MemoryBank, hidden_BQE: Tensor, mask_BQ: Tensor, *, every: bool = True
+    selector: Selector, bank: BankReader, hidden_BQE: Tensor, mask_BQ: Tensor, *, every: bool = True
 ) -> Tensor:
     """Score a bank's blocks for several questions in one pass over the bank.
 
@@ -45,9 +45,9 @@ def score_questions(
 
 
 def _all_scores(
-    bank: MemoryBank, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
+    bank: BankReader, selector: Selector, query_BQRH: Tensor, query_mask_BQ: Tensor
 ) -> Tensor:
-    index, slots = key_index(bank, selector), len(bank.blocks[0].slot_tokens)
+    index, slots = key_index(bank, selector), bank.blocks.slots
     scores = [
         key_scores(query_BQRH, query_mask_BQ, part, index.padding_of(blocks, slots))
         for blocks, part in key_parts(bank, selector)

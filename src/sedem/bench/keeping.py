@@ -7,13 +7,12 @@ are there ("found"): only the question is run.
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from sedem.bank.key_index import prepare
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.config import BlockContext
 from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept, KeptBudget
@@ -50,18 +49,18 @@ class Keeper(Protocol):
 class WarmSedem(BoundSedem):
     """SeDeM that keeps keys and values of independent blocks; arguments as in `BoundSedem`."""
 
-    def warm(self, memory: MemoryBank) -> int:
+    def warm(self, memory: BankReader) -> int:
         """Compute those of all blocks ahead; return how many blocks are ready."""
         return self.model.warm(memory)
 
-    def anew(self, memory: MemoryBank) -> MemoryBank:
-        """The same bank as another object, with its selector's keys but nothing kept."""
-        # Its pieces are shared. Kept keys and values belong to the object.
-        bank = copy(memory)
+    def anew(self, memory: BankReader) -> Snapshot:
+        """The same bank as another snapshot, with its selector's keys but nothing kept."""
+        # Its pieces are shared. Kept keys and values belong to the snapshot.
+        bank = Snapshot(memory.contents, memory.store)
         prepare(bank, self.model.selector)
         return bank
 
-    def kept_bytes(self, memory: MemoryBank) -> int:
+    def kept_bytes(self, memory: BankReader) -> int:
         """Bytes of the keys and values of all blocks above injection."""
         return every_block_bytes(keeping_engine(self.model.engine).kept, memory)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.blocks import Blocks, InMemory
+from sedem.bank.documents import InMemoryDocuments
 from sedem.bank.key_index import key_index, prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
+from sedem.bank.snapshot import Snapshot
+from sedem.bank.store.interface import Contents, Meta
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
@@ -79,12 +83,12 @@ def synthetic_bank(model: SeDeM, blocks: int) -> MemoryBank:
     drawn_NJD = torch.randn(
         min(blocks, DISTINCT_BLOCKS), slots, model.decoder.width, generator=generator
     )
-    row = BlockRow(0, 0, 1, (compression,) * slots)
-    return MemoryBank(
-        model.fingerprint(),
-        model.made_by(),
-        [Document("synthetic", "-")],
-        [row] * blocks,
+    numbers_N, zeros_N = np.arange(blocks), np.zeros(blocks, np.int64)
+    contents = Contents(
+        Meta(model.fingerprint(), model.made_by()),
+        InMemoryDocuments([Document("synthetic", "-")]),
+        Blocks(zeros_N, zeros_N, zeros_N + 1, np.full((blocks, slots), compression, np.uint8)),
         [InMemory(quantize(drawn_NJD, BFLOAT16))],
-        [(0, block % len(drawn_NJD)) for block in range(blocks)],
+        np.stack([zeros_N, numbers_N % len(drawn_NJD)], axis=1),
     )
+    return MemoryBank.of(Snapshot(contents))

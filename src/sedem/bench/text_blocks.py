@@ -55,12 +55,7 @@ class TextSource:
     Args:
         ids: tokens of each block.
         embedding: embeddings of all tokens `[V, D]`.
-
-    Attributes:
-        version: 0, since the blocks never change.
     """
-
-    version = 0
 
     def __init__(self, ids: Sequence[Tensor], embedding: Tensor) -> None:
         self.ids = ids

@@ -16,15 +16,16 @@ bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit and w
 @bank_app.command("ls")
 def list_documents(bank: BankPath, as_json: Json = False) -> None:
     """List the documents of a bank."""
+    import numpy as np
+
     from sedem.bank.memory_bank import MemoryBank
 
     opened = MemoryBank.open(bank)
-    counts = [0] * len(opened.documents)
-    for block in opened.blocks:
-        counts[block.document] += 1
+    named = opened.documents
+    counts = np.bincount(opened.blocks.documents, minlength=len(named)).tolist()
     documents = [
-        {"document": document.name, "characters": len(document.text), "blocks": count}
-        for document, count in zip(opened.documents, counts, strict=True)
+        {"document": name, "characters": named.characters(index), "blocks": counts[index]}
+        for index, name in enumerate(named.names)
     ]
     if as_json:
         print_json(documents)

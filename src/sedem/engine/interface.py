@@ -30,13 +30,7 @@ call. The second argument lists the unfinished rows; logits of other rows are un
 
 
 class BlockSource(Protocol):
-    """A bank, as engines see it.
-
-    Attributes:
-        version: increases when the blocks change.
-    """
-
-    version: int
+    """A snapshot of a bank, as engines see it; nothing of it changes."""
 
     def __len__(self) -> int:
         """Number of blocks."""

@@ -75,7 +75,7 @@ class Kept:
         self.budget = budget
         self.hits = self.misses = 0
         self._fingerprint = cache(fingerprint)
-        self._stored: WeakKeyDictionary[BlockSource, tuple[int, StoredBlocks | None]]
+        self._stored: WeakKeyDictionary[BlockSource, StoredBlocks | None]
         self._stored = WeakKeyDictionary()
         device, cpu = walk.decoder.device, torch.device("cpu")
         self.levels = [KeptLevel(cpu, budget.ram_bytes)]
@@ -181,10 +181,9 @@ class Kept:
 
     def stored(self, bank: BlockSource, block: int) -> Quantized | None:
         """Return the keys and values of a block that its bank has on disk."""
-        version, stored = self._stored.get(bank, (None, None))
-        if version != bank.version:
-            stored = stored_blocks(bank, self._fingerprint, self.shape)
-            self._stored[bank] = (bank.version, stored)
+        if bank not in self._stored:
+            self._stored[bank] = stored_blocks(bank, self._fingerprint, self.shape)
+        stored = self._stored[bank]
         if stored is None:
             return None
         return stored.entry(block, self.walk.sizes(bank, [block])[0])

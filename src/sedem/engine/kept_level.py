@@ -20,15 +20,13 @@ Removed = list[tuple[BlockSource, int, Quantized]]
 
 @dataclass
 class BankBlocks:
-    """What is kept of one version of a bank.
+    """What is kept of one bank.
 
     Attributes:
-        version: the version.
         entries: keys and values by index of the block.
         nbytes: their bytes.
     """
 
-    version: int
     entries: dict[int, Quantized] = field(default_factory=dict)
     nbytes: int = 0
 
@@ -48,7 +46,7 @@ class BankBlocks:
 class KeptLevel:
     """Keys and values in one memory; the least recently used make room for new ones.
 
-    They belong to a version of their bank: with the bank, or when it changes, they are freed.
+    They belong to a snapshot of a bank, and are freed with it.
 
     Args:
         device: the memory.
@@ -65,11 +63,11 @@ class KeptLevel:
     @property
     def nbytes(self) -> int:
         """Bytes in use."""
-        return sum(kept.nbytes for bank in list(self._banks) if (kept := self._current(bank)))
+        return sum(kept.nbytes for kept in list(self._banks.values()))
 
     def get(self, bank: BlockSource, block: int) -> Quantized | None:
         """Return keys and values `[L, 2, G, U, H]` of a block, which is now the last used."""
-        kept = self._current(bank)
+        kept = self._banks.get(bank)
         entry = None if kept is None else kept.entries.get(block)
         if entry is not None:
             self._order.move_to_end((ref(bank), block))
@@ -89,9 +87,9 @@ class KeptLevel:
         if entry.nbytes > self.limit:
             return [(bank, block, entry)]
         removed = self._make_room(entry.nbytes)
-        kept = self._current(bank)
+        kept = self._banks.get(bank)
         if kept is None:
-            kept = self._banks[bank] = BankBlocks(bank.version)
+            kept = self._banks[bank] = BankBlocks()
         kept.add(block, entry.to(self.device))
         self._order[ref(bank), block] = None
         self._order.move_to_end((ref(bank), block))
@@ -101,21 +99,13 @@ class KeptLevel:
         """Free everything."""
         self._banks, self._order = WeakKeyDictionary(), OrderedDict()
 
-    def _current(self, bank: BlockSource) -> BankBlocks | None:
-        """What is kept of a bank's present version; that of another is freed."""
-        kept = self._banks.get(bank)
-        if kept is not None and kept.version != bank.version:
-            del self._banks[bank]
-            return None
-        return kept
-
     def _make_room(self, needed: int) -> Removed:
         removed: Removed = []
         used = self.nbytes
         while used + needed > self.limit and self._order:
             (bank_ref, block), _ = self._order.popitem(last=False)
             bank = bank_ref()
-            kept = None if bank is None else self._current(bank)
+            kept = None if bank is None else self._banks.get(bank)
             entry = None if kept is None else kept.pop(block)
             if bank is not None and entry is not None:
                 used -= entry.nbytes

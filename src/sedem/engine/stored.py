@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import BankReader
 from sedem.bank.store.kept_files import KeptFile, kept_bytes, read_kept
 from sedem.bank.store.shard import Shard
 from sedem.engine.interface import BlockSource
@@ -22,17 +24,15 @@ from sedem.quantization import Quantized
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """The mapped keys and values of one version of a bank.
+    """The mapped keys and values of one snapshot of a bank.
 
     Attributes:
-        version: the version.
         files: the file of each piece of the bank that has one.
-        places: piece and row of each block.
+        places: piece and row of each block `[N, 2]`.
     """
 
-    version: int
     files: dict[int, KeptFile]
-    places: Sequence[tuple[int, int]]
+    places: NDArray[np.int64]
 
     def entry(self, block: int, states: int) -> Quantized | None:
         """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none to use.
@@ -41,7 +41,7 @@ class StoredBlocks:
             block: its index.
             states: U.
         """
-        piece, row = self.places[block]
+        piece, row = self.places[block].tolist()
         file = self.files.get(piece)
         return None if file is None else file.entry(row, states)
 
@@ -56,7 +56,7 @@ def stored_blocks(
         decoder: gives `decoder_fingerprint`; called if the bank has something.
         shape: L, G and H.
     """
-    if not isinstance(bank, MemoryBank) or bank.path is None or not kept_bytes(bank.path):
+    if not isinstance(bank, BankReader) or bank.path is None or not kept_bytes(bank.path):
         return None
     files, fingerprint = {}, decoder()
     for number, piece in enumerate(bank.pieces):
@@ -65,11 +65,7 @@ def stored_blocks(
             files[number] = file
     if not files:
         return None
-    places = []
-    for number, index in bank.places:
-        piece = bank.pieces[number]
-        places.append((number, piece.rows[index] if isinstance(piece, Shard) else index))
-    return StoredBlocks(bank.version, files, places)
+    return StoredBlocks(files, bank.places)
 
 
 def decoder_fingerprint(model: SedemModules) -> str:

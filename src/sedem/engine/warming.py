@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import BankReader
 from sedem.bank.store.kept_files import kept_bytes, read_kept, write_kept
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import Shard
@@ -23,7 +25,7 @@ from sedem.quantization import DTYPES, Quantized, check_dtype
 @torch.no_grad()
 def warm(
     engine: Engine,
-    bank: MemoryBank,
+    bank: BankReader,
     blocks: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -42,7 +44,7 @@ def warm(
         BankMismatchError: another model made the bank.
         ConfigError: the engine keeps nothing, or there is no such block.
     """
-    engine = keeping_engine(engine)
+    engine, bank = keeping_engine(engine), bank.snapshot()
     bank.check_made_by(engine.model.fingerprint())
     wanted = list(range(len(bank)) if blocks is None else blocks)
     for block in wanted:
@@ -69,7 +71,7 @@ def warm(
 
 @torch.no_grad()
 def save_kept(
-    engine: Engine, bank: MemoryBank, dtype: str | None = None, progress: Progress | None = None
+    engine: Engine, bank: BankReader, dtype: str | None = None, progress: Progress | None = None
 ) -> int:
     """Store keys and values of all blocks beside a bank's shards; later processes map them.
 
@@ -98,14 +100,15 @@ def save_kept(
     stored_as = walk.decoder.dtype if dtype is None else DTYPES[check_dtype(dtype)]
     store = LocalStore(bank.path)
     with store.writing():
-        opened = MemoryBank.open_from(store)
+        opened = MemoryBank.open_from(store).snapshot()
         if not len(opened):
             raise BankError("the bank holds no documents, so there is nothing to compute")
-        block_of = {place: block for block, place in enumerate(opened.places)}
         done = 0
         for number, shard in enumerate(opened.pieces):
             assert isinstance(shard, Shard)
-            blocks = {row: block_of[number, index] for index, row in enumerate(shard.rows)}
+            of_shard = np.flatnonzero(opened.places[:, 0] == number)
+            rows = opened.places[of_shard, 1].tolist()
+            blocks = dict(sorted(zip(rows, of_shard.tolist(), strict=True)))
             if not blocks:
                 continue
             states = walk.sizes(opened, list(blocks.values()))
@@ -115,13 +118,13 @@ def save_kept(
                 entries = _entries(engine, opened, blocks, dtype, progress, done)
                 write_kept(shard, kept.fingerprint, kept.shape, stored_as, sizes, entries)
             done += len(blocks)
-    kept.look_again(bank)
+    kept.look_again(bank.snapshot())
     return kept_bytes(bank.path)
 
 
 def _entries(
     engine: Static,
-    bank: MemoryBank,
+    bank: BankReader,
     blocks: Mapping[int, int],
     dtype: str | None,
     progress: Progress | None,

@@ -15,6 +15,7 @@ import torch
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, InMemory
 from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import BankReader
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
@@ -78,11 +79,11 @@ class BoundSedem:
         bank = self.model.read(documents)
         return bank if self.memory == bank.dtype else bank.cast(self.memory)
 
-    def answer(self, memory: MemoryBank, question: str) -> Answer:
+    def answer(self, memory: BankReader, question: str) -> Answer:
         """Answer one question."""
         return self.model.answer(memory, question, k=self.k, decoding=self.decoding)
 
-    def answer_together(self, memory: MemoryBank, questions: Sequence[str]) -> list[Answer]:
+    def answer_together(self, memory: BankReader, questions: Sequence[str]) -> list[Answer]:
         """Answer several questions over one bank, in batches."""
         return self.model.answer(memory, questions, k=self.k, decoding=self.decoding)
 
@@ -149,8 +150,8 @@ class SedemMethod:
         bank = self.model.read([Document(str(i), text) for i, text in enumerate(ordered)])
         bank = bank.cast(self.settings.memory)
         indices: dict[int, list[int]] = {}
-        for index, block in enumerate(bank.blocks):
-            indices.setdefault(block.document, []).append(index)
+        for index, document in enumerate(bank.blocks.documents.tolist()):
+            indices.setdefault(document, []).append(index)
         for number, text in enumerate(ordered):
             rows = [bank.blocks[index] for index in indices[number]]
             self._texts[text] = (rows, InMemory(bank.stored(indices[number])))
@@ -172,7 +173,7 @@ class SedemMethod:
             dtype=self.settings.memory,
         )
 
-    def _forced_blocks(self, bank: MemoryBank, example: Example) -> list[int] | None:
+    def _forced_blocks(self, bank: BankReader, example: Example) -> list[int] | None:
         """Indices of the blocks to answer from; None leaves the choice to the selector."""
         control = self.settings.control
         if control in ("selected", "gold-documents"):
@@ -185,7 +186,7 @@ class SedemMethod:
         count = count_blocks(self.model, self.settings.k, scores)
         return select(scores + bonus * evidence, count).tolist()
 
-    def best_that_fit(self, bank: MemoryBank, example: Example) -> list[int]:
+    def best_that_fit(self, bank: BankReader, example: Example) -> list[int]:
         """All blocks, or the best ones that the decoder has positions for."""
         model = self.model
         if model.config.block_context == "independent":

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import BankReader
 from sedem.engine.device import Clock, device_lock
 from sedem.engine.interface import Engine, Start
 from sedem.inference.generation import Decoding, Transcript, generate
@@ -24,6 +24,7 @@ from sedem.inference.requests import (
     choose,
     confidences,
     encode_questions,
+    pinned,
     prefix_of,
     restored_sizes,
     score_requests,
@@ -64,6 +65,7 @@ def respond(
             many positions.
     """
     clock = Clock(model.device)
+    requests = pinned(requests)
     for request in requests:
         check_min_confidence(model, request)
         request.bank.check_made_by(model.fingerprint())
@@ -181,10 +183,10 @@ def to_answer(
     )
 
 
-def ranking(bank: MemoryBank, scores_N: Tensor) -> tuple[Span, ...]:
+def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
     """Return the span behind every block of a bank, the best score first."""
     blocks = [bank.blocks[index] for index in select(scores_N, len(bank)).tolist()]
-    return tuple((bank.documents[b.document].name, b.start, b.end) for b in blocks)
+    return tuple((bank.documents.names[b.document], b.start, b.end) for b in blocks)
 
 
 class AnswerStream(Iterator[str]):

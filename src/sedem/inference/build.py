@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sedem.bank.key_index import save_keys
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.memory_bank import MemoryBank, append_to
+from sedem.bank.store.catalog import text_digest
 from sedem.bank.store.kept_files import kept_bytes
 from sedem.bank.store.key_files import stored_bytes
+from sedem.bank.store.local import LocalStore
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
 from sedem.inference.read import Progress, read
@@ -76,7 +78,7 @@ def build_bank(
     check_documents(documents)
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
-    stored_texts: dict[str, str] = {}
+    stored: dict[str, str] = {}
     if path.exists():
         bank = MemoryBank.open(path)
         bank.check_made_by(model.fingerprint())
@@ -85,9 +87,9 @@ def build_bank(
                 f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
                 "leave the type out, or build another bank"
             )
-        stored_texts = {document.name: document.text for document in bank.documents}
-    new = [document for document in documents if stored_texts.get(document.name) != document.text]
-    replaced = sum(document.name in stored_texts for document in new)
+        stored = LocalStore(path).digests()
+    new = [d for d in documents if stored.get(d.name) != text_digest(d.text)]
+    replaced = sum(document.name in stored for document in new)
     total = sum(len(document.text) for document in new)
     done = 0
     for group in _commits(new):
@@ -99,7 +101,8 @@ def build_bank(
 
         part = read(model, engine, group, source=source, progress=report)
         if path.exists():
-            MemoryBank.open(path).append(part)
+            # The bank is not opened for it, so a commit costs what it adds.
+            append_to(LocalStore(path), part.snapshot())
         else:
             part.save(path, dtype)
         done += size

@@ -7,7 +7,7 @@ width, F features of a confidence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import get_args
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.bank import coarse_search
-from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
+from sedem.bank.snapshot import BankReader
 from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
 from sedem.errors import ConfigError, DataError
@@ -53,7 +53,7 @@ class Request:
         min_confidence: below it the answer is that the documents do not tell; None answers always.
     """
 
-    bank: MemoryBank
+    bank: BankReader
     question: str
     k: Budget | None = None
     blocks: Sequence[int] | None = None
@@ -81,6 +81,11 @@ class Selection:
     scores: Tensor
     confidence: float | None = None
     declined: bool = False
+
+
+def pinned(requests: Sequence[Request]) -> list[Request]:
+    """The same requests, each with its bank as it is now: an answer is made from one snapshot."""
+    return [replace(request, bank=request.bank.snapshot()) for request in requests]
 
 
 @torch.no_grad()
@@ -238,12 +243,12 @@ def _budget(model: SedemModules, k: Budget | None) -> Budget:
     return model.config.k if k is None else k
 
 
-def start_of(bank: MemoryBank, selection: Selection, prefix: Tensor) -> Start:
+def start_of(bank: BankReader, selection: Selection, prefix: Tensor) -> Start:
     """Return the start of an answer from the selected blocks and the prefix's token ids."""
     return Start(bank, selection.memory, selection.scores[selection.memory], prefix)
 
 
-def restored_sizes(model: SedemModules, bank: MemoryBank, blocks: Sequence[int]) -> list[int]:
+def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:
     """Return how many decoder states each of some blocks is restored to."""
     real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
     return real_KU.sum(1).tolist()

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sedem.bank.blocks import BlockRow
 from sedem.bank.key_index import keys_of
-from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.scores import key_scores
+from sedem.bank.snapshot import BankReader
 from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
 from sedem.errors import DataError
@@ -142,7 +142,7 @@ def evidence_features(
 
 
 def _gold(
-    bank: MemoryBank, example: Example, indices: Sequence[int], owners: Sequence[int]
+    bank: BankReader, example: Example, indices: Sequence[int], owners: Sequence[int]
 ) -> list[bool]:
     """Which blocks are left out with the evidence: documents that have it, or blocks if all do."""
     gold = {span.document for span in example.evidence}
@@ -157,7 +157,7 @@ def _gold(
 
 
 def _scores(
-    model: SeDeM, bank: MemoryBank, question: str, indices: Sequence[int]
+    model: SeDeM, bank: BankReader, question: str, indices: Sequence[int]
 ) -> tuple[Tensor, int]:
     """Scores of some blocks `[N]` on the CPU, and the number of question tokens."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, [question])

@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from sedem import MemoryBank, durable_files
-from sedem.bank.blocks import BlockRow
-from sedem.bank.store import catalog, local, shard
+from sedem import Document, MemoryBank, durable_files
+from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.store import catalog, catalog_rows, local, shard
+from sedem.bank.store.checksums import row_checksum
 from sedem.bank.store.interface import Contents, Meta
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError, BankMismatchError
@@ -59,8 +61,8 @@ def rows_of(number: int, document: int = 0) -> list[BlockRow]:
 def append(bank: Path | LocalStore, number: int, name: str | None = None) -> None:
     """Append document `number` in one commit."""
     store = bank if isinstance(bank, LocalStore) else LocalStore(bank)
-    named = [(name or f"doc-{number}", text_of(number))]
-    store.append(PRINT, named, rows_of(number), Quantized(memory_of(number)))
+    named = [Document(name or f"doc-{number}", text_of(number))]
+    store.append(PRINT, named, Blocks.of(rows_of(number)), Quantized(memory_of(number)))
 
 
 def make_bank(folder: Path, documents: int = 1, dtype: str = "bfloat16") -> Path:
@@ -86,7 +88,7 @@ def assert_holds(folder: Path, numbers: list[int]) -> None:
     assert [(d.name, d.text) for d in bank.documents] == [
         (f"doc-{number}", text_of(number)) for number in numbers
     ]
-    assert bank.blocks == [
+    assert list(bank.blocks) == [
         row for index, number in enumerate(numbers) for row in rows_of(number, index)
     ]
     expected = [memory_of(number) for number in numbers] or [torch.zeros(0, SLOTS, WIDTH)]
@@ -103,7 +105,7 @@ def numbers_in(folder: Path) -> list[int]:
 
 
 def shard_file(folder: Path, number: int = 1) -> Path:
-    return folder / local.SHARDS / f"{number:06d}.safetensors"
+    return folder / shard.SHARDS / f"{number:06d}.safetensors"
 
 
 @pytest.fixture(params=["bfloat16", "int8"])
@@ -138,13 +140,13 @@ class CrashBeforeCommit(sqlite3.Connection):
 
 
 class CrashWithinTransaction(CrashBeforeCommit):
-    """Ends after documents have been added and before their blocks are."""
+    """Ends after documents have been added and before their texts are."""
 
     def __exit__(self, *reason: Any) -> Any:
         return super(CrashBeforeCommit, self).__exit__(*reason)
 
     def executemany(self, statement: str, rows: Any) -> Any:
-        if "INTO blocks" in statement:
+        if "INTO texts" in statement:
             type(self).end()
         return super().executemany(statement, rows)
 
@@ -378,10 +380,10 @@ def test_a_crash_while_replacing_keeps_the_older_document(
 
 
 class FullDisk(sqlite3.Connection):
-    """Has no space for blocks."""
+    """Has no space for texts."""
 
     def executemany(self, statement: str, rows: Any) -> Any:
-        if "INTO blocks" in statement:
+        if "INTO texts" in statement:
             raise sqlite3.OperationalError("database or disk is full")
         return super().executemany(statement, rows)
 
@@ -490,7 +492,7 @@ def test_a_flipped_byte_is_caught_when_its_block_is_first_used(bank: Path) -> No
     with pytest.raises(BankError, match="is damaged"):
         list(opened.scan())
     assert LocalStore(bank).verify() == [
-        "shard '000002.safetensors' is damaged (its SHA-256 differs)"
+        "shard '000002.safetensors' is damaged (its SHA-256 differs); it affects 'doc-1'"
     ]
 
 
@@ -516,7 +518,7 @@ def test_a_truncated_shard_is_refused_with_both_sizes(kept: int, bank: Path) -> 
     ):
         MemoryBank.open(bank)
     assert LocalStore(bank).verify() == [
-        "shard '000002.safetensors' is damaged (its SHA-256 differs)"
+        "shard '000002.safetensors' is damaged (its SHA-256 differs); it affects 'doc-1'"
     ]
 
 
@@ -524,7 +526,7 @@ def test_a_shard_truncated_or_deleted_after_opening_is_an_error(bank: Path) -> N
     opened = MemoryBank.open(bank)
     os.truncate(shard_file(bank, 1), 50)
     shard_file(bank, 2).unlink()
-    with pytest.raises(BankError, match=r"000001\.safetensors' is damaged"):
+    with pytest.raises(BankError, match=r"000001\.safetensors' has 50 bytes, \d+ are needed"):
         opened.memory([0])
     with pytest.raises(BankError, match=r"000002\.safetensors' is missing"):
         opened.memory([2])
@@ -534,7 +536,9 @@ def test_a_missing_shard_is_refused_by_name(bank: Path) -> None:
     shard_file(bank, 1).unlink()
     with pytest.raises(BankError, match=r"shard '.*000001\.safetensors' is missing; restore it"):
         MemoryBank.open(bank)
-    assert LocalStore(bank).verify() == ["shard '000001.safetensors' is missing"]
+    assert LocalStore(bank).verify() == [
+        "shard '000001.safetensors' is missing; it affects 'doc-0'"
+    ]
 
 
 def test_verify_lists_every_defect(tmp_path: Path) -> None:
@@ -542,8 +546,8 @@ def test_verify_lists_every_defect(tmp_path: Path) -> None:
     flip(shard_file(bank, 1), -1)
     shard_file(bank, 3).unlink()
     assert LocalStore(bank).verify() == [
-        "shard '000001.safetensors' is damaged (its SHA-256 differs)",
-        "shard '000003.safetensors' is missing",
+        "shard '000001.safetensors' is damaged (its SHA-256 differs); it affects 'doc-0'",
+        "shard '000003.safetensors' is missing; it affects 'doc-2'",
     ]
 
 
@@ -596,75 +600,150 @@ def execute(bank: Path, statement: str, *values: object) -> None:
         connection.execute(statement, values)
 
 
+def set_entry(bank: Path, key: str, value: str | bytes) -> None:
+    """Change an entry of a catalog as its own sedem would, with a right checksum."""
+    row = (value, row_checksum(key, value), key)
+    execute(bank, "UPDATE meta SET value = ?, crc32 = ? WHERE key = ?", *row)
+
+
 @pytest.mark.parametrize(
     "made_by",
-    [
-        "",
-        "{",
-        "null",
-        "3",
-        "[]",
-        '"text"',
-        "{}",
-        '{"width": "8"}',
-        '{"width": 0}',
-        b"\xff",
-        "[" * 10**5,
-    ],
-    ids=lambda made_by: str(made_by[:16]),
+    ["", "{", "null", "3", "[]", '"text"', "{}", '{"width": "8"}', '{"width": 0}', b"\xff"],
+    ids=str,
 )
 def test_a_catalog_whose_made_by_is_malformed_is_refused(made_by: str | bytes, bank: Path) -> None:
-    execute(bank, "UPDATE meta SET value = ? WHERE key = 'made_by'", made_by)
-    for attempt in (contents, problems, functools.partial(append, number=2)):
+    set_entry(bank, "made_by", made_by)
+    for attempt in (contents, functools.partial(append, number=2)):
         with pytest.raises(
             BankError, match=r"the catalog of bank '.*two\.bank' is damaged: its made_by (is|has)"
         ) as refused:
             attempt(bank)
         assert "\n" not in str(refused.value)
+    assert "its made_by" in problems(bank)[0]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("meta SET value = x'00' WHERE key = 'fingerprint'", "its fingerprint is not text"),
-        ("documents SET text = x'00'", "the name or text of a document is not text"),
-        ("documents SET id = 9 WHERE id = 1", "block 1 has no document or no shard"),
-        ("shards SET id = 9 WHERE id = 1", "block 1 has no document or no shard"),
-        ("shards SET file = '../../000001.safetensors' WHERE id = 1", "it names a shard '../"),
-        ("blocks SET row = -1", "block 1 has a malformed number"),
-        ("blocks SET start = 'first'", "block 1 has a malformed number"),
-        ("blocks SET start = -1", "block 1 lies outside its document's text"),
-        ('blocks SET "end" = 1000', "block 1 lies outside its document's text"),
-        ("blocks SET slot_tokens = 'four'", "block 1 has another number of slots"),
-        ("blocks SET slot_tokens = x'01' WHERE id = 2", "block 2 has another number of slots"),
-    ],
-)
-def test_a_catalog_that_contradicts_itself_is_refused(change: str, reason: str, bank: Path) -> None:
-    execute(bank, f"UPDATE {change}")
-    with pytest.raises(BankError, match=rf"two\.bank' is damaged: {reason}.*; restore it or build"):
+COLUMNS = {
+    "meta": ("key", "value", "crc32"),
+    "documents": ("id", "name", "characters", "sha256", "removed", "crc32"),
+    "shards": (
+        *("id", "file", "blocks", "bytes", "sha256", "crc32"),
+        *("documents", "spans", "slot_tokens", "checksums"),
+    ),
+    "texts": ("document", "start", "crc32", "text"),
+}
+OTHER_VALUES = {
+    "a number": "cast({0} as integer) + 1000",
+    "text": "'other'",
+    "bytes": "x'0102'",
+    "a float": "0.5",
+}
+
+
+@pytest.mark.parametrize("table", COLUMNS)
+@pytest.mark.parametrize("kind", OTHER_VALUES)
+def test_a_changed_value_anywhere_in_a_catalog_is_found_before_it_is_used(
+    table: str, kind: str, tmp_path: Path
+) -> None:
+    bank = make_bank(tmp_path / "a.bank", 2)
+    (bank / "saved").write_bytes((bank / catalog.CATALOG).read_bytes())
+    for column in COLUMNS[table]:
+        if column == "id" and kind != "a number":
+            continue  # SQLite refuses it
+        change = f"{column} = {OTHER_VALUES[kind].format(column)}"
+        execute(bank, f"UPDATE {table} SET {change} WHERE rowid = 1")
+        assert problems(bank), change
+        with pytest.raises(BankError, match=r"damaged|has format|any more"):
+            list(MemoryBank.open(bank).documents)
+        shutil.copyfile(bank / "saved", bank / catalog.CATALOG)
+
+
+@pytest.mark.parametrize("table", ["documents", "shards"])
+def test_a_lost_row_is_found(table: str, bank: Path) -> None:
+    execute(bank, f"DELETE FROM {table} WHERE id = 1")
+    with pytest.raises(BankError, match=f"rows of its table '{table}' are missing"):
         MemoryBank.open(bank)
 
 
+def test_a_row_that_comes_back_is_found(bank: Path) -> None:
+    with contextlib.closing(sqlite3.connect(bank / catalog.CATALOG)) as connection:
+        before = connection.execute("SELECT * FROM documents WHERE id = 1").fetchone()
+    LocalStore(bank).remove("doc-0")
+    execute(bank, "DELETE FROM documents WHERE id = 1")
+    execute(bank, "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", *before)
+    with pytest.raises(BankError, match="or older ones are back"):
+        MemoryBank.open(bank)
+
+
+def rewrite_shard(bank: Path, **changes: object) -> None:
+    """Change the row of the first shard as its own sedem would, with right checksums."""
+    names = ("id", "file", "blocks", "bytes", "sha256", *COLUMNS["shards"][6:])
+    with catalog.connect(bank) as connection, connection:
+        _, state = catalog_rows.read_meta(bank, connection)
+        columns = ", ".join(names)
+        found = connection.execute(f"SELECT {columns}, crc32 FROM shards WHERE id = 1").fetchone()
+        row = {**dict(zip(names, found, strict=False)), **changes}
+        crc = row_checksum(*row.values())
+        connection.execute(
+            f"UPDATE shards SET crc32 = ?, {', '.join(f'{n} = ?' for n in names)} WHERE id = 1",
+            (crc, *row.values()),
+        )
+        shards = state.sums["shards"].minus([found[-1]]).plus([crc])
+        catalog.write_state(connection, state.with_sums(shards=shards))
+
+
+def numbers_of(*values: int) -> bytes:
+    return np.array(values, "<i8").tobytes()
+
+
 @pytest.mark.parametrize(
-    "statement",
+    ("changes", "reason"),
     [
-        "UPDATE blocks SET row = 2 WHERE id = 1",
-        "UPDATE blocks SET slot_tokens = x'0404'",
-        """UPDATE meta SET value = '{"width": 9}' WHERE key = 'made_by'""",
+        ({"file": "../../000001.safetensors"}, "it names a shard '../"),
+        ({"file": "/000001.safetensors"}, "it names a shard '/"),
+        ({"documents": numbers_of(1, 7)}, "row 1 of '000001.safetensors' has no document"),
+        ({"documents": numbers_of(1)}, "has columns of unequal length"),
+        ({"blocks": 3}, "has columns of unequal length"),
+        ({"blocks": -1}, "has columns of unequal length"),
+        ({"spans": numbers_of(-1, 9, 9, 12)}, "a block of document 'doc-0' lies outside"),
+        ({"spans": numbers_of(0, 9, 9, 1000)}, "a block of document 'doc-0' lies outside"),
+        ({"spans": numbers_of(5, 4, 9, 12)}, "a block of document 'doc-0' lies outside"),
+        ({"slot_tokens": b"abc"}, "has columns of unequal length"),
+        ({"slot_tokens": b""}, "has columns of unequal length"),
+        ({"slot_tokens": bytes(6)}, "its blocks have 3 and 4 slots"),
     ],
 )
-def test_a_shard_that_does_not_fit_its_catalog_is_refused(statement: str, bank: Path) -> None:
-    execute(bank, statement)
+def test_a_catalog_that_contradicts_itself_is_refused(
+    changes: dict[str, object], reason: str, bank: Path
+) -> None:
+    rewrite_shard(bank, **changes)
+    with pytest.raises(BankError, match=rf"two\.bank' is damaged: .*{reason}"):
+        MemoryBank.open(bank)
+
+
+def test_a_shard_that_does_not_fit_its_catalog_is_refused(tmp_path: Path) -> None:
+    bank = make_bank(tmp_path / "a.bank")
+    set_entry(bank, "made_by", '{"width": 9}')
     with pytest.raises(BankError, match=r"000001\.safetensors' holds torch\..* its catalog needs"):
         MemoryBank.open(bank).memory([0])
 
 
-@pytest.mark.parametrize("version", ["0", "3", "banana"])
+@pytest.mark.parametrize("version", ["0", "4", "banana"])
 def test_a_bank_of_another_format_is_refused_with_both_versions(version: str, bank: Path) -> None:
-    execute(bank, "UPDATE meta SET value = ? WHERE key = 'schema_version'", version)
-    for attempt in (contents, problems, functools.partial(append, number=2)):
-        with pytest.raises(BankError, match=f"has format {version}, this sedem reads 1 and 2; use"):
+    set_entry(bank, "schema_version", version)
+    for attempt in (contents, functools.partial(append, number=2)):
+        with pytest.raises(BankError, match=f"has format '{version}', this sedem reads 3; use"):
             attempt(bank)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_an_old_bank_is_refused_with_the_command_that_builds_it_again(
+    version: str, tmp_path: Path
+) -> None:
+    (tmp_path / "old").mkdir()
+    execute(tmp_path / "old", "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+    execute(tmp_path / "old", "INSERT INTO meta VALUES ('schema_version', ?)", version)
+    with pytest.raises(BankError, match=rf"format '{version}'.*build it again with 'sedem build'"):
+        MemoryBank.open(tmp_path / "old")
 
 
 def test_the_database_of_another_program_is_refused(tmp_path: Path) -> None:
@@ -693,7 +772,12 @@ def test_a_folder_or_file_that_is_not_a_bank_is_refused_and_left_alone(
 def test_a_bank_of_another_model_cannot_be_appended_to(bank: Path) -> None:
     before = (bank / catalog.CATALOG).read_bytes()
     with pytest.raises(BankMismatchError, match=f"model {PRINT[:12]}, this model is {OTHER[:12]}"):
-        LocalStore(bank).append(OTHER, [("doc-2", text_of(2))], rows_of(2), Quantized(memory_of(2)))
+        LocalStore(bank).append(
+            OTHER,
+            [Document("doc-2", text_of(2))],
+            Blocks.of(rows_of(2)),
+            Quantized(memory_of(2)),
+        )
     assert (bank / catalog.CATALOG).read_bytes() == before
     assert not shard_file(bank, 3).exists()
     assert_holds(bank, [0, 1])
@@ -734,7 +818,7 @@ def test_opening_while_another_process_commits_sees_one_state(
 
     class Interrupted(sqlite3.Connection):
         def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-            if "FROM blocks" in statement and pending:
+            if "FROM shards" in statement and pending:
                 with monkeypatch.context() as undisturbed:
                     undisturbed.setattr(catalog.sqlite3, "connect", real)
                     append(bank, pending.pop())

@@ -20,9 +20,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sedem.bank.blocks import BlockRow, Piece
+import numpy as np
+from numpy.typing import NDArray
+
+from sedem.bank.blocks import Blocks, Piece
+from sedem.bank.documents import Documents
 from sedem.errors import BankMismatchError
 from sedem.quantization import BFLOAT16, Quantized
+from sedem.types import Document
 
 
 @dataclass(frozen=True)
@@ -40,23 +45,23 @@ class Meta:
     dtype: str = BFLOAT16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contents:
-    """All that a store keeps of a bank, as of one commit.
+    """All that a bank holds, as of one commit; nothing of it ever changes.
 
     Attributes:
         meta: what holds for the bank as a whole.
         documents: names and texts, in reading order.
         blocks: the span behind each block, in reading order.
         pieces: the memory; a piece is read when it is first used.
-        places: piece and row of each block's memory.
+        places: piece and row of each block's memory `[N, 2]`.
     """
 
     meta: Meta
-    documents: list[tuple[str, str]]
-    blocks: list[BlockRow]
-    pieces: list[Piece]
-    places: list[tuple[int, int]]
+    documents: Documents
+    blocks: Blocks
+    pieces: Sequence[Piece]
+    places: NDArray[np.int64]
 
 
 class Store(Protocol):
@@ -76,22 +81,25 @@ class Store(Protocol):
     def append(
         self,
         fingerprint: str,
-        documents: Sequence[tuple[str, str]],
-        blocks: Sequence[BlockRow],
+        documents: Sequence[Document],
+        blocks: Blocks,
         memory_NJD: Quantized,
     ) -> None:
         """Add documents and their blocks in one commit; each replaces a document of its name.
 
+        A document that the bank has with the same text is left as it is.
+
         Args:
             fingerprint: hash of the model that made the memory.
-            documents: names and texts.
-            blocks: their blocks; `BlockRow.document` is an index into `documents`.
+            documents: the documents.
+            blocks: their blocks; `Blocks.documents` are indices into `documents`.
             memory_NJD: the memory of the blocks, in the same order, of any type; the store casts
                 it to the bank's.
 
         Raises:
             BankMismatchError: another model made the bank.
-            BankError: another process writes the bank, or it is damaged.
+            BankError: another process writes the bank, it is damaged, or the memory of a block
+                holds infinite numbers or none at all.
         """
         ...
 
@@ -103,8 +111,11 @@ class Store(Protocol):
         """
         ...
 
-    def open(self) -> Contents:
+    def open(self, known: Contents | None = None) -> Contents:
         """Read documents and blocks; memory is read when it is first used.
+
+        Args:
+            known: what was opened before; what has not changed since need not be read again.
 
         Raises:
             BankError: there is no bank, or it is damaged or of an unknown format.

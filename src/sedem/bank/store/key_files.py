@@ -64,7 +64,7 @@ def read_keys(shard: Shard, selector: str, heads: tuple[int, int]) -> Quantized 
         logger.warning("keys '%s' are damaged (their checksum differs); they are made again", path)
         return None
     shape = (shard.block_shape[0], *heads)
-    if shard.rows and (keys.values.shape[1:] != shape or len(keys) <= max(shard.rows)):
+    if keys.values.shape != (len(shard), *shape):
         logger.warning("keys '%s' do not fit their shard; they are made again", path)
         return None
     return keys

@@ -1,114 +1,185 @@
-"""A shard: a safetensors file of blocks' memory, written once, mapped, checked block by block.
+"""A shard: a safetensors file of blocks' memory, written once, checked block by block.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from sedem.backbone.safetensors import save_tensors
+from sedem.bank.store.catalog_rows import StoredShard
 from sedem.durable_files import atomic_write, sha256
 from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized
 
+SHARDS = "shards"
+"""The folder of shards in a bank."""
 MEMORY = "memory"
 SCALES = "scales"
+MAPS = 256
+"""Shards of one bank that are mapped at the same time; a process may have some 65,000 maps."""
+
+Check = Literal["once", "always"]
+"""When a block's checksum is compared: when it is first used, or whenever it is used."""
+
+
+class Maps:
+    """The shards of a bank that are mapped now; the one that was used longest ago goes first.
+
+    Args:
+        limit: how many may be mapped.
+    """
+
+    def __init__(self, limit: int = MAPS) -> None:
+        self.limit = limit
+        self._open: OrderedDict[Path, Quantized] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: Path) -> Quantized | None:
+        """Return a mapped file; None if it is not mapped."""
+        with self._lock:
+            found = self._open.get(path)
+            if found is not None:
+                self._open.move_to_end(path)
+            return found
+
+    def put(self, path: Path, memory: Quantized) -> None:
+        """Keep a file mapped."""
+        with self._lock:
+            self._open[path] = memory
+            while len(self._open) > self.limit:
+                self._open.popitem(last=False)
 
 
 class Shard:
-    """A piece of a bank on disk, mapped when it is first used.
+    """A piece of a bank on disk, opened when it is first used.
 
-    The catalog names the rows of the file that are blocks of the bank; rows of removed documents
-    remain in the file. A block's checksum is compared when the block is first used.
+    A file may hold rows of removed documents; nobody asks for them.
 
     Args:
-        path: the file.
-        block_shape: J and D, as the catalog says.
+        folder: of shards.
+        stored: what the catalog says of it.
+        width: D, as the catalog says.
         dtype: type of the stored slots, as the catalog says.
+        maps: the mapped files of the bank.
+        check: when checksums are compared.
     """
 
-    def __init__(self, path: Path, block_shape: tuple[int, int], dtype: str) -> None:
-        self.path = path
-        self.block_shape = block_shape
+    def __init__(
+        self,
+        folder: Path,
+        stored: StoredShard,
+        width: int,
+        dtype: str,
+        maps: Maps,
+        check: Check = "once",
+    ) -> None:
+        self.path = folder / stored.row.file
+        self.stored = stored
+        self.block_shape = (stored.blocks.slots, width)
         self.dtype = dtype
-        self.rows: list[int] = []
-        self.checksums: list[int] = []
-        self._verified: list[bool] = []
-        self._memory: Quantized | None = None
+        self.maps = maps
+        self.check = check
+        self._verified = np.zeros(len(stored.checksums), bool)
+        self._file: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        """Number of blocks of the bank in this shard."""
-        return len(self.rows)
+        """Number of rows; rows of removed documents are counted."""
+        return len(self.stored.checksums)
 
-    def add(self, row: int, crc32: int) -> None:
-        """Add a row of the file as the next block, with its checksum."""
-        self.rows.append(row)
-        self.checksums.append(crc32)
-        self._verified.append(False)
-
-    def take(self, indices: Sequence[int]) -> Quantized:
-        """Return the memory `[n, J, D]` of some of the shard's blocks.
+    def take(self, rows: Sequence[int]) -> Quantized:
+        """Return the memory `[n, J, D]` of some rows.
 
         Raises:
-            BankError: the shard is missing or damaged.
+            BankError: the shard is missing, was changed, or a row is damaged.
         """
-        memory = self._open()
-        for index in indices:
-            if not self._verified[index]:
-                if checksum(memory[self.rows[index]]) != self.checksums[index]:
-                    raise BankError(
-                        f"block {self.rows[index]} of '{self.path}' is damaged (its checksum "
-                        "differs); restore the file or build the bank again"
-                    )
-                self._verified[index] = True
-        return memory[[self.rows[index] for index in indices]]
+        taken = self._open()[list(rows)]
+        for place, row in enumerate(rows):
+            if not self._verified[row] or self.check == "always":
+                self._compare(row, taken[place])
+        return taken
 
     def whole(self) -> Quantized:
-        """Return the memory of every row of the file, including rows of removed documents.
+        """Return the memory of every row of the file.
 
         Raises:
-            BankError: the shard is missing, or one of its blocks is damaged.
+            BankError: the shard is missing, was changed, or a row is damaged.
         """
-        self.take(range(len(self)))
-        return self._open()
+        memory = self._open()
+        for row in np.flatnonzero(~self._verified).tolist():
+            self._compare(row, memory[row])
+        return memory
+
+    def readable(self) -> Quantized:
+        """Return the memory of every row as it stands, checked by nobody.
+
+        Raises:
+            BankError: the shard is missing, or its header is damaged.
+        """
+        return self._read()
+
+    def _compare(self, row: int, memory: Quantized) -> None:
+        if checksum(memory) != self.stored.checksums[row]:
+            raise BankError(
+                f"block {row} of '{self.path}' is damaged (its checksum differs); restore the "
+                "file, or run 'sedem bank verify --repair'"
+            )
+        if not memory.is_finite():
+            raise BankError(
+                f"block {row} of '{self.path}' holds infinite numbers or none at all; build the "
+                "bank again with a model whose states are finite"
+            )
+        self._verified[row] = True
 
     def _open(self) -> Quantized:
-        if self._memory is None:
-            try:
-                with safe_open(self.path, framework="pt") as file:
-                    memory = read_quantized(file, MEMORY)
-            except FileNotFoundError:
-                raise BankError(f"shard '{self.path}' is missing; restore it") from None
-            except (SafetensorError, OSError) as error:
-                raise BankError(f"shard '{self.path}' is damaged ({error}); restore it") from None
-            self._check(memory)
-            self._memory = memory
-        return self._memory
+        """The file's tensors, mapped; a file that was exchanged since is refused."""
+        memory = self.maps.get(self.path)
+        if memory is not None and self.check == "once":
+            return memory
+        identity = check_size(self.path, self.stored.row.size)
+        if self._file not in (None, identity):
+            raise BankError(
+                f"shard '{self.path}' was changed while the bank was open; open the bank again"
+            )
+        self._file = identity
+        if memory is None:
+            memory = self._read()
+            self.maps.put(self.path, memory)
+        return memory
 
-    def _check(self, memory: Quantized) -> None:
-        """Compare type and shape with the catalog; both files may come from anybody."""
+    def _read(self) -> Quantized:
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                memory = read_quantized(file, MEMORY)
+        except FileNotFoundError:
+            raise BankError(f"shard '{self.path}' is missing; restore it") from None
+        except (SafetensorError, OSError) as error:
+            raise BankError(f"shard '{self.path}' is damaged ({error}); restore it") from None
         values, scales = memory.values, memory.scales
-        needed = max(self.rows, default=-1) + 1
+        wanted = (len(self), *self.block_shape)
         fits = (
             values.dtype == DTYPES[self.dtype]
-            and values.dim() == 3
-            and (not self.rows or values.shape[1:] == self.block_shape)
-            and len(values) >= needed
+            and values.shape == wanted
             and (scales is None) == (self.dtype == BFLOAT16)
-            and (scales is None or scales.shape == values.shape[:-1])
+            and (scales is None or scales.shape == wanted[:-1])
         )
         if not fits:
             raise BankError(
                 f"shard '{self.path}' holds {values.dtype} {list(values.shape)}, its catalog needs "
-                f"{self.dtype} {[needed, *self.block_shape]}; restore it or build the bank again"
+                f"{self.dtype} {list(wanted)}; restore it or build the bank again"
             )
+        return memory
 
 
 def read_quantized(file: Any, name: str) -> Quantized:
@@ -150,16 +221,26 @@ def write_quantized(
         save_tensors({tensor: vectors.values.contiguous(), **scales}, temporary, metadata)
 
 
-def check_size(path: Path, size: int) -> None:
+def check_size(path: Path, size: int) -> tuple[int, int]:
     """Refuse a shard that is missing or of another size than the catalog says.
+
+    Returns:
+        Device and inode of the file, which tell whether it was exchanged.
 
     Raises:
         BankError: it is; the message names both sizes.
     """
-    if not path.is_file():
-        raise BankError(f"shard '{path}' is missing; restore it or build the bank again")
-    if path.stat().st_size != size:
+    try:
+        found = os.stat(path)
+    except PermissionError:
+        raise BankError(f"shard '{path}' may not be read; ask its owner for permission") from None
+    except OSError:
         raise BankError(
-            f"shard '{path}' has {path.stat().st_size} bytes, {size} are needed; restore it or "
-            "build the bank again"
+            f"shard '{path}' is missing; restore it, or run 'sedem bank verify --repair'"
+        ) from None
+    if found.st_size != size:
+        raise BankError(
+            f"shard '{path}' has {found.st_size} bytes, {size} are needed; restore it or build the "
+            "bank again"
         )
+    return found.st_dev, found.st_ino

@@ -1,0 +1,65 @@
+"""The documents of a bank: names at hand, each text where it is kept until it is asked for."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import overload
+
+from sedem.types import Document
+
+
+class Documents(Sequence[Document]):
+    """Documents in reading order.
+
+    Attributes:
+        names: their names.
+    """
+
+    names: Sequence[str]
+
+    @abstractmethod
+    def characters(self, index: int) -> int:
+        """Length of a document's text."""
+
+    @abstractmethod
+    def text(self, index: int, start: int, end: int) -> str:
+        """Return a span of a document's text; other parts of it need not be read."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | list[Document]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        return Document(self.names[number], self.text(number, 0, self.characters(number)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class InMemoryDocuments(Documents):
+    """Documents whose texts are in RAM.
+
+    Args:
+        documents: the documents.
+    """
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self._documents = list(documents)
+        self.names = [document.name for document in documents]
+
+    def characters(self, index: int) -> int:
+        """Length of a document's text."""
+        return len(self._documents[index].text)
+
+    def text(self, index: int, start: int, end: int) -> str:
+        """Return a span of a document's text."""
+        return self._documents[index].text[start:end]
