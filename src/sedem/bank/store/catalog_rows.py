@@ -298,7 +298,9 @@ def _check(folder: Path, what: str, crc: object, *values: Any) -> None:
 
 
 def _check_sum(folder: Path, state: State, table: str, checksums: list[int]) -> None:
-    if Sum().plus(checksums) != state.sums[table]:
+    if any(not isinstance(crc, int) for crc in checksums) or (
+        Sum().plus(checksums) != state.sums[table]
+    ):
         raise damaged(folder, f"rows of its table '{table}' are missing, or older ones are back")
 
 
