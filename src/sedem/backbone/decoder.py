@@ -20,9 +20,19 @@ from sedem.errors import ConfigError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Layouts that every engine and every baseline runs."""
-EAGER_FAMILIES = ("olmo2", "phi3", "smollm3", "granite", "gemma3_text")
+EAGER_FAMILIES = (
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "granite",
+    "gemma3_text",
+    "qwen3_moe",
+    "gpt_oss",
+)
 """Layouts that only the eager engine runs, layer by layer; the fast one cannot fuse them yet."""
 ATTENTION = ("sdpa", "eager")
+SINK_FAMILIES = ("gpt_oss",)
+"""Layouts whose softmax has one logit more, a trained sink; SDPA has no place for it."""
 
 
 class Backbone(LoraModel):
