@@ -160,7 +160,7 @@ def test_greedy_answers_equal_hugging_face(folder: str) -> None:
         logits,
         lambda ids, live: backbone.logits(step(backbone, 2, ids, stream)),
         backbone.tokenizer,
-        end,
+        [end],
         Decoding(WINDOW),
     )
     for row, given in zip(list(rows)[-1], expected[:, ids.shape[1] :].tolist(), strict=True):
