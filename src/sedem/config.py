@@ -62,6 +62,8 @@ class SedemConfig(Settings):
         condition: default form in which the decoder reads the selected blocks. "memory" is the
             paper's; "text" puts their own words before the question; "both" is the best one as
             text and the others as memory.
+        chat_template: whether questions stand in a user's turn of the tokenizer's chat template, in
+            training and in answers, as backbones that follow instructions know them.
         auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
             the selected ones reach.
         auto_min: the fewest blocks of k "auto".
@@ -100,6 +102,7 @@ class SedemConfig(Settings):
     guidance: Flag = False
     guidance_floor: NumberBelow0 | None = None
     condition: Condition = "memory"
+    chat_template: Flag = False
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8

@@ -544,6 +544,7 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert re.search(r"^memory +states after layer 2, injected there unchanged$", shown, re.M)
     assert re.search(r"^bank +64 bytes a token, in bfloat16$", shown, re.M)
     assert re.search(r"^answer +from 3 blocks of 32 tokens$", shown, re.M)
+    assert re.search(r"^prompt +without a chat template$", shown, re.M)
     build, ask = shown.splitlines()[-2:]
     build, ask = build.replace("FILE ...", "lease.txt"), ask.replace("QUESTION", f"'{RENT}'")
     assert "1 added" in succeeds(*shlex.split(build)[1:])
@@ -551,9 +552,22 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert (answer["k"], answer["model"]) == (3, "raw model")
 
 
+def test_an_untrained_checkpoint_asks_in_a_chat_unless_told_not_to(
+    here: Path, chat_folder: str
+) -> None:
+    assert re.search(r"^prompt +in a chat template$", succeeds("init", chat_folder, "a"), re.M)
+    assert "prompt      without" in succeeds("init", chat_folder, "b", "--no-chat-template")
+    found = [json.loads(Path(name, "config.json").read_text())["chat_template"] for name in "ab"]
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (
+            ["--chat-template"],
+            "chat_template is on, but the tokenizer of backbone '.*' has no chat",
+        ),
         (["--layer", "4"], "layer is 4, but backbone '.*' has 4 layers; give a layer from 1 to 3"),
         (["--segment-length", "0"], "segment_length is 0; it must be above 0"),
         (["--segment-length", "512"], "segment_length 512 and a start token exceed the 512"),

@@ -18,12 +18,13 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from sedem.backbone.decoder import ATTENTION, Backbone, check_family
+from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
 from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights
 from sedem.errors import CheckpointError, ConfigError
 
@@ -91,13 +92,15 @@ def open_backbone(
     """Open a backbone from a folder or the hub.
 
     A folder may hold the weights as int8 rows with one scale per row (`model.int8.safetensors`).
+    Experts in MXFP4 are turned into `dtype`, which all layers are run and trained in.
 
     Args:
         name: folder or hub id.
         revision: hub revision.
         dtype: type of weights and hidden states.
         device: where to put the weights.
-        attention: "sdpa" or "eager".
+        attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
+            "eager".
 
     Raises:
         ConfigError: it cannot be found, its layout is not supported or it needs code of its own.
@@ -114,11 +117,16 @@ def open_backbone(
         problem = "cannot be opened" if Path(name).is_dir() else absent
         raise ConfigError(f"backbone '{name}' {problem}: {reason}") from None
     check_family(config.model_type, name)
+    if config.model_type in SINK_FAMILIES:
+        attention = "eager"
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     int8_file = Path(name) / INT8_FILE
     if int8_file.is_file():
         model = _from_int8(int8_file, config, options)
     else:
+        if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
+            # On a GPU transformers would keep them, behind a module without plain weights.
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
         model = _from_pretrained(name, revision, options)
     with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
@@ -226,4 +234,11 @@ def _reporting_damage(what: str, name: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
             f"the {what} of backbone '{name}' cannot be read ({reason}); fetch it again"
+        ) from None
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise
+        raise CheckpointError(
+            f"the {what} of backbone '{name}' do not fit together: an expert of a layer is missing "
+            "or has another shape than the others; fetch it again"
         ) from None

@@ -190,7 +190,8 @@ class SedemMethod:
         model = self.model
         if model.config.block_context == "independent":
             return list(range(len(bank)))  # they share their positions
-        prefix = len(question_ids(model.decoder, example.question))
+        chat = model.config.chat_template
+        prefix = len(question_ids(model.decoder, example.question, chat=chat))
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
         chosen: list[int] = []
         for index in select(model.scores(bank, example.question), len(bank)).tolist():

@@ -15,7 +15,9 @@ SEED = 0
 """Seed of the selector's random projections, so that a backbone has one untrained model."""
 
 
-def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemModules:
+def untrained(
+    name: str, *, layer: int | None = None, chat_template: bool | None = None, **settings: Any
+) -> SedemModules:
     """Build the parts of a model that needs no training.
 
     A slot is the state of one token, unchanged, so nothing is compressed. Blocks are independent:
@@ -27,6 +29,8 @@ def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemM
         name: folder or hub id of the backbone, or one inside a checkpoint that ships with sedem.
         layer: number of layers to run before states are read, and before they are injected; None
             means half of them.
+        chat_template: whether questions stand in the tokenizer's chat template; None means that
+            they do where it has one.
         settings: settings of the configuration that change, such as segment_length and k.
 
     Raises:
@@ -40,6 +44,8 @@ def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemM
             f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
             f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
         )
+    if chat_template is None:
+        chat_template = bool(backbone.tokenizer.chat_template)
     config = SedemConfig(
         encoder=name,
         extract_layers=(layer,),
@@ -48,6 +54,7 @@ def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemM
         decompressor="identity",
         block_context="independent",
         guidance=True,
+        chat_template=chat_template,
         lora_rank=0,
     ).with_changes(**settings)
     with torch.random.fork_rng(devices=[]):

@@ -180,7 +180,8 @@ class Stage2(nn.Module):
             texts = [
                 [texts[n] for n in chosen if n < len(texts) and texts[n]] for texts, chosen in rows
             ]
-            ids, valid = with_texts(model.decoder, ids, valid, texts)
+            chat = model.config.chat_template
+            ids, valid = with_texts(model.decoder, ids, valid, texts, chat=chat)
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
         filled = condition(
             model,

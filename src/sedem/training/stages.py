@@ -208,7 +208,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
     free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
     # What a stage-1 checkpoint has not learned yet; blocks may stand apart from here on.
-    free |= {"block_context", "guidance", "guidance_floor", "condition"}
+    free |= {"block_context", "guidance", "guidance_floor", "condition", "chat_template"}
     # What was fitted to the scores of a selector does not fit those of another one.
     free |= {"confidence"}
     model.confidence = None
