@@ -22,7 +22,6 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
         By target (continuation, recall) and condition: mean, interval and number of windows.
     """
     import torch
-    from torch.utils.data import Subset
 
     from sedem import SeDeM
     from sedem.data.tokenized_corpus import TokenizedCorpus
@@ -35,9 +34,9 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     path = Path(recipe.data_root) / source.path
     corpus = TokenizedCorpus.open(path, model.encoder, Path(recipe.cache), source.exclude_titles)
     held_out = range(len(corpus) - source.held_out, len(corpus))
-    windows = Windows(corpus, model.config.segment_length, source.continuation, 0, held_out)
-    chosen = Subset(windows, range(min(source.evaluation_windows, len(windows))))
-    return continuation_losses(model, chosen, lambda done, total: None) | provenance()
+    lengths = model.config.segment_length, source.continuation
+    windows = Windows(corpus, *lengths, 0, held_out, source.evaluation_windows)
+    return continuation_losses(model, windows, lambda done, total: None) | provenance()
 
 
 def answer_losses(

@@ -153,7 +153,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     )
     stage = Stage1(model, recipe.losses, recipe.optimization.seed)
     if recipe.start_from is None:
-        count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
+        count = min(CALIBRATION_WINDOWS, len(windows))
         sample = stage.collate([windows[index] for index in range(count)])
         stage.calibrate({name: ids.to(model.device) for name, ids in sample.items()})
     return fit(stage, model, recipe, output, windows, held_out)
