@@ -40,7 +40,7 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
 
 
 def answer_losses(
-    checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int, blocks: int
+    checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int | str, blocks: int | str
 ) -> dict[str, Any]:
     """Loss per token of the first reference, evidence among the K blocks.
 
@@ -48,8 +48,9 @@ def answer_losses(
         checkpoint: a trained model.
         examples: questions with evidence.
         dtype: of the backbones.
-        k: selected blocks.
-        blocks: number of blocks of an example; the evidence is among them, the others are sampled.
+        k: selected blocks, or "all".
+        blocks: number of blocks of an example, or "all"; the evidence is among them, the others are
+            sampled.
 
     Returns:
         `answer_loss`: mean, interval and number of examples; `mixture`: weights of the extraction
@@ -60,6 +61,7 @@ def answer_losses(
     from sedem import SeDeM
     from sedem.data.examples import ExampleSet
     from sedem.evaluation.metrics import summarize
+    from sedem.method.selector import resolve_budget
     from sedem.provenance import provenance
     from sedem.training.block_batch import BlockCollator
     from sedem.training.block_dataset import BlockDataset
@@ -68,7 +70,8 @@ def answer_losses(
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     dataset = BlockDataset(model, answer_limit=128)
     dataset.add(ExampleSet("questions", list(examples)), "evidence")
-    collator = BlockCollator(dataset, max_blocks=blocks, budgets=[k], seed=0, cache=None)
+    given, selected = (resolve_budget(n, dataset.most_blocks) for n in (blocks, k))
+    collator = BlockCollator(dataset, max_blocks=given, budgets=[selected], seed=0, cache=None)
     stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="gold"), collator).eval()
     with torch.no_grad():
         values = [float(stage(**stage.collate([item]))["answer"]) for item in dataset.items]

@@ -108,7 +108,8 @@ def test_windows_are_cut_by_epoch_and_alike_after_a_kill(
     monkeypatch.setattr(Stage1, "forward", noted)
     train(whole)
     # Four windows make two steps. They are others in the second epoch.
-    assert len(seen) == 4 and sorted(sum(seen[:2], [])) != sorted(sum(seen[2:], []))
+    assert len(seen) == 4
+    assert sorted(seen[0] + seen[1]) != sorted(seen[2] + seen[3])
     killed = elsewhere(whole, "killed")
     uninterrupted, seen[:] = list(seen), []
     with killed_in_step(4):
