@@ -119,8 +119,9 @@ def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     variant = _variant(cell)
     folder = checkpoint(variant, scale, cell.questions, data)
-    k = variant.k or 2
-    losses = answer_losses(folder, _examples(cell, scale, data), scale.dtype, k=k, blocks=k + 2)
+    count = variant.k or 2
+    k, blocks = ("all", "all") if variant.every_block else (count, count + 2)
+    losses = answer_losses(folder, _examples(cell, scale, data), scale.dtype, k=k, blocks=blocks)
     return {**losses, "training": budget(folder)}
 
 

@@ -16,7 +16,7 @@ CompressorKind = Literal["linear", "mlp", "query"]
 DecompressorKind = Literal["mlp", "identity", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
-Need = Literal["auto"]
+DefaultBudget = Literal["auto", "all"]
 BlockOrder = Literal["document", "score"]
 BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
@@ -50,8 +50,8 @@ class SedemConfig(Settings):
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
-        k: default number of selected blocks, or "auto": as many as a question needs, which takes
-            guidance.
+        k: default number of selected blocks; or "all"; or "auto", as many as a question needs,
+            which takes guidance.
         block_order: order of the selected blocks in the decoder.
         block_context: what a restored state sees. "joint", the paper's: all states before it.
             "separate": the start token and its own block. "independent": the same, and every block
@@ -96,7 +96,7 @@ class SedemConfig(Settings):
     decompressor_hidden: WholeAbove0 | None = None
     selector_heads: WholeAbove0 = 4
     selector_dim: WholeAbove0 | None = None
-    k: WholeAbove0 | Need = 2
+    k: WholeAbove0 | DefaultBudget = 2
     block_order: BlockOrder = "document"
     block_context: BlockContext = "joint"
     guidance: Flag = False

@@ -76,7 +76,7 @@ def test_the_deepest_extraction_layer_is_the_number_of_layers_to_run() -> None:
         ("selector_heads", 0, "selector_heads is 0"),
         ("selector_heads", None, "selector_heads is None"),
         ("k", 0, "k is 0"),
-        ("k", "all", "k is 'all'"),
+        ("k", "most", "k is 'most'"),
         ("inject_layer", -1, "inject_layer is -1; it must be 0 or more"),
         ("inject_layer", 1.5, r"inject_layer is 1\.5; a whole number is needed"),
         ("inject_layer", "2", "inject_layer is '2'"),

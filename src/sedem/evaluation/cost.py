@@ -67,13 +67,20 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
         ConfigError: the name is unknown.
     """
     config, encoder, decoder = _shapes(name)
-    # The most that "auto" may take, since what it takes depends on the question.
-    workload = workload or Workload(k=config.auto_max if config.k == "auto" else config.k)
+    workload = workload or _own_workload(config)
     return {
         "backbone": name,
         "parameters": count_parameters(config, encoder, decoder),
         "flops": count_flops(config, encoder, decoder, workload),
     }
+
+
+def _own_workload(config: SedemConfig) -> Workload:
+    """The paper's query with the model's own K."""
+    if config.k == "all":
+        return Workload(k=-(-Workload.context // config.segment_length))
+    # The most that "auto" may take, since what it takes depends on the question.
+    return Workload(k=config.auto_max if config.k == "auto" else config.k)
 
 
 def count_parameters(

@@ -147,7 +147,8 @@ class TextSource(Settings):
         held_out: number of texts, from the end, that are kept for evaluation.
         evaluation_windows: maximum windows of the held-out texts to evaluate.
         exclude_titles: titles (field `title`) of the lines or rows to leave out.
-        windows: maximum training windows; None means all.
+        windows: maximum training windows of an epoch; None means all. Every epoch cuts them
+            elsewhere in the same texts.
         tokens: maximum tokens to read; None means all. Windows do not overlap and never span two
             texts, so they contain fewer tokens than are read. Give a budget in windows.
     """

@@ -50,7 +50,7 @@ class Stage1(nn.Module):
     Args:
         model: the model to train.
         losses: weights of the losses.
-        seed: decides which windows become recall windows.
+        seed: decides which windows become recall windows, anew in every epoch.
     """
 
     def __init__(self, model: SeDeM, losses: Stage1Losses, seed: int = 0) -> None:
@@ -189,9 +189,11 @@ class Stage1(nn.Module):
                 "longer or losses.recall 0"
             )
         rows, recalled = [], []
+        # Where a text has no room to move its windows, they are the same in every epoch.
+        later = [self.epoch] if self.epoch else []
         for window, after in zip(context, continuation, strict=True):
             # Seeded by the window, so that a resumed run makes the same choice.
-            rng = np.random.default_rng([self.seed, *window[:8].tolist()])
+            rng = np.random.default_rng([self.seed, *window[:8].tolist(), *later])
             recalled.append(bool(rng.random() < self.losses.recall))
             if recalled[-1]:
                 size = length - len(separator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,7 @@ from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones, portable
 from sedem.method.guidance import Guidance
+from sedem.method.selector import resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -75,15 +76,15 @@ class Stage2Data(Mixture):
     """Questions that stage 2 learns from.
 
     Attributes:
-        max_blocks: maximum blocks of one example in a training step.
-        budgets: K of a batch is drawn from these.
+        max_blocks: maximum blocks of one example in a training step, or "all".
+        budgets: K of a batch is drawn from these; "all" restores every block.
         conditions: weights with which a batch reads its blocks as "memory", as "text" or as "both".
         answer_limit: examples with more answer tokens are left out and counted.
         cache_states: cache frozen states on disk; much faster on a CPU, too big for large sets.
     """
 
-    max_blocks: WholeAbove0 = 16
-    budgets: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2,)
+    max_blocks: WholeAbove0 | Literal["all"] = 16
+    budgets: Annotated[tuple[WholeAbove0 | Literal["all"], ...], Field(min_length=1)] = (2,)
     conditions: Annotated[dict[Condition, NumberAbove0], Field(min_length=1)] = Field(
         default={"memory": 1.0}
     )
@@ -153,7 +154,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     )
     stage = Stage1(model, recipe.losses, recipe.optimization.seed)
     if recipe.start_from is None:
-        count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
+        count = min(CALIBRATION_WINDOWS, len(windows))
         sample = stage.collate([windows[index] for index in range(count)])
         stage.calibrate({name: ids.to(model.device) for name, ids in sample.items()})
     return fit(stage, model, recipe, output, windows, held_out)
@@ -178,8 +179,8 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     )
     collator = BlockCollator(
         dataset,
-        max_blocks=recipe.data.max_blocks,
-        budgets=recipe.data.budgets,
+        max_blocks=resolve_budget(recipe.data.max_blocks, dataset.most_blocks),
+        budgets=[resolve_budget(k, dataset.most_blocks) for k in recipe.data.budgets],
         conditions=recipe.data.conditions,
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if recipe.data.cache_states else None,

@@ -24,6 +24,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.training.checkpoints import checkpoints, seal
 
@@ -62,12 +63,18 @@ class _OwnIntervals(TrainerCallback):
 
 
 class _Epochs(TrainerCallback):
-    """Tells the module which epoch begins, before its first batch is made."""
+    """Tells the module and its windows which epoch begins, before its first batch is made."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any
     ) -> None:
-        cast(Trainable, options["model"]).epoch = int(state.epoch or 0)
+        epoch = int(state.epoch or 0)
+        cast(Trainable, options["model"]).epoch = epoch
+        if isinstance(self.dataset, Windows):
+            self.dataset.epoch = epoch
 
 
 class SedemTrainer(Trainer):
@@ -111,7 +118,7 @@ class SedemTrainer(Trainer):
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
         # forward divides by the number of items of the whole step.
         self.model_accepts_loss_kwargs = False
-        self.add_callback(_Epochs())
+        self.add_callback(_Epochs(self.train_dataset))
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.
