@@ -49,6 +49,8 @@ class Optimization(Settings):
         max_grad_norm: gradients are clipped to this norm.
         bf16: train with mixed precision.
         backbone_dtype: type of the frozen weights.
+        logits_at_once: positions whose logits a loss holds at a time; None means all. Fewer take
+            less memory, and their logits are computed a second time on the way back.
         seed: seed of order, sampling and initial values.
     """
 
@@ -64,6 +66,7 @@ class Optimization(Settings):
     max_grad_norm: NumberAbove0 = 1.0
     bf16: Flag = True
     backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    logits_at_once: WholeAbove0 | None = None
     seed: Whole = 0
 
     @model_validator(mode="after")
