@@ -88,8 +88,14 @@ def read_home(
     yield from numbered(rows, home.repository)
 
 
-def stream(repository: str, revision: str | None = None) -> Records:
+def stream(repository: str, revision: str | None = None, seed: int | None = None) -> Records:
     """Records of the training split of any set, streamed.
+
+    Args:
+        repository: its hub id.
+        revision: the commit to read; None means the newest.
+        seed: reads the shards in the order that this seed draws, so that the first records are not
+            of one source; None reads them as they lie. The records of a shard stay in order.
 
     Raises:
         DataError: the hub cannot be reached.
@@ -98,6 +104,9 @@ def stream(repository: str, revision: str | None = None) -> Records:
         rows = _datasets().load_dataset(
             repository, split="train", revision=revision, streaming=True
         )
+        if seed is not None:
+            # With a buffer of one record only the shards are shuffled, never those of a shard.
+            rows = rows.shuffle(seed=seed, buffer_size=1)
     yield from numbered(rows, repository)
 
 
