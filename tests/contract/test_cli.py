@@ -1269,6 +1269,14 @@ def test_costs_are_shown_by_part_with_their_assumptions() -> None:
     assert re.search(r"^for context tokens 2048, .*k 2,", shown, re.MULTILINE)
 
 
+def test_costs_of_a_training_run_are_shown_before_it_starts() -> None:
+    shown = succeeds("cost", "--recipe", "paper/llama-3.2-1b/stage1", "--gpus", "8")
+    assert "122,075" in shown and "memory of a GPU" in shown and "tflops 400, gpus 8" in shown
+    entry = "optimization.epochs=1"
+    result = prints_json("cost", "--recipe", "paper/llama-3.2-3b/stage1", "--set", entry, "--json")
+    assert result["steps"] * 5 == 122_075
+
+
 def test_costs_of_a_baseline_are_shown_with_their_assumptions() -> None:
     shown = succeeds("cost", "llama-3.2-1b", "--method", "icae")
     assert re.search(r"^without lora +0\.54  M parameters$", shown, re.MULTILINE)

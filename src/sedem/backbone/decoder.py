@@ -204,6 +204,18 @@ class Backbone(LoraModel):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Let torch.compile fuse each layer, at its first call; names of weights stay.
+
+        Shapes of batches differ, so they are compiled as unknown. Calling it again does nothing.
+
+        Args:
+            backend: of torch.compile.
+        """
+        for layer in self.model.get_decoder().layers:
+            if layer._compiled_call_impl is None:
+                layer.compile(dynamic=True, backend=backend)
+
     def _rope_kind(self, index: int) -> str | None:
         """The kind of layer whose rotary embedding a layer has; None if all layers share one."""
         by_kind = hasattr(self.model.get_decoder().rotary_emb, "layer_types")

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from sedem.cli import bank as bank_commands
-from sedem.cli import bench, calibrate, data, evaluate, init, output, push, train
+from sedem.cli import bench, calibrate, cost, data, evaluate, init, output, push, train
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import (
     BankPath,
@@ -65,7 +65,7 @@ app.command()(init.init)
 app.command()(calibrate.calibrate)
 app.command()(push.push)
 app.command()(bench.bench)
-app.command()(evaluate.cost)
+app.command()(cost.cost)
 
 
 @app.command()

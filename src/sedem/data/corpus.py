@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -16,7 +17,10 @@ HUB = "hub:"
 
 
 def read_texts(
-    source: str | Path, exclude_titles: Collection[str] = (), revision: str | None = None
+    source: str | Path,
+    exclude_titles: Collection[str] = (),
+    revision: str | None = None,
+    shard_seed: int | None = None,
 ) -> Iterator[str]:
     """Texts of a file, of every text file of a folder in the order of their names, or of the hub.
 
@@ -27,15 +31,20 @@ def read_texts(
         source: file, folder, or "hub:" and the id of a set, whose training split is streamed.
         exclude_titles: lines and rows with one of these in the field `title` are left out.
         revision: commit of the set on the hub; None means the newest.
+        shard_seed: reads the files of a folder, or the shards of a set on the hub, in the order
+            that this seed draws; None reads them in the order of their names.
 
     Raises:
         DataError: the source cannot be read, or a line has no text.
     """
     repository = hub_id(source)
     if repository is not None:
-        yield from _texts(hub.stream(repository, revision), exclude_titles)
+        yield from _texts(hub.stream(repository, revision, shard_seed), exclude_titles)
         return
-    for file in text_files(Path(source)):
+    files = text_files(Path(source))
+    if shard_seed is not None:
+        random.Random(shard_seed).shuffle(files)
+    for file in files:
         if kind(file) in (".jsonl", ".parquet"):
             yield from _texts(read_records(file), exclude_titles)
         elif kind(file) in TEXT_ENDINGS:

@@ -49,6 +49,9 @@ class Optimization(Settings):
         max_grad_norm: gradients are clipped to this norm.
         bf16: train with mixed precision.
         backbone_dtype: type of the frozen weights.
+        logits_at_once: positions whose logits a loss holds at a time; None means all. Fewer take
+            less memory, and their logits are computed a second time on the way back.
+        compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
         seed: seed of order, sampling and initial values.
     """
 
@@ -64,6 +67,8 @@ class Optimization(Settings):
     max_grad_norm: NumberAbove0 = 1.0
     bf16: Flag = True
     backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    logits_at_once: WholeAbove0 | None = None
+    compile: Flag = False
     seed: Whole = 0
 
     @model_validator(mode="after")
@@ -151,6 +156,9 @@ class TextSource(Settings):
             elsewhere in the same texts.
         tokens: maximum tokens to read; None means all. Windows do not overlap and never span two
             texts, so they contain fewer tokens than are read. Give a budget in windows.
+        shard_seed: reads the files of a folder, or the shards of a set on the hub, in the order
+            that this seed draws, so that the first tokens are not of one source; None reads them
+            in the order of their names.
     """
 
     path: str
@@ -160,6 +168,7 @@ class TextSource(Settings):
     exclude_titles: tuple[str, ...] = ()
     windows: WholeAbove0 | None = None
     tokens: WholeAbove0 | None = None
+    shard_seed: WholeFrom0 | None = None
 
 
 def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:

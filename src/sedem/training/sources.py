@@ -43,6 +43,7 @@ def open_windows(
         cache,
         source.exclude_titles,
         source.tokens,
+        source.shard_seed,
     )
     if source.held_out >= len(corpus):
         raise ConfigError(

@@ -152,7 +152,8 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
         data_root=Path(recipe.data_root),
         cache=Path(recipe.cache),
     )
-    stage = Stage1(model, recipe.losses, recipe.optimization.seed)
+    optimization = recipe.optimization
+    stage = Stage1(model, recipe.losses, optimization.seed, optimization.logits_at_once)
     if recipe.start_from is None:
         count = min(CALIBRATION_WINDOWS, len(windows))
         sample = stage.collate([windows[index] for index in range(count)])
@@ -185,7 +186,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )
-    stage = Stage2(model, recipe.losses, collator)
+    stage = Stage2(model, recipe.losses, collator, recipe.optimization.logits_at_once)
     return fit(stage, model, recipe, output, training, evaluation, best=recipe.best)
 
 
@@ -201,6 +202,14 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
             "model.confidence is true in the recipe, but training does not fit it; leave it out "
             "and run 'sedem calibrate' on the trained checkpoint"
         )
+    model = _opened(config, optimization, start_from)
+    if optimization.compile:
+        for backbone in (model.encoder, model.decoder):
+            backbone.compile_layers()
+    return model
+
+
+def _opened(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:
     options = backbone_options(optimization)
     if start_from is None:
         model = SeDeM(config, *open_backbones(config, **options))
