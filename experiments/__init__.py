@@ -19,6 +19,7 @@ STUDIES = (
     "decompression",
     "learned_queries",
     "depth",
+    "probe",
     "mixed_layers",
     "lora",
     "granularity",
