@@ -8,7 +8,7 @@ from typing import Any
 from experiments.system.scales import Scale, tiny_backbone
 from sedem.provenance import provenance
 
-STEPS = (20, 40)
+STEPS = (20,)
 """Budgets of a probe, in steps; each is a probe of its own."""
 SHORT = {"batch_size": 8, "held_out": 64}
 SMOKE = {"batch_size": 2, "held_out": 2, "segment_length": 32, "continuation": 16}

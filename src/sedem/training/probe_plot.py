@@ -78,7 +78,7 @@ def _sizes(axis: Any, result: dict[str, Any]) -> None:
     axis.plot(sizes, losses, "o-", color=COLORS[0])
     for row, size, loss in zip(rows, sizes, losses, strict=True):
         text = f"C={row['compression']}{', recommended' if row == chosen else ''}"
-        axis.annotate(text, (size, loss), xytext=(0, 7), textcoords="offset points", ha="center")
+        axis.annotate(text, (size, loss), xytext=(6, 5), textcoords="offset points")
     axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
     axis.set(
         title=f"compression, layers {layers[0][0]} to {layers[1]}", xlabel="bytes of memory a token"
