@@ -67,8 +67,9 @@ def probe(
         steps=steps,
         batch_size=batch_size,
         seed=seed,
-        **({"compressions": tuple(compression)} if compression else {}),
     )
+    if compression:
+        settings = settings.with_changes(compressions=tuple(compression))
     disable_progress_bar()
     set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)

@@ -114,7 +114,7 @@ def quarters(backbone: Backbone) -> list[tuple[int, int]]:
     if backbone.depth < LEAST_DEPTH:
         raise ConfigError(
             f"backbone '{backbone.name}' has {backbone.depth} layers; a probe compares quarters of "
-            f"the depth and needs at least {LEAST_DEPTH}: name the layers to try"
+            f"the depth and needs at least {LEAST_DEPTH}: name the layers to try with --layers"
         )
     layers = [round(share * backbone.depth) for share in SHARES]
     return [(extract, inject) for inject in layers for extract in layers if extract >= inject]
@@ -142,9 +142,12 @@ def recommended(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept(row: dict[str, Any], ends: dict[str, Any]) -> float:
-    """What a memory keeps of a text's worth for its continuation: 0 is nothing, 1 the text."""
-    text, nothing = (ends["continuation"][end]["mean"] for end in ("raw_text", "nothing"))
-    return float((nothing - _loss(row)) / (nothing - text)) if nothing != text else 0.0
+    """What a memory keeps of a text's worth for its continuation: 0 is nothing, 1 the text.
+
+    It is 0 as well where the text itself is worth nothing, as to a random decoder.
+    """
+    text, nothing = (float(ends["continuation"][end]["mean"]) for end in ("raw_text", "nothing"))
+    return (nothing - _loss(row)) / (nothing - text) if text < nothing else 0.0
 
 
 def _stages(

@@ -63,6 +63,8 @@ def test_the_largest_compression_that_costs_little_is_recommended() -> None:
     assert chosen(2.50, 2.52, 2.55) == 4
     assert chosen(3.10, 3.20, 3.30) == 1, "where memory is worse than nothing, the best one"
     assert kept(row(6, 3, 1, 2.25), ENDS) == pytest.approx(0.75)
+    worthless = {"continuation": {"raw_text": {"mean": 3.1}, "nothing": {"mean": 3.0}}}
+    assert kept(row(6, 3, 1, 3.5), worthless) == 0
 
 
 def test_a_probe_tries_depths_then_compressions_and_goes_on(
