@@ -20,6 +20,7 @@ STUDIES = (
     "decompression",
     "learned_queries",
     "depth",
+    "probe",
     "mixed_layers",
     "lora",
     "granularity",

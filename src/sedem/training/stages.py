@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
+from torch.utils.data import Dataset
 
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
@@ -155,10 +156,15 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     optimization = recipe.optimization
     stage = Stage1(model, recipe.losses, optimization.seed, optimization.logits_at_once)
     if recipe.start_from is None:
-        count = min(CALIBRATION_WINDOWS, len(windows))
-        sample = stage.collate([windows[index] for index in range(count)])
-        stage.calibrate({name: ids.to(model.device) for name, ids in sample.items()})
+        calibrate(stage, windows)
     return fit(stage, model, recipe, output, windows, held_out)
+
+
+def calibrate(stage: Stage1, windows: Dataset[Any]) -> None:
+    """Start new parts at the mean and scale of the decoder's states on the first windows."""
+    count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
+    sample = stage.collate([windows[index] for index in range(count)])
+    stage.calibrate({name: ids.to(stage.model.device) for name, ids in sample.items()})
 
 
 def train_stage2(recipe: Stage2Recipe) -> Path:
