@@ -26,6 +26,7 @@ from sedem.evaluation.cost import (
 )
 from sedem.evaluation.storage import BFLOAT16
 from sedem.inference.checkpoint import embedded
+from sedem.method.selector import ALL
 from sedem.training.recipe import DataSource, Optimization, load_recipe
 from sedem.training.shipped_recipes import what_trains
 from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
@@ -132,7 +133,7 @@ def _shape(name: str) -> PretrainedConfig:
 def _workload(recipe: Stage1Recipe | Stage2Recipe, assumed: Assumed) -> Workload:
     """The tokens of a question; a step keeps no more blocks than `max_blocks`."""
     given = assumed.workload
-    if isinstance(recipe, Stage1Recipe):
+    if isinstance(recipe, Stage1Recipe) or recipe.data.max_blocks == ALL:
         return given
     most = recipe.data.max_blocks * recipe.model.slots_per_block * recipe.model.compression
     return Workload(min(given.context, most), given.question, given.answer)

@@ -24,7 +24,7 @@ from sedem.evaluation.cost import (
 )
 from sedem.method.compressor import build_compressor
 from sedem.method.decompressor import build_decompressor
-from sedem.method.selector import build_selector
+from sedem.method.selector import build_selector, resolve_budget
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
 
 
@@ -105,7 +105,8 @@ def stage2_work(recipe: Stage2Recipe, shapes: Shapes, workload: Workload) -> Wor
     """
     config, losses, decoder = shapes.config, recipe.losses, shapes.decoder
     segments = -(-workload.context // config.segment_length)
-    budgets = recipe.data.budgets
+    blocks = -(-workload.context // (config.slots_per_block * config.compression))
+    budgets = [resolve_budget(k, blocks) for k in recipe.data.budgets]
     k = round(sum(budgets) / len(budgets))
     flops: Counter[str] = Counter()
     if not recipe.data.cache_states:
