@@ -14,12 +14,13 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import TrainingArguments
+from transformers import ProgressCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from sedem.inference.model_card import SUMMARY_FILE
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
+from sedem.training.progress import NamedBar
 from sedem.training.recipe import Optimization, Recipe, RunSettings
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
@@ -72,6 +73,8 @@ def fit(
         eval_dataset=evaluation,
         callbacks=[_tensorboard(output)],
     )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(NamedBar(output.name))
     own = processes()
     # The first process removes incomplete checkpoints before the others look for one.
     with own.main_process_first():
