@@ -112,8 +112,7 @@ def test_thirty_documents_are_trained_on_as_shown(
     def shipped(name: str) -> Path | None:
         return backbone if name == NANO else embedded(name)
 
-    for module in ("inference.checkpoint", "training.adapt_recipes"):
-        monkeypatch.setattr(f"sedem.{module}.embedded", shipped)
+    monkeypatch.setattr("sedem.inference.checkpoint.embedded", shipped)
     monkeypatch.setattr("sedem.training.adapt.MOST_HELD_OUT", 8)
     monkeypatch.chdir(tmp_path)
     session: dict[str, Any] = {}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from pydantic import Field
 
 from sedem.backbone.decoder import Backbone
-from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import (
     EXTRA_ENTRIES,
-    embedded,
+    is_checkpoint,
     locate,
     open_named,
     portable_name,
@@ -81,7 +78,7 @@ def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
         ConfigError: the backbone cannot be used, or a checkpoint has another shape than is asked.
         CheckpointError: weights are missing or damaged.
     """
-    if not _is_checkpoint(wanted.backbone):
+    if not is_checkpoint(wanted.backbone):
         backbone = open_named(wanted.backbone, None, None, dtype=torch.bfloat16)
         layer = middle_layer(backbone, wanted.backbone, wanted.layer)
         given = {"segment_length": wanted.segment_length, "compression": wanted.compression}
@@ -194,17 +191,6 @@ def recipes(
         **places,
     )
     return first, second
-
-
-def _is_checkpoint(name: str) -> bool:
-    """Whether a folder or hub id is of a trained model rather than of a backbone."""
-    place = Path(name) if Path(name).is_dir() else embedded(name)
-    try:
-        file = hf_hub_download(name, CONFIG_FILE) if place is None else place / CONFIG_FILE
-        entries = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
-        return False  # opening it as a backbone says what is wrong
-    return bool({"extract_layers", "method"} & entries.keys())
 
 
 def _stage1_losses(config: SedemConfig, *, new: bool) -> Stage1Losses:
