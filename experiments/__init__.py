@@ -11,6 +11,7 @@ STUDIES = (
     "selection_budget",
     "more_memory",
     "guided_training",
+    "adapt",
     "equal_training",
     "conditions",
     "paragraphs_apart",

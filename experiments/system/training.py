@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.system.adapted import ADAPTED
 from experiments.system.forms import FORMS, PAPER_FORM, with_new_selector, with_settings
 from experiments.system.scales import ROOT, Scale, tiny_backbone
 from experiments.system.variants import BASE, GUIDED, Variant, main_model, supervision
@@ -27,6 +28,8 @@ def checkpoint(
         data: folder that the recipes' data paths are relative to.
         form: a key of `forms.FORMS`. A model that was trained further has the form of its recipes.
     """
+    if variant.adapted:
+        return ADAPTED[variant.adapted](scale, data)
     if variant.further:
         return _shipped(variant, scale) or _further(variant, scale, data)
     if _has_own_recipes(variant, scale):

@@ -29,6 +29,7 @@ class Variant:
         further: recipes that train it from the main model in its guided form, in order; none means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
+        adapted: a key of `adapted.ADAPTED`: what `sedem adapt` trains, or is compared with.
         new_selector: the main model's selector is replaced by an untrained one before `further`.
     """
 
@@ -43,6 +44,7 @@ class Variant:
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
     new_selector: bool = False
+    adapted: str = ""
 
 
 def main_model(scale: Scale, backbone: str | None = None) -> Variant:

@@ -186,6 +186,7 @@ def test_help_lists_every_command() -> None:
         "push",
         "data inspect",
         "init",
+        "adapt",
         "eval METHOD",
         "eval report",
         "cost",
@@ -236,6 +237,17 @@ def test_every_module_of_the_command_line_imports_only_light_modules() -> None:
     assert {f"sedem.cli.{name}" for name in MODULES if name != "__init__"} <= loaded
     heavy = {"torch", "transformers", "numpy", "peft", "datasets", "yaml", "rich.table"}
     assert not loaded & heavy
+
+
+def test_adapt_refuses_what_it_cannot_use(here: Path, checkpoint: Path) -> None:
+    adapt = ("adapt", TINY, "lease.txt", "--out", "new")
+    refused(*adapt, "--steps", "3", words="steps is '3'; give the steps of stage 1 and stage 2")
+    refused(*adapt, "--device", "tpu", words="device is 'tpu'; it can be cpu or cuda")
+    refused(*adapt, "-C", "8", words=f"compression is 8, but checkpoint '{TINY}' has 4")
+    Path("empty").mkdir()
+    refused("adapt", TINY, "empty", "--out", "new", words="folder 'empty' holds no .txt or .md")
+    refused("adapt", TINY, ".", "--out", "empty", words="'empty' exists already")
+    assert not list(here.glob("new*"))
 
 
 # Real processes

@@ -11,8 +11,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sedem.cli import (
+    adapt,
+    bench,
+    calibrate,
+    cost,
+    data,
+    evaluate,
+    init,
+    output,
+    probe,
+    push,
+    train,
+)
 from sedem.cli import bank as bank_commands
-from sedem.cli import bench, calibrate, cost, data, evaluate, init, output, probe, push, train
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import (
     BankPath,
@@ -27,8 +39,8 @@ from sedem.config import DEFAULT_MODEL
 from sedem.errors import SedemError
 
 ORDER = (
-    "demo", "build", "ask", "bank", "data", "init", "probe", "train", "calibrate", "push", "eval",
-    "bench", "cost",
+    "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "push",
+    "eval", "bench", "cost",
 )  # fmt: skip
 """The commands as the help lists them."""
 
@@ -63,6 +75,7 @@ app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
 app.command()(init.init)
 app.command()(probe.probe)
+app.command()(adapt.adapt)
 app.command()(calibrate.calibrate)
 app.command()(push.push)
 app.command()(bench.bench)

@@ -22,6 +22,21 @@ def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Docum
     return [read_document(path, encoding) for path in paths]
 
 
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are, and every .txt and .md file of a folder in the order of their names.
+
+    Raises:
+        DataError: a folder has no such file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS)
+        if path.is_dir() and not inside:
+            raise DataError(f"folder '{path}' holds no {' or '.join(ENDINGS)} file")
+        found += inside if path.is_dir() else [path]
+    return list(dict.fromkeys(found))
+
+
 def read_document(path: Path, encoding: str = "utf-8") -> Document:
     """Read one file as a document.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor, nn
 
@@ -81,6 +82,20 @@ def embedded(name: str) -> Path | None:
             if (place / name).is_dir():
                 return place / name
     return None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Return whether a folder, a shipped name or a hub id has a trained model, not a backbone.
+
+    What cannot be read is none; opening it as a backbone says what is wrong.
+    """
+    place = Path(name) if Path(name).is_dir() else embedded(name)
+    try:
+        file = hf_hub_download(name, CONFIG_FILE) if place is None else place / CONFIG_FILE
+        entries = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
+        return False
+    return bool({"extract_layers", "method"} & entries.keys())
 
 
 def shipped_folders(kind: str) -> list[Path]:

@@ -14,7 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference.checkpoint import BACKBONE, embedded
-from sedem.inference.model_card import model_card, summary_of
+from sedem.inference.model_card import backbones_of, model_card, summary_of
 
 CARD_FILE = "README.md"
 
@@ -84,7 +84,7 @@ def upload(
         api.create_repo(repo_id, private=private, exist_ok=True)
         if not (folder / CARD_FILE).is_file() and not api.file_exists(repo_id, CARD_FILE):
             summary = summary_of(trained_in) if trained_in is not None else None
-            card = model_card(repo_id, entries, _backbones(entries), summary)
+            card = model_card(repo_id, entries, backbones_of(entries), summary)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
@@ -105,15 +105,9 @@ def _entries(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _backbones(entries: dict[str, Any]) -> dict[str, str]:
-    """Names of backbones by the setting that names them."""
-    settings = ("encoder", "decoder", "backbone")
-    return {name: str(entries[name]) for name in settings if entries.get(name)}
-
-
 def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
     """Refuse a checkpoint whose backbone is neither inside it, nor shipped, nor on the hub."""
-    for setting, name in _backbones(entries).items():
+    for setting, name in backbones_of(entries).items():
         here = Path(name).is_dir() and embedded(name) is None
         if Path(name).is_absolute() or (here and not (folder / name).is_dir()):
             raise ConfigError(
@@ -126,7 +120,7 @@ def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
 def _put_backbone_inside(folder: Path) -> None:
     """Copy the backbone of a checkpoint into its folder, if it is not there already."""
     entries = _entries(folder)
-    names = sorted(set(_backbones(entries).values()))
+    names = sorted(set(backbones_of(entries).values()))
     if names == [BACKBONE] and (folder / BACKBONE).is_dir():
         return
     places = [Path(name) if Path(name).is_dir() else embedded(name) for name in names]

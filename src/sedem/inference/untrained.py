@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_named
@@ -38,12 +39,7 @@ def untrained(
         CheckpointError: the weights or the tokenizer of the backbone are missing or damaged.
     """
     backbone = open_named(name, None, None, dtype=torch.bfloat16)
-    layer = backbone.depth // 2 if layer is None else layer
-    if not 1 <= layer < backbone.depth:
-        raise ConfigError(
-            f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
-            f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
-        )
+    layer = middle_layer(backbone, name, layer)
     if chat_template is None:
         chat_template = bool(backbone.tokenizer.chat_template)
     config = SedemConfig(
@@ -60,3 +56,23 @@ def untrained(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return SedemModules(config, backbone, backbone).eval()
+
+
+def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:
+    """The layer after which states are read and injected, if nobody has tried the backbone.
+
+    Args:
+        backbone: the backbone.
+        name: its name, for the message.
+        layer: the layer that is asked for; None means half of all.
+
+    Raises:
+        ConfigError: there is no layer before it, or none after it.
+    """
+    layer = backbone.depth // 2 if layer is None else layer
+    if not 1 <= layer < backbone.depth:
+        raise ConfigError(
+            f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
+            f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
+        )
+    return layer

@@ -27,6 +27,7 @@ from transformers.integrations import TensorBoardCallback
 from sedem.inference.model_card import SUMMARY_FILE
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
+from sedem.training.progress import NamedBar
 from sedem.training.recipe import Optimization, Recipe, RunSettings
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
@@ -94,10 +95,9 @@ def fit(
         eval_dataset=evaluation,
         callbacks=[_tensorboard(output)],
     )
-    if progress is not None:
-        for own_bar in (ProgressCallback, PrinterCallback):
-            trainer.remove_callback(own_bar)
-        trainer.add_callback(_Steps(progress))
+    for own_bar in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(own_bar)
+    trainer.add_callback(NamedBar(output.name) if progress is None else _Steps(progress))
     own = processes()
     # The first process removes incomplete checkpoints before the others look for one.
     with own.main_process_first():
