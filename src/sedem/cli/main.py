@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from sedem.cli import bank as bank_commands
-from sedem.cli import bench, calibrate, data, evaluate, init, output, push, train
+from sedem.cli import bench, calibrate, data, evaluate, init, output, push, seal, train
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import (
     BankPath,
@@ -27,8 +27,8 @@ from sedem.config import DEFAULT_MODEL
 from sedem.errors import SedemError
 
 ORDER = (
-    "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "push", "eval", "bench",
-    "cost",
+    "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "seal", "push", "eval",
+    "bench", "cost",
 )  # fmt: skip
 """The commands as the help lists them."""
 
@@ -63,6 +63,7 @@ app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
 app.command()(init.init)
 app.command()(calibrate.calibrate)
+app.command()(seal.seal)
 app.command()(push.push)
 app.command()(bench.bench)
 app.command()(evaluate.cost)
