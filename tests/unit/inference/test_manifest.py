@@ -147,7 +147,7 @@ def test_damage_is_not_copied_into_a_checkpoint_with_one_part_more(
     saved: Path, tmp_path: Path
 ) -> None:
     weights = saved / "backbone" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     with pytest.raises(CheckpointError, match=r"model\.safetensors' is damaged"):
         checkpoint.copy_with_part(saved, tmp_path / "sure", "confidence", torch.nn.Linear(2, 1))
     assert not (tmp_path / "sure").exists()
@@ -230,7 +230,7 @@ def test_a_writer_killed_at_any_step_leaves_the_old_or_the_new_checkpoint(
         left = own(locate(str(place)))
         assert left in (old, new), f"killed before {calls[-1]}, call {step}"
         found.append(left == new)
-        if left == old and step % 5 == 0 or not place.exists():
+        if step % 20 == 0 or not place.exists():
             # What is left beside does not hinder the next writer, which clears it.
             adapted.save_pretrained(place)
             assert own(place) == new
