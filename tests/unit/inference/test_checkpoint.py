@@ -134,6 +134,7 @@ def test_a_model_without_adapters_is_saved_without_them(
     model.save_pretrained(tmp_path / "bare")
     assert sorted(p.name for p in (tmp_path / "bare").iterdir()) == [
         "config.json",
+        MANIFEST,
         "sedem.safetensors",
     ]
     reopened = reopen(tmp_path / "bare")
