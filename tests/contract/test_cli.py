@@ -184,6 +184,7 @@ def test_help_lists_every_command() -> None:
         "train stage1",
         "train stage2",
         "push",
+        "seal",
         "data inspect",
         "init",
         "adapt",
@@ -523,7 +524,7 @@ def test_a_path_that_is_not_a_bank_is_refused(here: Path, checkpoint: Path) -> N
 def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
     damage: str, here: Path, checkpoint: Path, tiny_folder: Callable[..., str]
 ) -> None:
-    broken, words = Path("broken"), r"sedem\.safetensors' is truncated or not a safetensors file"
+    broken, words = Path("broken"), r"sedem\.safetensors' is damaged \(it has 1,000 bytes"
     broken.mkdir()
     for path in checkpoint.iterdir():
         if path.is_file():
@@ -532,7 +533,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
         os.truncate(broken / "sedem.safetensors", 1000)
     elif damage == "config":
         (broken / "config.json").write_text("{")
-        words = r"config\.json' is not readable JSON"
+        words = r"config\.json' is damaged \(it has 1 bytes"
     elif damage == "foreign":
         broken = Path(tiny_folder())
         words = "is not a sedem configuration"
@@ -1118,6 +1119,7 @@ def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, traine
         names = {"weights": "sedem.safetensors", "adapter": "adapter/adapter_model.safetensors"}
         path = Path("model") / names[changed]
         save_file({n: w + 0.01 for n, w in load_file(path).items()}, path)
+        succeeds("seal", "model")
     refused(*arguments, words="'run' holds results of other settings")
 
 

@@ -22,6 +22,7 @@ from sedem.cli import (
     output,
     probe,
     push,
+    seal,
     train,
 )
 from sedem.cli import bank as bank_commands
@@ -39,8 +40,8 @@ from sedem.config import DEFAULT_MODEL
 from sedem.errors import SedemError
 
 ORDER = (
-    "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "push",
-    "eval", "bench", "cost",
+    "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
+    "push", "eval", "bench", "cost",
 )  # fmt: skip
 """The commands as the help lists them."""
 
@@ -77,6 +78,7 @@ app.command()(init.init)
 app.command()(probe.probe)
 app.command()(adapt.adapt)
 app.command()(calibrate.calibrate)
+app.command()(seal.seal)
 app.command()(push.push)
 app.command()(bench.bench)
 app.command()(cost.cost)

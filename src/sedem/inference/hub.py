@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference.checkpoint import BACKBONE, embedded
+from sedem.inference.checkpoint import BACKBONE, OWN, check, embedded, seal
 from sedem.inference.model_card import backbones_of, model_card, summary_of
 
 CARD_FILE = "README.md"
@@ -46,6 +46,7 @@ def push_folder(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         shutil.copytree(checkpoint, folder)
+        check(folder, *OWN, BACKBONE)
         if with_backbone:
             _put_backbone_inside(folder)
         return upload(folder, repo_id, private=private, token=token, trained_in=checkpoint)
@@ -134,3 +135,4 @@ def _put_backbone_inside(folder: Path) -> None:
     if "decoder" in entries:
         entries["decoder"] = None
     (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    seal(folder)

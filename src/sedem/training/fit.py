@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.integrations import TensorBoardCallback
 
+from sedem.durable_files import write_text
 from sedem.inference.model_card import SUMMARY_FILE
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
@@ -99,7 +100,8 @@ def fit(
         trainer.remove_callback(own_bar)
     trainer.add_callback(NamedBar(output.name) if progress is None else _Steps(progress))
     own = processes()
-    # The first process removes incomplete checkpoints before the others look for one.
+    # The first process removes incomplete checkpoints, and renames damaged ones, before the others
+    # look for one.
     with own.main_process_first():
         checkpoint = last_complete_checkpoint(output)
     started = time.time()
@@ -111,7 +113,7 @@ def fit(
     if own.is_main_process:
         model.save_pretrained(final)
         summary = _summary(trainer, recipe, started, checkpoint, data_summary, metrics)
-        (output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, default=str) + "\n")
+        write_text(output / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
     own.wait_for_everyone()
     return final
 

@@ -180,7 +180,8 @@ def test_a_truncated_checkpoint_costs_the_steps_since_the_one_before(
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
         train(stopped)
-    assert "checkpoint-4' is incomplete" in caplog.text
+    assert "checkpoint-4' is damaged; it is kept as" in caplog.text
+    assert (weights.parents[1] / "damaged-checkpoint-4" / TRAINED).is_file()
     assert summary(stopped)["resumed_from"] == "checkpoint-2"
     assert_same_training(stopped, finished_stage2)
 
