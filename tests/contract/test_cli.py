@@ -520,7 +520,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
         os.truncate(broken / "sedem.safetensors", 1000)
     elif damage == "config":
         (broken / "config.json").write_text("{")
-        words = r"config\.json' is not readable JSON"
+        words = r"config\.json' is not JSON"
     elif damage == "foreign":
         broken = Path(tiny_folder())
         words = "is not a sedem configuration"
