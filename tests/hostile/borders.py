@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from safetensors.torch import save
 
-from sedem.backbone.loading import read_config, read_tokenizer
 from sedem.backbone.safetensors import load_weights
 from sedem.baselines.settings import method_of
 from sedem.bench.command import _CONDITIONS, _CONTEXT, _SELECTION, _figures
@@ -23,6 +22,8 @@ from sedem.config import SedemConfig
 from sedem.data.corpus import read_texts
 from sedem.data.documents import read_document
 from sedem.data.question_sets import identify, open_examples
+from sedem.data.tokenizer import open_tokenizer
+from sedem.evaluation.cost import cost
 from sedem.evaluation.report import report
 from sedem.evaluation.results import read_json
 from sedem.inference.model_card import summary_of
@@ -149,13 +150,11 @@ BORDERS = {
     "baseline config": Border(
         "config.json", as_json({"method": "icae"}), lambda path: method_of(path.parent)
     ),
-    "backbone": Border(
-        "config.json", as_json(BACKBONE), lambda path: read_config(str(path.parent))
-    ),
+    "backbone": Border("config.json", as_json(BACKBONE), lambda path: cost(str(path.parent))),
     "tokenizer": Border(
         "tokenizer.json",
         b"{}",
-        lambda path: read_tokenizer(str(path.parent)),
+        lambda path: open_tokenizer(str(path.parent)),
         (("config.json", as_json(BACKBONE)),),
     ),
     "weights": Border("a.safetensors", save({"a": torch.zeros(2)}), load_weights),
@@ -282,8 +281,8 @@ yaml_texts = st.one_of(
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of every value inside a JSON value, its own included."""
     yield at
-    entries = value.items() if isinstance(value, dict) else enumerate(value)
     if isinstance(value, dict | list):
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, entry in entries:
             yield from places(entry, (*at, key))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from hostile.borders import BORDERS, Border, altered, hostile_paths, values, yaml_texts
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sedem.cli.options import budget, parse_options
@@ -34,6 +34,7 @@ generated = settings(
     deadline=None,
     derandomize=CASES < 1000,
     database=None,
+    phases=(Phase.generate,),  # what fails is shown as it came: every case may take long
     suppress_health_check=list(HealthCheck),
 )
 folders = count()

@@ -61,8 +61,8 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     with _refusing_own_code(name):
         _check_files(name)
         # Some layouts make lists as long as they have layers, so sizes are checked before.
-        path = Path(str(cached_file(name, CONFIG_FILE, revision=revision)))
-        _check_sizes(read_json(path, CheckpointError), str(path))
+        if (path := cached_file(name, CONFIG_FILE, revision=revision)) is not None:
+            _check_sizes(read_json(Path(path), CheckpointError), path)
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 

@@ -241,6 +241,7 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         path: the file.
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
+    entries = _read(path, heirs)
     # Path.resolve raises a RuntimeError of its own at a loop of links.
     resolved = Path(os.path.realpath(path))
     chain = (*heirs, resolved)
@@ -251,7 +252,6 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         )
     if len(heirs) > DEPTH:
         raise ConfigError(f"'{heirs[0]}' inherits from more than {DEPTH} recipes; join some")
-    entries = _read(path, heirs)
     if BASE not in entries:
         return entries
     base = entries.pop(BASE)
