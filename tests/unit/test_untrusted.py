@@ -34,7 +34,7 @@ def test_a_file_comes_in(tmp_path: Path) -> None:
 
 def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
-    with pytest.raises(DataError, match="'.*a' is a pipe; give a file"):
+    with pytest.raises(DataError, match=r"'.*a' is a pipe; give a file"):
         open_file(tmp_path / "a", DataError)
 
 

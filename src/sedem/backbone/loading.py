@@ -92,10 +92,16 @@ def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
         options: dtype and attn_implementation.
 
     Raises:
-        ConfigError: the model needs code of its own.
+        ConfigError: the model needs code of its own, or its settings do not fit together.
     """
-    with _refusing_own_code(config.name_or_path):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    try:
+        with _refusing_own_code(config.name_or_path):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no model can be built from the config.json of backbone '{config.name_or_path}': "
+            f"{error}"
+        ) from None
 
 
 def open_backbone(

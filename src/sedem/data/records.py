@@ -156,7 +156,10 @@ def _object(entry: Any, place: str) -> Record:
 
 
 class _StreamingError(Exception):
-    """ijson is not installed, or would not give the same values as json."""
+    """ijson is not installed, fails, or would not give the same values as json.
+
+    It raises a SystemError for a number of more digits than Python reads.
+    """
 
 
 def _ijson() -> Any:
@@ -169,27 +172,28 @@ def _ijson() -> Any:
 
 def _streamed_entries(path: Path) -> Iterator[Any]:
     ijson = _ijson()
+    repeated: list[str] = []
+
+    class Watched(dict[str, Any]):
+        # ijson cannot pass on an error of this method.
+        def __setitem__(self, key: str, value: Any) -> None:
+            repeated.extend([key] if key in self else [])
+            super().__setitem__(key, value)
+
     with open_bytes(path) as file:
         watched = _SurrogateWatch(file)
         try:
-            for entry in ijson.items(watched, "item", use_float=True, map_type=_Unrepeated):
+            for entry in ijson.items(watched, "item", use_float=True, map_type=Watched):
                 if watched.found:
                     raise _StreamingError
+                if repeated:
+                    raise DataError(
+                        f"'{path}' has an object with the key '{repeated[0]}' twice; remove one"
+                    )
                 check_depth(entry, f"'{path}'", DataError)
                 yield entry
-        except KeyError as error:
-            raise DataError(f"'{path}' has {error.args[0]}; remove one") from None
-        except (ijson.JSONError, UnicodeDecodeError):
+        except (ijson.JSONError, UnicodeDecodeError, SystemError):
             raise _StreamingError from None
-
-
-class _Unrepeated(dict[str, Any]):
-    """An object of JSON that refuses a key that it has."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if key in self:
-            raise KeyError(f"an object with the key '{key}' twice")
-        super().__setitem__(key, value)
 
 
 class _SurrogateWatch:
@@ -235,7 +239,7 @@ def _streamed_names(path: Path) -> Iterator[str]:
                 depth += event.startswith("start_") - event.startswith("end_")
                 if event.startswith("end_") and depth <= outside:
                     return
-        except (ijson.JSONError, UnicodeDecodeError):
+        except (ijson.JSONError, UnicodeDecodeError, SystemError):
             raise _StreamingError from None
 
 
