@@ -9,7 +9,18 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sedem.errors import CheckpointError
-from sedem.validation import Flag, NumberBelow0, Settings, Share, WholeAbove0, WholeFrom0
+from sedem.untrusted import read_json
+from sedem.validation import (
+    WIDEST,
+    Flag,
+    NumberBelow0,
+    Settings,
+    Share,
+    WholeAbove0,
+    WholeFrom0,
+    WidthAbove0,
+    WidthFrom0,
+)
 
 Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
@@ -79,23 +90,23 @@ class SedemConfig(Settings):
     """
 
     encoder: str
-    extract_layers: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)]
+    extract_layers: Annotated[tuple[WidthAbove0, ...], Field(min_length=1, max_length=WIDEST)]
     inject_layer: WholeFrom0
     decoder: str | None = None
     encoder_revision: str | None = None
     decoder_revision: str | None = None
-    segment_length: WholeAbove0 = 128
+    segment_length: WidthAbove0 = 128
     segment_shift: WholeFrom0 = 0
     compression: WholeAbove0 = 4
     block_slots: WholeAbove0 | None = None
     segmentation: Segmentation = "window"
     layer_mixing: LayerMixing = "uniform"
     compressor: CompressorKind = "linear"
-    compressor_heads: WholeAbove0 = 8
+    compressor_heads: WidthAbove0 = 8
     decompressor: DecompressorKind = "mlp"
-    decompressor_hidden: WholeAbove0 | None = None
-    selector_heads: WholeAbove0 = 4
-    selector_dim: WholeAbove0 | None = None
+    decompressor_hidden: WidthAbove0 | None = None
+    selector_heads: WidthAbove0 = 4
+    selector_dim: WidthAbove0 | None = None
     k: WholeAbove0 | DefaultBudget = 2
     block_order: BlockOrder = "document"
     block_context: BlockContext = "joint"
@@ -108,7 +119,7 @@ class SedemConfig(Settings):
     auto_max: WholeAbove0 = 8
     confidence: Flag = False
     start_placement: StartPlacement = "front"
-    lora_rank: WholeFrom0 = 64
+    lora_rank: WidthFrom0 = 64
     lora_alpha: WholeFrom0 = 128
 
     @model_validator(mode="after")
@@ -189,19 +200,17 @@ class SedemConfig(Settings):
         """Read config.json; entries named in `extra` are not settings and are ignored.
 
         Raises:
-            CheckpointError: the file is missing or not a sedem configuration.
+            CheckpointError: the file is missing, unreadable or not a sedem configuration.
             ConfigError: a setting is unknown or missing, or its value is not allowed.
         """
         path = folder / CONFIG_FILE
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries = read_json(path, CheckpointError)
         except FileNotFoundError:
             raise CheckpointError(
                 f"'{folder}' has no {CONFIG_FILE}; a sedem checkpoint is a folder with "
                 f"{CONFIG_FILE}, sedem.safetensors and adapter/"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"'{path}' is not readable JSON ({error})") from None
         if isinstance(entries, dict) and "method" in entries:
             raise CheckpointError(
                 f"'{folder}' is a checkpoint of '{entries['method']}', not of sedem; evaluate it "

@@ -42,7 +42,7 @@ from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.method.encoder import encode
 from sedem.method.selector import Selector, block_scores, resolve_budget, select
 from sedem.types import Answer, Document
-from sedem.validation import WholeAbove0
+from sedem.validation import WholeAbove0, WidthAbove0
 
 ENCODED_TOGETHER = 16
 """Paragraphs in one batch of the encoder."""
@@ -61,7 +61,7 @@ class RAGConfig(FullContextTunedConfig):
     """
 
     extract_layer: WholeAbove0 = 11
-    heads: WholeAbove0 = 4
+    heads: WidthAbove0 = 4
     k: SelectionBudget = 2
     paragraph: WholeAbove0 = 512
     block_context: Literal["joint", "independent"] = "joint"

@@ -10,6 +10,7 @@ from sedem.data import hub
 from sedem.data.compression import kind, open_text
 from sedem.data.records import Records, read_records
 from sedem.errors import DataError
+from sedem.untrusted import DOCUMENT_BYTES, exists, is_folder
 
 TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".parquet")
 HUB = "hub:"
@@ -49,7 +50,13 @@ def read_texts(
             yield from _texts(read_records(file), exclude_titles)
         elif kind(file) in TEXT_ENDINGS:
             with open_text(file) as opened:
-                yield opened.read()
+                text = opened.read(DOCUMENT_BYTES + 1)
+            if len(text) > DOCUMENT_BYTES:
+                raise DataError(
+                    f"'{file}' has more than {DOCUMENT_BYTES:,} characters, which would be read "
+                    "whole; split it, or save it as JSON lines"
+                )
+            yield text
         else:
             raise DataError(
                 f"'{file}' is no text file; {', '.join(TEXT_ENDINGS)} are read, compressed or not"
@@ -67,7 +74,7 @@ def text_files(path: Path) -> list[Path]:
     Raises:
         DataError: the folder has no text file.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     files = sorted(file for file in path.rglob("*") if kind(file) in TEXT_ENDINGS)
     if not files:
@@ -80,9 +87,9 @@ def holds_texts(source: str | Path) -> bool:
     path = Path(source)
     if hub_id(source) is not None:
         return True
-    if not path.exists():
+    if not exists(path):
         return False
-    file = min(text_files(path)) if path.is_dir() else path
+    file = min(text_files(path))
     if kind(file) in (".jsonl", ".parquet"):
         _, first = next(read_records(file), ("", {}))
         return isinstance(first.get("text"), str) and "question" not in first

@@ -15,6 +15,7 @@ from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference.checkpoint import BACKBONE, OWN, check, embedded, seal
 from sedem.inference.model_card import backbones_of, model_card, summary_of
+from sedem.untrusted import read_json
 
 CARD_FILE = "README.md"
 
@@ -98,12 +99,15 @@ def upload(
 
 def _entries(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        entries = read_json(folder / CONFIG_FILE, CheckpointError)
+    except FileNotFoundError:
+        entries = None
+    if not isinstance(entries, dict):
         raise CheckpointError(
             f"'{folder}' has no readable {CONFIG_FILE}; give a checkpoint, such as the folder "
             "'final' of a finished 'sedem train'"
-        ) from None
+        )
+    return entries
 
 
 def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from sedem.errors import CheckpointError
 from sedem.inference.checkpoint import embedded
+from sedem.untrusted import read_json
 
 SUMMARY_FILE = "training.json"
 UNTOLD = ("runtime", "per_second", "epoch", "step")
@@ -23,13 +25,19 @@ def summary_of(checkpoint: Path) -> dict[str, Any] | None:
 
     Args:
         checkpoint: folder of the checkpoint, such as that of a run, `OUTPUT/final`.
+
+    Raises:
+        CheckpointError: the summary cannot be read.
     """
     places = [checkpoint]
     if checkpoint.is_dir() and checkpoint.resolve().name == "final":
         places.append(checkpoint.resolve().parent)
     for path in (place / SUMMARY_FILE for place in places):
-        if path.is_file():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+        with suppress(FileNotFoundError):
+            summary = read_json(path, CheckpointError)
+            if not isinstance(summary, dict):
+                raise CheckpointError(f"'{path}' is no summary of a training; remove it")
+            return summary
     return None
 
 

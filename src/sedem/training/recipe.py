@@ -6,6 +6,7 @@ With `base: PATH` a recipe inherits the settings of another file and states only
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
@@ -14,6 +15,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from sedem.errors import ConfigError
+from sedem.untrusted import DEPTH, parse_yaml, read_yaml
 from sedem.validation import (
     Flag,
     NumberAbove0,
@@ -249,13 +251,17 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         path: the file.
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
-    chain = (*heirs, path.resolve())
-    if path.resolve() in heirs:
-        circle = " -> ".join(f"'{file.name}'" for file in chain[chain.index(path.resolve()) :])
+    entries = _read(path, heirs)
+    # Path.resolve raises a RuntimeError of its own at a loop of links.
+    resolved = Path(os.path.realpath(path))
+    chain = (*heirs, resolved)
+    if resolved in heirs:
+        circle = " -> ".join(f"'{file.name}'" for file in chain[chain.index(resolved) :])
         raise ConfigError(
             f"'{heirs[0]}' inherits from itself ({circle}); remove one of these bases"
         )
-    entries = _read(path, heirs)
+    if len(heirs) > DEPTH:
+        raise ConfigError(f"'{heirs[0]}' inherits from more than {DEPTH} recipes; join some")
     if BASE not in entries:
         return entries
     base = entries.pop(BASE)
@@ -286,14 +292,12 @@ def merge(base: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = read_yaml(path, ConfigError)
     except FileNotFoundError:
         named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
             f"there is no recipe '{path}'{named_by}; recipes/ has those that exist"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
         raise ConfigError(f"'{path}' is not a recipe: it has no keys")
     return entries
@@ -304,13 +308,11 @@ def _set(entries: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"'{override}' is not of the form key=value")
     *parents, last = key.split(".")
+    if len(parents) > DEPTH:
+        raise ConfigError(f"'{key[:80]}...' names keys more than {DEPTH} deep; no setting is")
     section = entries
     for parent in parents:
         section = section.setdefault(parent, {})
         if not isinstance(section, dict):
             raise ConfigError(f"'{override}': '{parent}' has a value, not keys")
-    try:
-        section[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"'{override}' has a value that is not YAML: {reason}") from None
+    section[last] = parse_yaml(text, f"'{override}' has a value that is", ConfigError)

@@ -452,7 +452,7 @@ def test_a_folder_without_config_says_what_a_checkpoint_is(saved: Path, tmp_path
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}", b"not json"])
 def test_a_config_that_is_not_json_is_refused(content: bytes, saved: Path) -> None:
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json' is not JSON"):
         SeDeM.from_pretrained(saved)
 
 
