@@ -26,7 +26,7 @@ from sedem.evaluation.cost import (
 )
 from sedem.evaluation.storage import BFLOAT16
 from sedem.inference.checkpoint import embedded
-from sedem.method.selector import ALL
+from sedem.method.selector import resolve_budget
 from sedem.training.recipe import DataSource, Optimization, load_recipe
 from sedem.training.shipped_recipes import what_trains
 from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
@@ -133,10 +133,11 @@ def _shape(name: str) -> PretrainedConfig:
 def _workload(recipe: Stage1Recipe | Stage2Recipe, assumed: Assumed) -> Workload:
     """The tokens of a question; a step keeps no more blocks than `max_blocks`."""
     given = assumed.workload
-    if isinstance(recipe, Stage1Recipe) or recipe.data.max_blocks == ALL:
+    if isinstance(recipe, Stage1Recipe):
         return given
-    most = recipe.data.max_blocks * recipe.model.slots_per_block * recipe.model.compression
-    return Workload(min(given.context, most), given.question, given.answer)
+    width = recipe.model.slots_per_block * recipe.model.compression
+    blocks = resolve_budget(recipe.data.max_blocks, -(-given.context // width))
+    return Workload(min(given.context, blocks * width), given.question, given.answer)
 
 
 def _examples(recipe: Stage1Recipe | Stage2Recipe, assumed: Assumed) -> int | None:
