@@ -305,8 +305,9 @@ def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
 
 def _set(entries: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
+    shown = repr(override if len(override) <= 80 else f"{override[:77]}...")
     if not separator or not key:
-        raise ConfigError(f"'{override}' is not of the form key=value")
+        raise ConfigError(f"{shown} is not of the form key=value")
     *parents, last = key.split(".")
     if len(parents) > DEPTH:
         raise ConfigError(f"'{key[:80]}...' names keys more than {DEPTH} deep; no setting is")
@@ -314,5 +315,5 @@ def _set(entries: dict[str, Any], override: str) -> None:
     for parent in parents:
         section = section.setdefault(parent, {})
         if not isinstance(section, dict):
-            raise ConfigError(f"'{override}': '{parent}' has a value, not keys")
-    section[last] = parse_yaml(text, f"'{override}' has a value that is", ConfigError)
+            raise ConfigError(f"{shown}: '{parent}' has a value, not keys")
+    section[last] = parse_yaml(text, f"{shown} has a value that is", ConfigError)
