@@ -56,6 +56,7 @@ def _text(model: SeDeM, recipe: Stage1Recipe, what: str) -> Scores:
         data_root=Path(recipe.data_root),
         cache=Path(recipe.cache),
     )
+    assert windows is not None  # a recipe of adapting holds some back
     stage = Stage1(model, Stage1Losses(distill=0.0, reconstruct=0.0)).eval()
     found = _means(stage, windows, ("context",), recipe.optimization.batch_size, f"{what}, text")
     return {"text loss": found["context"]}
