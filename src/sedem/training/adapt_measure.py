@@ -12,6 +12,7 @@ from torch.utils.data import Subset
 from tqdm.auto import tqdm
 from transformers import set_seed
 
+from sedem.data.windows import Windows
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -87,7 +88,7 @@ def _questions(model: SeDeM, recipe: Stage2Recipe, what: str) -> Scores:
 @torch.no_grad()
 def _means(
     stage: Stage1 | Stage2,
-    items: Subset[Any],
+    items: Windows | Subset[Any],
     names: Sequence[str],
     size: int,
     what: str,
