@@ -11,7 +11,7 @@ from experiments.system.constants import constant_cell
 from experiments.system.peers import answer_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
-from experiments.system.variants import BASE, Variant, equal_budget, main_model
+from experiments.system.variants import BASE, Variant, equal_budget, full_bank, main_model
 
 SHIFT = 64
 METRICS = ("f1", "em")
@@ -77,7 +77,7 @@ def numbers(scale: Scale) -> list[Number]:
     for key in ("hotpotqa", "2wiki"):
         value = paper.number("inline_control_full_bank", "f1", dataset=paper.DATASETS[key])
         limit = scale.costly_limit
-        cell = Cell(variant=main_model(scale), questions=key, k="all", limit=limit)
+        cell = Cell(variant=full_bank(scale, key), questions=key, k="all", limit=limit)
         title = scale.sets[key].title
         result += scores("full bank: SeDeM", title, cell, paper={"f1": value})
     return [*result, *_distant(scale), *_shifted(scale), *_constant(scale)]
@@ -147,7 +147,7 @@ def distant(scale: Scale) -> Variant:
             '{path: wikipedia/articles.jsonl.xz, set: exact-facts, records: ":200", '
             "label: answer, options: {split: train, count: 1200}}]"
         ),
-        "paper": "[{path: hotpotqa, set: hotpotqa, split: train, label: answer}]",
+        "paper": '[{path: hotpotqa, records: "500:", label: answer}]',
     }
     return Variant("distant-supervision", stage2=(f"data.training={sources[scale.name]}",))
 

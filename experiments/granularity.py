@@ -7,27 +7,43 @@ from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 from experiments.system.variants import BASE, Variant
 
-T, C = 128, 4
+T, C, A = 128, 4, 64
 
 
 def numbers(scale: Scale) -> list[Number]:
     """Two sweeps; the paper draws them and prints no numbers."""
-    rows: list[ablation.Row] = [(f"T={t}", _variant(t, C), {}) for t in scale.segment_lengths]
-    rows += [(f"C={c}", _variant(T, c), {}) for c in scale.compressions]
+    rows: list[ablation.Row] = [
+        (f"T={t}", _variant(scale, t, C), {}) for t in scale.segment_lengths
+    ]
+    rows += [(f"C={c}", _variant(scale, T, c), {}) for c in scale.compressions]
     return ablation.numbers(scale, rows)
 
 
-def _variant(segment_length: int, compression: int) -> Variant:
+def _variant(scale: Scale, segment_length: int, compression: int) -> Variant:
     if (segment_length, compression) == (T, C):
         return BASE
     changes = (f"model.segment_length={segment_length}", f"model.compression={compression}")
+    # A recalled passage must fit into a segment.
+    after = min(A, segment_length)
+    stage1: tuple[str, ...] = (f"text.continuation={after}",)
+    stage2: tuple[str, ...] = ()
     # The selected blocks hold the same amount of text, whatever their size.
     k = max(1, 2 * T // segment_length)
-    budgets = (f"data.budgets=[{k}]", f"data.max_blocks={k + 2}")
-    # A recalled passage must fit into a segment.
-    continuation = (f"text.continuation={min(64, segment_length)}",)
+    if scale.disabled[0] != "all":
+        stage2 = (f"data.budgets=[{k}]", f"data.max_blocks={k + 2}")
+    if scale.name == "paper":
+        stage1 += _budget(scale, segment_length + after)
     name = f"t{segment_length}-c{compression}"
-    return Variant(name, changes, continuation, budgets, k=k)
+    return Variant(name, changes, stage1, stage2, k=k)
+
+
+def _budget(scale: Scale, width: int) -> tuple[str, ...]:
+    """As many tokens of text for every width of a window; of long ones a text holds fewer."""
+    from sedem.training.recipe import read_entries
+
+    text = read_entries(scale.recipe("stage1", scale.backbones[0], ""))["text"]
+    windows, read = text["windows"] * (T + A) // width, text["tokens"] * (1 + width // 512)
+    return f"text.windows={windows}", f"text.tokens={read}"
 
 
 STUDY = Study(

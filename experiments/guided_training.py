@@ -53,17 +53,21 @@ def rows(scale: Scale) -> dict[str, Variant]:
 
 def numbers(scale: Scale) -> list[Number]:
     """Losses of the reference answer by K, and recall of the evidence, on held-out questions."""
+    return [n for label, variant in rows(scale).items() for n in of_row(label, variant, scale)]
+
+
+def of_row(label: str, variant: Variant, scale: Scale) -> list[Number]:
+    """The numbers of one model."""
     result = []
-    for label, variant in rows(scale).items():
-        for key, questions in scale.held_out.items():
-            cell = losses(variant, key)
-            for k in BUDGETS:
-                if k != "all":
-                    column = f"{questions.title}, loss at K={k}"
-                    result.append(Number(label, column, None, cell, f"budgets.{k}", digits=3))
-            for k in RECALLED:
-                column = f"{questions.title}, recall@{k}"
-                result.append(Number(label, column, None, cell, f"recall.{k}"))
+    for key, questions in scale.held_out.items():
+        cell = losses(variant, key)
+        for k in BUDGETS:
+            if k != "all":
+                column = f"{questions.title}, loss at K={k}"
+                result.append(Number(label, column, None, cell, f"budgets.{k}", digits=3))
+        for k in RECALLED:
+            column = f"{questions.title}, recall@{k}"
+            result.append(Number(label, column, None, cell, f"recall.{k}"))
     return result
 
 

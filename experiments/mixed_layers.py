@@ -6,7 +6,7 @@ from experiments.system import ablation, paper
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
-from experiments.system.variants import Variant
+from experiments.system.variants import Variant, without_selector
 
 INJECT = 10
 
@@ -31,7 +31,8 @@ def _weights(scale: Scale) -> list[Number]:
     result = []
     studied = [row["layer"] for row in paper.rows("inline_mixed_layer_weights")]
     variant = _variant(scale, studied, "learned")
-    cell = Cell("loss", variant=variant, questions=scale.ablation[0], limit=scale.limit)
+    trained = without_selector(scale, variant)
+    cell = Cell("loss", variant=trained, questions=scale.ablation[0], limit=scale.limit)
     for layer in studied:
         label, metric = f"weight of layer {layer} of 28", f"mixture.{scale.layer(layer)}"
         printed = paper.number("inline_mixed_layer_weights", "weight", layer=layer)

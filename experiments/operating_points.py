@@ -7,7 +7,7 @@ from experiments.system.cells import Cell
 from experiments.system.peers import paper_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, scores
-from experiments.system.variants import main_model
+from experiments.system.variants import full_bank, main_model
 
 METRICS = ("f1", "em")
 BUDGETS: dict[str, int | str] = {"SeDeM learned-K=2": 2, "SeDeM full-bank": "all"}
@@ -26,7 +26,8 @@ def numbers(scale: Scale) -> list[Number]:
             if method in BUDGETS:
                 k = BUDGETS[method]
                 limit = scale.costly_limit if k == "all" else None
-                cell: Cell | None = Cell(variant=variant, questions=key, k=k, limit=limit)
+                model = full_bank(scale, key) if k == "all" else variant
+                cell: Cell | None = Cell(variant=model, questions=key, k=k, limit=limit)
             else:
                 cell = paper_cell(scale, method, variant, key)
             result += scores(label, "", cell, METRICS, row)

@@ -26,6 +26,13 @@ from sedem.backbone.loading import open_backbone
 START, END = "<start>", "<end>"
 WIDTH, DEPTH, POSITIONS = 32, 4, 512
 
+TURN, TURN_END = "<turn>", "</turn>"
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<turn>{{ m.role }}\n{{ m.content | trim }}</turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<turn>assistant\n"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}{% endif %}"
+)
+
 LEASE = (
     "The flat in Mill Lane 4 is let from 1 May. The rent is 900 euros a month, due on the third "
     "working day. The tenant may leave with three months' notice. Pets need the landlord's word. "
@@ -95,6 +102,24 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny Llama whose tokenizer has a chat template, with tokens for turns."""
+    folder = tmp_path_factory.mktemp("chat")
+    save_tiny(folder, vocab_size=260)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [TURN, TURN_END]})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def chat_backbone(chat_folder: str) -> Backbone:
+    """The same, opened."""
+    return open_backbone(chat_folder)
 
 
 @pytest.fixture(params=FAMILIES)

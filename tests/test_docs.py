@@ -5,6 +5,8 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
+from collections.abc import Callable
+from glob import glob
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from conftest import LEASE, RECIPE
 from typer.testing import CliRunner
 
 from experiments.system import pages
+from sedem import MemoryBank
 from sedem.cli.main import app
+from sedem.inference.checkpoint import embedded
 from sedem.training.shipped_recipes import shipped_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +30,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NANO = "sedem-nano/backbone"
 MADE_BY_THE_SITE = {"cli.md"}
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -96,6 +101,35 @@ def test_readmes_walk_from_files_to_answers(
         result = CliRunner().invoke(app, words[1:])
         assert result.exit_code == 0, result.output
         assert result.stdout.strip()
+
+
+def test_thirty_documents_are_trained_on_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_folder: Callable[..., str]
+) -> None:
+    """Every block of the page in its order; a tiny backbone counts as that of sedem-nano."""
+    backbone = Path(tiny_folder(depth=2, max_position_embeddings=4096))
+
+    def shipped(name: str) -> Path | None:
+        return backbone if name == NANO else embedded(name)
+
+    monkeypatch.setattr("sedem.inference.checkpoint.embedded", shipped)
+    monkeypatch.setattr("sedem.training.adapt.MOST_HELD_OUT", 8)
+    monkeypatch.chdir(tmp_path)
+    session: dict[str, Any] = {}
+    page = (ROOT / "docs" / "train-on-your-documents.md").read_text("utf-8")
+    for language, code in FENCE.findall(page):
+        if language == "python":
+            exec(compile(code, "thirty", "exec"), session)
+        for line in code.splitlines() if not language else ():
+            words = shlex.split(line)
+            if words[0] != "sedem":
+                continue
+            words = [name for word in words for name in sorted(glob(word)) or [word]]
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, (line, result.output)
+    bank = MemoryBank.open(Path("notes.bank"))
+    assert len(bank.documents) == 30
+    assert bank.made_by["model"] == str(Path("runs/mine/final").resolve())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import SCORES, Number, scores
-from experiments.system.variants import Variant
+from experiments.system.variants import Variant, without_selector
 
 Row = tuple[str, Variant, Mapping[str, float | None]]
 """A label, its variant, and the paper's scores by set and metric, such as "hotpotqa f1"."""
@@ -28,19 +28,19 @@ def numbers(
     """
     result: list[Number] = []
     for label, variant, paper in rows:
-        left = dict(paper)
+        left, trained = dict(paper), without_selector(scale, variant)
         for questions in asked(scale, only):
             title = scale.sets[questions].title
             printed = {m: left.pop(f"{questions} {m}", None) for m in metrics}
             result += scores(label, title, answers(scale, variant, questions), metrics, printed)
-            loss = Cell("loss", variant=variant, questions=questions, limit=scale.limit)
+            loss = Cell("loss", variant=trained, questions=questions, limit=scale.limit)
             column = f"{title} answer loss"
             result.append(Number(label, column, None, loss, "answer_loss", digits=3))
         for key, value in left.items():
             questions, metric = key.split()
             column = f"{PAPER_SETS[questions]} {SCORES[metric]} (28 layers)"
             result.append(Number(label, column, value, metric=""))
-        memory = Cell("memory", variant=variant)
+        memory = Cell("memory", variant=trained)
         for target in ("continuation", "recall"):
             metric = f"{target}.memory"
             result.append(Number(label, f"{target} loss", None, memory, metric, digits=3))
@@ -53,10 +53,13 @@ def asked(scale: Scale, only: str | None) -> tuple[str, ...]:
 
 
 def subset(scale: Scale) -> tuple[str, ...]:
-    """Stage-2 overrides of the depth studies: 3,000 training questions of HotpotQA."""
+    """Stage-2 overrides of the depth studies: 3,000 training questions of HotpotQA.
+
+    The first 500 choose the checkpoint, as in the recipe.
+    """
     if scale.name != "paper":
         return ()
-    return ("data.training=[{path: hotpotqa, set: hotpotqa, records: ':3000'}]",)
+    return ("data.training=[{path: hotpotqa, records: '500:3500'}]",)
 
 
 def answers(
@@ -67,7 +70,7 @@ def answers(
     if variant.k and disabled != "all":
         disabled = variant.k
     return Cell(
-        variant=variant,
+        variant=without_selector(scale, variant) if k is None else variant,
         questions=questions,
         k=disabled if k is None else k,
         control=control if k is None else "selected",

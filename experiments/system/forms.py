@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from sedem.config import SedemConfig
-from sedem.inference.checkpoint import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE
+from sedem.inference.checkpoint import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished
 from sedem.method.guidance import Guidance
 
 PAPER_FORM = "joint"
@@ -31,21 +31,20 @@ def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -
             Guidance has the checkpoint's tau, or the one before any training.
         folder: where to write it; an existing one is replaced.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
     if (checkpoint / config.encoder).is_dir():
         config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
     config = config.with_changes(**settings)
-    config.save(folder)
     weights = load_file(checkpoint / WEIGHTS_FILE)
     if config.guidance:
         weights.setdefault(TAU, Guidance().log_tau.detach())
     else:
         weights.pop(TAU, None)
-    save_file(weights, folder / WEIGHTS_FILE)
-    if (checkpoint / ADAPTER).is_dir():
-        shutil.copytree(checkpoint / ADAPTER, folder / ADAPTER)
+    with unfinished(folder) as place:
+        config.save(place)
+        save_file(weights, place / WEIGHTS_FILE)
+        if (checkpoint / ADAPTER).is_dir():
+            shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
     return folder
 
 

@@ -22,7 +22,6 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
         By target (continuation, recall) and condition: mean, interval and number of windows.
     """
     import torch
-    from torch.utils.data import Subset
 
     from sedem import SeDeM
     from sedem.data.tokenized_corpus import TokenizedCorpus
@@ -35,13 +34,13 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     path = Path(recipe.data_root) / source.path
     corpus = TokenizedCorpus.open(path, model.encoder, Path(recipe.cache), source.exclude_titles)
     held_out = range(len(corpus) - source.held_out, len(corpus))
-    windows = Windows(corpus, model.config.segment_length, source.continuation, 0, held_out)
-    chosen = Subset(windows, range(min(source.evaluation_windows, len(windows))))
-    return continuation_losses(model, chosen, lambda done, total: None) | provenance()
+    lengths = model.config.segment_length, source.continuation
+    windows = Windows(corpus, *lengths, 0, held_out, source.evaluation_windows)
+    return continuation_losses(model, windows, lambda done, total: None) | provenance()
 
 
 def answer_losses(
-    checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int, blocks: int
+    checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int | str, blocks: int | str
 ) -> dict[str, Any]:
     """Loss per token of the first reference, evidence among the K blocks.
 
@@ -49,8 +48,9 @@ def answer_losses(
         checkpoint: a trained model.
         examples: questions with evidence.
         dtype: of the backbones.
-        k: selected blocks.
-        blocks: number of blocks of an example; the evidence is among them, the others are sampled.
+        k: selected blocks, or "all".
+        blocks: number of blocks of an example, or "all"; the evidence is among them, the others are
+            sampled.
 
     Returns:
         `answer_loss`: mean, interval and number of examples; `mixture`: weights of the extraction
@@ -61,6 +61,7 @@ def answer_losses(
     from sedem import SeDeM
     from sedem.data.examples import ExampleSet
     from sedem.evaluation.metrics import summarize
+    from sedem.method.selector import resolve_budget
     from sedem.provenance import provenance
     from sedem.training.block_batch import BlockCollator
     from sedem.training.block_dataset import BlockDataset
@@ -69,7 +70,8 @@ def answer_losses(
     model = SeDeM.from_pretrained(checkpoint, dtype=getattr(torch, dtype), engine="eager")
     dataset = BlockDataset(model, answer_limit=128)
     dataset.add(ExampleSet("questions", list(examples)), "evidence")
-    collator = BlockCollator(dataset, max_blocks=blocks, budgets=[k], seed=0, cache=None)
+    given, selected = (resolve_budget(n, dataset.most_blocks) for n in (blocks, k))
+    collator = BlockCollator(dataset, max_blocks=given, budgets=[selected], seed=0, cache=None)
     stage = Stage2(model, Stage2Losses(reconstruct=0.0, conditioning="gold"), collator).eval()
     with torch.no_grad():
         values = [float(stage(**stage.collate([item]))["answer"]) for item in dataset.items]

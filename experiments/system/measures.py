@@ -119,8 +119,9 @@ def _loss(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     variant = _variant(cell)
     folder = checkpoint(variant, scale, cell.questions, data)
-    k = variant.k or 2
-    losses = answer_losses(folder, _examples(cell, scale, data), scale.dtype, k=k, blocks=k + 2)
+    count = variant.k or 2
+    k, blocks = ("all", "all") if variant.every_block else (count, count + 2)
+    losses = answer_losses(folder, _examples(cell, scale, data), scale.dtype, k=k, blocks=blocks)
     return {**losses, "training": budget(folder)}
 
 
@@ -238,6 +239,12 @@ def _preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return measure_preparation(model, _examples(cell, scale, data))
 
 
+def _probe(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.system.probe import measure_probe
+
+    return measure_probe(scale, data)
+
+
 MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "answers": _answers,
     "constant": _constant,
@@ -259,6 +266,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "kept": _bench,
     "peers": _bench,
     "preparation": _preparation,
+    "probe": _probe,
 }
 """How each kind of cell is measured.
 
@@ -280,4 +288,5 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
   the stored slots; kept: what is kept of blocks, and its worth; peers: every method beside full
   context.
 - preparation: time and memory of preparing questions for stage 2.
+- probe: losses after the short runs of `sedem probe`, by budget and layers.
 """

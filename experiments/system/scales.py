@@ -80,8 +80,8 @@ class Scale:
         held_out: questions beside the training questions; choices are made on them, so that the
             evaluation sets remain unseen.
         disabled: K and control that take selection out of an ablation. The paper restores every
-            block instead of selecting. A small decoder has no positions for all blocks, so there
-            the evidence is put among two.
+            block instead of selecting, in training too. A small decoder has no positions for all
+            blocks, so there the evidence is put among two.
         layers: extraction and injection layer of the study recipes. The depth study uses them as
             its base if it trains with the same data.
         shipped: checkpoint of the guided model by backbone, if there is one.
@@ -142,12 +142,21 @@ class Scale:
         """The layer of this scale's backbone at the relative depth of one of the paper's 28."""
         return max(1, round(studied * self.depth / STUDIED_DEPTH))
 
-    def recipe(self, stage: str, backbone: str, questions: str) -> Path:
-        """The recipe of a stage for an ablation (smoke, nano), or of the paper."""
+    def recipe(self, stage: str, backbone: str, questions: str, every_block: bool = False) -> Path:
+        """The recipe of a stage for an ablation (smoke, nano), or of the paper.
+
+        Args:
+            stage: "stage1" or "stage2".
+            backbone: of the scale.
+            questions: set that the paper's stage 2 is trained for.
+            every_block: the paper's stage 2 that restores every block instead of selecting.
+        """
         if self.name != "paper":
             return ROOT / "recipes" / "nano" / f"{stage}-study.yaml"
         folder = ROOT / "recipes" / "paper" / backbone
         name = {"2wiki": "2wikimultihopqa"}.get(questions, questions)
+        if every_block:
+            name += "-all"
         return folder / ("stage1.yaml" if stage == "stage1" else f"stage2-{name}.yaml")
 
     def baseline_recipe(self, method: str, stage: str, backbone: str, setting: str = "") -> Path:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.system.adapted import ADAPTED
 from experiments.system.forms import FORMS, PAPER_FORM, with_new_selector, with_settings
 from experiments.system.scales import ROOT, Scale, tiny_backbone
 from experiments.system.variants import BASE, GUIDED, Variant, main_model, supervision
@@ -27,6 +28,8 @@ def checkpoint(
         data: folder that the recipes' data paths are relative to.
         form: a key of `forms.FORMS`. A model that was trained further has the form of its recipes.
     """
+    if variant.adapted:
+        return ADAPTED[variant.adapted](scale, data)
     if variant.further:
         return _shipped(variant, scale) or _further(variant, scale, data)
     if _has_own_recipes(variant, scale):
@@ -153,23 +156,40 @@ def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
 
 def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
     """The checkpoint of a stage of the study recipes."""
-    backbone = variant.backbone or scale.backbones[0]
     if scale.name == "smoke":
         tiny_backbone()
-    if stage == "stage1" and variant == replace(BASE, name=variant.name, stage2=variant.stage2):
+    in_stage2 = replace(BASE, name=variant.name, stage2=variant.stage2)
+    if stage == "stage1" and variant == replace(in_stage2, every_block=variant.every_block):
         # A variant that differs in stage 2 alone starts from the same memory.
         variant = BASE
     shared = f"-{questions}" if scale.name == "paper" and stage == "stage2" else ""
     output = scale.runs / variant.name / f"{stage}{shared}"
-    overrides = [*scale.overrides, *variant.changes, f"data_root={data}", f"run.output={output}"]
     if (output / "training.json").is_file():
         return output / "final"
-    if stage == "stage1":
-        overrides += [*scale.stage1, *variant.stage1]
-    else:
+    recipe, overrides = recipe_of(variant, scale, stage, questions)
+    overrides += [f"data_root={data}", f"run.output={output}"]
+    if stage == "stage2":
         start = _stage(variant, scale, "stage1", questions, data)
-        overrides += [*scale.stage2, *variant.stage2, f"start_from={start}"]
-    return run_recipe(scale.recipe(stage, backbone, questions), overrides) / "final"
+        overrides.append(f"start_from={start}")
+    return run_recipe(recipe, overrides) / "final"
+
+
+def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
+    """The study recipe of a stage, and the overrides that make it one of a variant.
+
+    Args:
+        variant: the model.
+        scale: its recipes and budget.
+        stage: "stage1" or "stage2".
+        questions: set that stage 2 is trained for.
+    """
+    backbone = variant.backbone or scale.backbones[0]
+    own = {
+        "stage1": (*scale.stage1, *variant.stage1),
+        "stage2": (*scale.stage2, *variant.stage2),
+    }
+    recipe = scale.recipe(stage, backbone, questions, variant.every_block)
+    return recipe, [*scale.overrides, *variant.changes, *own[stage]]
 
 
 def _further(variant: Variant, scale: Scale, data: Path) -> Path:

@@ -25,9 +25,11 @@ class Variant:
             scale may ship the latter.
         backbone: a backbone of the scale; None means its first.
         k: number of blocks when selection is taken out; None means the scale's.
+        every_block: stage 2 restores every block and trains no selector; see `without_selector`.
         further: recipes that train it from the main model in its guided form, in order; none means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
+        adapted: a key of `adapted.ADAPTED`: what `sedem adapt` trains, or is compared with.
         new_selector: the main model's selector is replaced by an untrained one before `further`.
     """
 
@@ -38,9 +40,11 @@ class Variant:
     main: bool = False
     backbone: str | None = None
     k: int | None = None
+    every_block: bool = False
     further: tuple[str, ...] = ()
     start: tuple[tuple[str, Any], ...] = ()
     new_selector: bool = False
+    adapted: str = ""
 
 
 def main_model(scale: Scale, backbone: str | None = None) -> Variant:
@@ -60,6 +64,24 @@ def guided_model(scale: Scale) -> Variant:
 
 BASE = Variant("base")
 """The model that the variants differ from; it is trained like them."""
+
+
+def without_selector(scale: Scale, variant: Variant) -> Variant:
+    """A variant as the paper trains its ablations: every block is restored, and none is ranked.
+
+    Where the evidence is put among few blocks instead (`Scale.disabled`), it is the variant itself.
+    """
+    if scale.disabled[0] != "all":
+        return variant
+    return replace(variant, name=f"{variant.name}-all", every_block=True)
+
+
+def full_bank(scale: Scale, questions: str) -> Variant:
+    """The model of the paper's full bank: trained without selector on HotpotQA, main on 2Wiki."""
+    if scale.disabled[0] != "all" or questions != "hotpotqa":
+        return main_model(scale)
+    return without_selector(scale, BASE)
+
 
 NEXT_TOKEN_ALONE = (
     "losses.distill=0",

@@ -9,14 +9,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from sedem.errors import CheckpointError
-from sedem.validation import Flag, NumberBelow0, Settings, Share, WholeAbove0, WholeFrom0
+from sedem.untrusted import read_json
+from sedem.validation import (
+    WIDEST,
+    Flag,
+    NumberBelow0,
+    Settings,
+    Share,
+    WholeAbove0,
+    WholeFrom0,
+    WidthAbove0,
+    WidthFrom0,
+)
 
 Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
 DecompressorKind = Literal["mlp", "identity", "none"]
 LayerMixing = Literal["uniform", "learned"]
 StartPlacement = Literal["front", "between"]
-Need = Literal["auto"]
+DefaultBudget = Literal["auto", "all"]
 BlockOrder = Literal["document", "score"]
 BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
@@ -50,8 +61,8 @@ class SedemConfig(Settings):
         decompressor_hidden: width of the decompressor's hidden layer; None means d_dec.
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
-        k: default number of selected blocks, or "auto": as many as a question needs, which takes
-            guidance.
+        k: default number of selected blocks; or "all"; or "auto", as many as a question needs,
+            which takes guidance.
         block_order: order of the selected blocks in the decoder.
         block_context: what a restored state sees. "joint", the paper's: all states before it.
             "separate": the start token and its own block. "independent": the same, and every block
@@ -62,6 +73,8 @@ class SedemConfig(Settings):
         condition: default form in which the decoder reads the selected blocks. "memory" is the
             paper's; "text" puts their own words before the question; "both" is the best one as
             text and the others as memory.
+        chat_template: whether questions stand in a user's turn of the tokenizer's chat template, in
+            training and in answers, as backbones that follow instructions know them.
         auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
             the selected ones reach.
         auto_min: the fewest blocks of k "auto".
@@ -77,35 +90,36 @@ class SedemConfig(Settings):
     """
 
     encoder: str
-    extract_layers: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)]
+    extract_layers: Annotated[tuple[WidthAbove0, ...], Field(min_length=1, max_length=WIDEST)]
     inject_layer: WholeFrom0
     decoder: str | None = None
     encoder_revision: str | None = None
     decoder_revision: str | None = None
-    segment_length: WholeAbove0 = 128
+    segment_length: WidthAbove0 = 128
     segment_shift: WholeFrom0 = 0
     compression: WholeAbove0 = 4
     block_slots: WholeAbove0 | None = None
     segmentation: Segmentation = "window"
     layer_mixing: LayerMixing = "uniform"
     compressor: CompressorKind = "linear"
-    compressor_heads: WholeAbove0 = 8
+    compressor_heads: WidthAbove0 = 8
     decompressor: DecompressorKind = "mlp"
-    decompressor_hidden: WholeAbove0 | None = None
-    selector_heads: WholeAbove0 = 4
-    selector_dim: WholeAbove0 | None = None
-    k: WholeAbove0 | Need = 2
+    decompressor_hidden: WidthAbove0 | None = None
+    selector_heads: WidthAbove0 = 4
+    selector_dim: WidthAbove0 | None = None
+    k: WholeAbove0 | DefaultBudget = 2
     block_order: BlockOrder = "document"
     block_context: BlockContext = "joint"
     guidance: Flag = False
     guidance_floor: NumberBelow0 | None = None
     condition: Condition = "memory"
+    chat_template: Flag = False
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8
     confidence: Flag = False
     start_placement: StartPlacement = "front"
-    lora_rank: WholeFrom0 = 64
+    lora_rank: WidthFrom0 = 64
     lora_alpha: WholeFrom0 = 128
 
     @model_validator(mode="after")
@@ -186,19 +200,17 @@ class SedemConfig(Settings):
         """Read config.json; entries named in `extra` are not settings and are ignored.
 
         Raises:
-            CheckpointError: the file is missing or not a sedem configuration.
+            CheckpointError: the file is missing, unreadable or not a sedem configuration.
             ConfigError: a setting is unknown or missing, or its value is not allowed.
         """
         path = folder / CONFIG_FILE
         try:
-            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries = read_json(path, CheckpointError)
         except FileNotFoundError:
             raise CheckpointError(
                 f"'{folder}' has no {CONFIG_FILE}; a sedem checkpoint is a folder with "
                 f"{CONFIG_FILE}, sedem.safetensors and adapter/"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"'{path}' is not readable JSON ({error})") from None
         if isinstance(entries, dict) and "method" in entries:
             raise CheckpointError(
                 f"'{folder}' is a checkpoint of '{entries['method']}', not of sedem; evaluate it "

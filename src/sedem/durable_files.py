@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -93,6 +93,123 @@ def build_once(
 
 
 @contextmanager
+def replaced_folder(folder: Path) -> Iterator[Path]:
+    """Write a folder that appears, or takes the place of an existing one, only when it is complete.
+
+    Every file is synced first. Then the old folder is renamed aside, the new one gets its name, and
+    the old one is removed. A crash at any point leaves the old folder or the new one, as
+    `whole_folder` finds it; what else it leaves beside is cleared by the next writer.
+
+    Args:
+        folder: the folder; parents that do not exist are created.
+
+    Yields:
+        A new hidden folder beside. Write into it inside the `with` block; if the block raises,
+        `folder` stays as it was.
+
+    Raises:
+        ConfigError: another process writes this folder, or it is the working folder.
+    """
+    folder = folder.resolve()
+    new, old = _beside(folder, "partial"), _beside(folder, "old")
+    if Path.cwd().is_relative_to(folder):
+        raise ConfigError(
+            f"'{folder}' is the working folder, and it is replaced as a whole; give the command "
+            "from another folder"
+        )
+    make_folders(folder.parent)
+    with _locked_by_one(folder):
+        _clear_beside(folder)
+        new.mkdir()
+        try:
+            yield new
+            if folder.exists():
+                shutil.copymode(folder, new)
+            sync_tree(new)
+            if folder.exists():
+                _set_aside(folder, old)
+            new.rename(folder)
+            sync_folder(folder.parent)
+        finally:
+            _clear_beside(folder)
+
+
+def whole_folder(folder: Path) -> Path:
+    """A folder that `replaced_folder` writes, or the old one if a crash left that one aside."""
+    with suppress(OSError, ValueError):  # it may be no name that a folder can have
+        old = _beside(folder.resolve(), "old")
+        if old.is_dir() and not folder.exists():
+            return old
+    return folder
+
+
+def link_missing(source: Path, folder: Path) -> None:
+    """Give a folder the entries of another one that it lacks, without copying their content.
+
+    Args:
+        source: the other folder; it stays as it is.
+        folder: gets hard links, or copies where the file system has none.
+    """
+    for entry in source.iterdir():
+        target = folder / entry.name
+        if target.exists():
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, target, symlinks=True, copy_function=_link)
+        else:
+            _link(entry, target)
+
+
+def _link(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _set_aside(folder: Path, old: Path) -> None:
+    try:
+        folder.rename(old)
+    except OSError as error:
+        raise ConfigError(
+            f"'{folder}' cannot be replaced ({error.strerror}); give a new folder, such as one "
+            "inside it"
+        ) from None
+
+
+def _beside(folder: Path, kind: str) -> Path:
+    return folder.with_name(f".{folder.name}.{kind}")
+
+
+def _clear_beside(folder: Path) -> None:
+    """Give an old folder that a crash left aside its name back, and remove all else beside it."""
+    old = _beside(folder, "old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+    for left in (old, _beside(folder, "partial")):
+        if left.exists():
+            shutil.rmtree(left)
+
+
+@contextmanager
+def _locked_by_one(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which leaves no file; refuse a second writer."""
+    path = _beside(folder, "lock")
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another process is writing '{folder}'; wait until it is done, or give another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+
+@contextmanager
 def _locked(folder: Path, what: str) -> Iterator[None]:
     """Hold the lock of a folder; say so if it takes waiting."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
@@ -157,12 +274,8 @@ def bytes_text(size: int) -> str:
 
 
 def make_folders(folder: Path) -> None:
-    """Create a folder and the missing ones above it, so that a power cut cannot take one back.
-
-    Args:
-        folder: the folder; it may exist.
-    """
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    """Create a folder and its missing parents; a power cut after that loses none of them."""
+    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
     for place in reversed(missing):
         place.mkdir(exist_ok=True)
         sync_folder(place.parent)
@@ -170,7 +283,20 @@ def make_folders(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the renames in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make everything in a folder durable: the content of its files, and their names."""
+    for place, _, names in os.walk(folder, topdown=False):
+        for path in (Path(place, name) for name in names):
+            if not path.is_symlink():
+                _sync(path)
+        _sync(Path(place))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

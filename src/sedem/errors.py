@@ -23,3 +23,8 @@ class BankError(SedemError):
 
 class BankMismatchError(BankError):
     """A memory bank that another model built; this model cannot use its memory."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of another library; the name of its class if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -251,17 +251,18 @@ class SeDeM(SedemModules):
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         folder = checkpoint.locate(str(name), revision)
-        config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
-        encoder, decoder = checkpoint.open_backbones(
-            config, folder, dtype=dtype, device=device, attention=attention
-        )
-        # Absolute, since banks record it and may be asked from another folder.
-        source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
-        model = cls(config, encoder, decoder, Path(name).resolve().name, source)
-        checkpoint.read_weights(folder, model.parts())
-        if config.lora_rank:
-            decoder.add_lora(config.lora_rank, config.lora_alpha)
-            decoder.load_lora(folder / checkpoint.ADAPTER)
+        with checkpoint.opening(folder):
+            config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
+            encoder, decoder = checkpoint.open_backbones(
+                config, folder, dtype=dtype, device=device, attention=attention
+            )
+            # Absolute, since banks record it and may be asked from another folder.
+            source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
+            model = cls(config, encoder, decoder, Path(name).resolve().name, source)
+            checkpoint.read_weights(folder, model.parts())
+            if config.lora_rank:
+                decoder.add_lora(config.lora_rank, config.lora_alpha)
+                decoder.load_lora(folder / checkpoint.ADAPTER)
         model.parts().to(device)
         model.requires_grad_(False).eval()
         model.engine = open_engine(engine, model, attention, kept)

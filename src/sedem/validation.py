@@ -37,17 +37,25 @@ def _share(value: float) -> float:
 Flag = Annotated[bool, Strict()]
 """true or false; neither 1 nor "yes"."""
 
-Whole = Annotated[int, Strict()]
-WholeAbove0 = Annotated[int, Strict(), Field(gt=0)]
-WholeFrom0 = Annotated[int, Strict(), Field(ge=0)]
+LARGEST = 2**63 - 1
+"""The largest whole number of a setting: what 64 bits hold."""
+WIDEST = 2**16
+"""The largest width, rank or number of heads: shapes of modules, allocated before weights come."""
+
+Whole = Annotated[int, Strict(), Field(ge=-LARGEST, le=LARGEST)]
+WholeAbove0 = Annotated[int, Strict(), Field(gt=0, le=LARGEST)]
+WholeFrom0 = Annotated[int, Strict(), Field(ge=0, le=LARGEST)]
+WidthAbove0 = Annotated[int, Strict(), Field(gt=0, le=WIDEST)]
+WidthFrom0 = Annotated[int, Strict(), Field(ge=0, le=WIDEST)]
 """Whole numbers; true, 2.0 and "2" are refused."""
 
-Number = Annotated[float, BeforeValidator(_not_a_bool)]
-NumberAbove0 = Annotated[float, BeforeValidator(_not_a_bool), Field(gt=0)]
-NumberFrom0 = Annotated[float, BeforeValidator(_not_a_bool), Field(ge=0)]
-NumberBelow0 = Annotated[float, BeforeValidator(_not_a_bool), Field(lt=0)]
+_finite = Field(allow_inf_nan=False)
+Number = Annotated[float, BeforeValidator(_not_a_bool), _finite]
+NumberAbove0 = Annotated[float, BeforeValidator(_not_a_bool), _finite, Field(gt=0)]
+NumberFrom0 = Annotated[float, BeforeValidator(_not_a_bool), _finite, Field(ge=0)]
+NumberBelow0 = Annotated[float, BeforeValidator(_not_a_bool), _finite, Field(lt=0)]
 Share = Annotated[float, BeforeValidator(_not_a_bool), AfterValidator(_share)]
-"""Numbers; a string that spells one is accepted, because YAML reads 1e-4 as a string."""
+"""Finite numbers; a string that spells one is accepted, because YAML reads 1e-4 as a string."""
 
 
 class Settings(BaseModel):
@@ -192,7 +200,10 @@ def _needed(detail: ErrorDetails) -> str:
 
 
 def _shown(value: Any, longest: int = 80) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits.
+        return "a number of too many digits"
     return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 

@@ -184,8 +184,10 @@ def test_help_lists_every_command() -> None:
         "train stage1",
         "train stage2",
         "push",
+        "seal",
         "data inspect",
         "init",
+        "adapt",
         "eval METHOD",
         "eval report",
         "cost",
@@ -236,6 +238,17 @@ def test_every_module_of_the_command_line_imports_only_light_modules() -> None:
     assert {f"sedem.cli.{name}" for name in MODULES if name != "__init__"} <= loaded
     heavy = {"torch", "transformers", "numpy", "peft", "datasets", "yaml", "rich.table"}
     assert not loaded & heavy
+
+
+def test_adapt_refuses_what_it_cannot_use(here: Path, checkpoint: Path) -> None:
+    adapt = ("adapt", TINY, "lease.txt", "--out", "new")
+    refused(*adapt, "--steps", "3", words="steps is '3'; give the steps of stage 1 and stage 2")
+    refused(*adapt, "--device", "tpu", words="device is 'tpu'; it can be cpu or cuda")
+    refused(*adapt, "-C", "8", words=f"compression is 8, but checkpoint '{TINY}' has 4")
+    Path("empty").mkdir()
+    refused("adapt", TINY, "empty", "--out", "new", words="folder 'empty' holds no .txt or .md")
+    refused("adapt", TINY, ".", "--out", "empty", words="'empty' exists already")
+    assert not list(here.glob("new*"))
 
 
 # Real processes
@@ -511,7 +524,7 @@ def test_a_path_that_is_not_a_bank_is_refused(here: Path, checkpoint: Path) -> N
 def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
     damage: str, here: Path, checkpoint: Path, tiny_folder: Callable[..., str]
 ) -> None:
-    broken, words = Path("broken"), r"sedem\.safetensors' is truncated or not a safetensors file"
+    broken, words = Path("broken"), r"sedem\.safetensors' is damaged \(it has 1,000 bytes"
     broken.mkdir()
     for path in checkpoint.iterdir():
         if path.is_file():
@@ -520,7 +533,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
         os.truncate(broken / "sedem.safetensors", 1000)
     elif damage == "config":
         (broken / "config.json").write_text("{")
-        words = r"config\.json' is not readable JSON"
+        words = r"config\.json' is damaged \(it has 1 bytes"
     elif damage == "foreign":
         broken = Path(tiny_folder())
         words = "is not a sedem configuration"
@@ -544,6 +557,7 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert re.search(r"^memory +states after layer 2, injected there unchanged$", shown, re.M)
     assert re.search(r"^bank +64 bytes a token, in bfloat16$", shown, re.M)
     assert re.search(r"^answer +from 3 blocks of 32 tokens$", shown, re.M)
+    assert re.search(r"^prompt +without a chat template$", shown, re.M)
     build, ask = shown.splitlines()[-2:]
     build, ask = build.replace("FILE ...", "lease.txt"), ask.replace("QUESTION", f"'{RENT}'")
     assert "1 added" in succeeds(*shlex.split(build)[1:])
@@ -551,9 +565,22 @@ def test_an_untrained_checkpoint_reads_and_answers(
     assert (answer["k"], answer["model"]) == (3, "raw model")
 
 
+def test_an_untrained_checkpoint_asks_in_a_chat_unless_told_not_to(
+    here: Path, chat_folder: str
+) -> None:
+    assert re.search(r"^prompt +in a chat template$", succeeds("init", chat_folder, "a"), re.M)
+    assert "prompt      without" in succeeds("init", chat_folder, "b", "--no-chat-template")
+    found = [json.loads(Path(name, "config.json").read_text())["chat_template"] for name in "ab"]
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (
+            ["--chat-template"],
+            "chat_template is on, but the tokenizer of backbone '.*' has no chat",
+        ),
         (["--layer", "4"], "layer is 4, but backbone '.*' has 4 layers; give a layer from 1 to 3"),
         (["--segment-length", "0"], "segment_length is 0; it must be above 0"),
         (["--segment-length", "512"], "segment_length 512 and a start token exceed the 512"),
@@ -1092,6 +1119,7 @@ def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, traine
         names = {"weights": "sedem.safetensors", "adapter": "adapter/adapter_model.safetensors"}
         path = Path("model") / names[changed]
         save_file({n: w + 0.01 for n, w in load_file(path).items()}, path)
+        succeeds("seal", "model")
     refused(*arguments, words="'run' holds results of other settings")
 
 
@@ -1253,6 +1281,14 @@ def test_costs_are_shown_by_part_with_their_assumptions() -> None:
     assert re.search(r"^selector +18\.89  M parameters$", shown, re.MULTILINE)
     assert re.search(r"^read +\d+\.\d  GFLOPs$", shown, re.MULTILINE)
     assert re.search(r"^for context tokens 2048, .*k 2,", shown, re.MULTILINE)
+
+
+def test_costs_of_a_training_run_are_shown_before_it_starts() -> None:
+    shown = succeeds("cost", "--recipe", "paper/llama-3.2-1b/stage1", "--gpus", "8")
+    assert "122,075" in shown and "memory of a GPU" in shown and "tflops 400, gpus 8" in shown
+    entry = "optimization.epochs=1"
+    result = prints_json("cost", "--recipe", "paper/llama-3.2-3b/stage1", "--set", entry, "--json")
+    assert result["steps"] * 5 == 122_075
 
 
 def test_costs_of_a_baseline_are_shown_with_their_assumptions() -> None:

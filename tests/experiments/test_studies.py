@@ -13,7 +13,10 @@ from experiments.system.cells import Cell
 from experiments.system.measures import SELECTING
 from experiments.system.scales import NANO, PAPER, ROOT, SMOKE, Scale
 from experiments.system.study import find, measure_missing
-from experiments.system.variants import Variant
+from experiments.system.training import recipe_of
+from experiments.system.variants import BASE, Variant, main_model, without_selector
+from sedem.training.recipe import load_recipe
+from sedem.training.stages import STAGES, Stage2Recipe
 
 FIXTURES = ROOT / "tests" / "fixtures"
 
@@ -152,3 +155,43 @@ def test_a_committed_result_has_the_settings_of_its_cell(cell: Cell) -> None:
 def test_layers_are_taken_at_the_same_depth() -> None:
     assert [PAPER.layer(layer) for layer in (4, 10, 16, 22)] == [4, 10, 16, 22]
     assert [NANO.layer(layer) for layer in (4, 10, 16, 22)] == [2, 4, 7, 9]
+
+
+def test_every_model_of_the_paper_has_its_recipes() -> None:
+    variants = {
+        (cell.variant, cell.trained_for or cell.questions)
+        for name in STUDIES
+        for cell in find(name).cells(PAPER)
+        if cell.variant is not None and not cell.variant.further and cell.method == "sedem"
+    }
+    for variant, questions in variants:
+        if questions in ("hotpotqa", "2wiki", "musique", "qasper", "mixture"):
+            for stage, (kind, _) in STAGES.items():
+                load_recipe(kind, *recipe_of(variant, PAPER, stage, questions))
+
+
+def test_the_papers_ablations_are_trained_without_selector() -> None:
+    for name in ("decompression", "depth", "granularity", "lora", "mixed_layers"):
+        cells = find(name).cells(PAPER)
+        assert {cell.k for cell in cells if cell.measure == "answers"} == {"all"}
+        for cell in cells:
+            assert cell.variant is not None and cell.variant.every_block
+            path, overrides = recipe_of(cell.variant, PAPER, "stage2", cell.questions or "hotpotqa")
+            recipe = load_recipe(Stage2Recipe, path, overrides)
+            assert (recipe.losses.select, recipe.data.budgets) == (0, ("all",))
+    # A small decoder has no positions for every block: the evidence is put among two.
+    for cell in find("lora").cells(NANO):
+        assert cell.variant is not None and not cell.variant.every_block
+
+
+def test_the_full_bank_of_hotpotqa_is_a_training_of_its_own() -> None:
+    for name in ("controls", "operating_points"):
+        banks = {
+            cell.questions: cell.variant
+            for cell in find(name).cells(PAPER)
+            if (cell.k, cell.control, cell.shift, cell.limit) == ("all", "selected", 0, None)
+        }
+        assert banks == {
+            "hotpotqa": without_selector(PAPER, BASE),
+            "2wiki": main_model(PAPER),
+        }

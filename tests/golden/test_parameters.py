@@ -14,7 +14,9 @@ from transformers import Cache, DynamicCache
 
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
+from sedem.config import llama_1b
 from sedem.errors import ConfigError
+from sedem.evaluation import cost as costs
 from sedem.evaluation.cost import Workload, cost, layer_flops
 
 PRESETS = ("llama-3.2-1b", "llama-3.2-3b")
@@ -192,6 +194,16 @@ def test_flops_grow_with_tokens_as_the_formula_says_for_the_papers_layer() -> No
     weights = 2048 * 2048 * 2 + 2048 * 512 * 2 + 3 * 2048 * 8192
     seen = sum(at + 1 for at in range(129))
     assert flops["read"] == 11 * (2 * 129 * weights + 4 * seen * 2048) + 2 * 32 * 2048 * 2048
+
+
+@pytest.mark.parametrize(("own", "counted"), [("all", 2048 // 128), ("auto", 5), (3, 3)])
+def test_a_model_is_counted_with_its_own_k(
+    own: int | str, counted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = llama_1b(k=own, auto_max=5, guidance=True)
+    shape = "llama-3.2-1b"
+    monkeypatch.setitem(costs.PRESETS, "own", (lambda: config, shape, shape))
+    assert cost("own")["flops"]["assumptions"]["k"] == counted
 
 
 def test_every_stage_is_counted() -> None:

@@ -1,12 +1,13 @@
 """Layouts that only the eager engine runs, against plain Hugging Face.
 
 What differs from Llama is made to matter: multipliers away from 1, layers without positions,
-windows and rotary bases by layer.
+windows and rotary bases by layer, experts, sinks in the softmax.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,16 +16,31 @@ import torch
 from transformers import DynamicCache
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.backbone.decoder import ATTENTION, EAGER_FAMILIES, Backbone
+from sedem.backbone.decoder import ATTENTION, EAGER_FAMILIES, SINK_FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.engine.open import open_engine
 from sedem.errors import ConfigError
-from sedem.method.injection import prefill, step
+from sedem.inference.generation import generate
+from sedem.method import independent
+from sedem.method.injection import Blocks, prefill, step
 from sedem.training.stage1 import Stage1
 from sedem.training.stage1_losses import Stage1Losses
 
 WINDOW = 6
 LAYERS = ["sliding_attention", "full_attention"] * 2
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "mlp_only_layers": [1],
+    },
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "initializer_range": 0.4,
+    },
+}
 CHANGES: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "phi3": {"partial_rotary_factor": 0.5, "sliding_window": WINDOW},
@@ -41,6 +57,13 @@ CHANGES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 5,
         "final_logit_softcapping": 3.0,
     },
+    "qwen3_moe": {
+        **EXPERTS["qwen3_moe"],
+        "norm_topk_prob": True,
+        "use_sliding_window": True,
+        "sliding_window": WINDOW,
+    },
+    "gpt_oss": {**EXPERTS["gpt_oss"], "layer_types": LAYERS, "sliding_window": WINDOW},
 }
 
 
@@ -50,7 +73,12 @@ def no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[(f, a) for f in EAGER_FAMILIES for a in ATTENTION], ids="-".join)
+KINDS = [
+    (f, a) for f in EAGER_FAMILIES for a in (ATTENTION[1:] if f in SINK_FAMILIES else ATTENTION)
+]
+
+
+@pytest.fixture(params=KINDS, ids="-".join)
 def opened(request: pytest.FixtureRequest, tiny_folder: Callable[..., str]) -> Backbone:
     """A tiny backbone of each layout with each kind of attention in turn."""
     family, attention = request.param
@@ -118,6 +146,84 @@ def test_embeddings_injected_at_depth_zero_equal_the_concatenation(opened: Backb
     close(opened.logits(filled.restored), expected[:, 1:8])
 
 
+def test_greedy_answers_equal_hugging_face(folder: str) -> None:
+    backbone = open_backbone(folder)
+    ids = ids_of(2, 2 * WINDOW)
+    (end,) = {backbone.model.generation_config.eos_token_id, backbone.eos_token_id}
+    expected = backbone.model.generate(ids, max_new_tokens=WINDOW, do_sample=False)
+    nothing = torch.zeros(2, 0, backbone.width), torch.zeros(2, 0, dtype=torch.bool)
+    everything = torch.ones_like(ids, dtype=torch.bool)
+    filled = prefill(backbone, 2, ids, everything, *nothing, cache=DynamicCache())
+    assert filled.stream is not None
+    stream, logits = filled.stream, backbone.logits(filled.prefix[:, -1])
+    rows = generate(
+        logits,
+        lambda ids, live: backbone.logits(step(backbone, 2, ids, stream)),
+        backbone.tokenizer,
+        [end],
+        Decoding(WINDOW),
+    )
+    for row, given in zip(list(rows)[-1], expected[:, ids.shape[1] :].tolist(), strict=True):
+        assert row.ids == (given[: given.index(end)] if end in given else given)
+
+
+def test_independent_blocks_are_those_of_one_mask(opened: Backbone) -> None:
+    """With biases: kept keys and values are attended to as in one pass with a mask over it all."""
+    ids, states = ids_of(2, 5), torch.randn(2, 3, 4, opened.width)
+    everything, real = torch.ones_like(ids, dtype=torch.bool), torch.ones(2, 12, dtype=torch.bool)
+    ids[:, 0] = opened.bos_token_id
+    bias = torch.tensor([[0.0, -1.0, -3.0]] * 2).repeat_interleave(4, dim=1)
+    number = torch.arange(3).repeat_interleave(4).expand(2, -1)
+    at_once = prefill(
+        opened,
+        2,
+        ids,
+        everything,
+        states.flatten(1, 2),
+        real,
+        blocks=Blocks(number, "independent", bias),
+    )
+    memory = [
+        tuple(kept.unflatten(0, (2, 3)).transpose(1, 2).flatten(2, 3) for kept in layer)
+        for layer in independent.keys_values(opened, 2, states.flatten(0, 1))
+    ]
+    positions = torch.arange(1, 5).repeat(3).expand(2, -1)
+    alone = independent.prefill(opened, 2, ids, everything, memory, positions, real, bias)
+    close(alone.prefix, at_once.prefix)
+
+
+def test_a_bias_of_log_2_counts_a_state_twice(opened: Backbone) -> None:
+    """A sink is one logit more, which no bias and no number of blocks changes."""
+    ids, positions = ids_of(1, 5), torch.arange(1, 4)[None]
+    ids[:, 0] = opened.bos_token_id
+    memory = independent.keys_values(opened, 2, torch.randn(1, 3, opened.width))
+    twice = [tuple(torch.cat([kept, kept], dim=2) for kept in layer) for layer in memory]
+
+    def states(kept: independent.KeysValues, count: int, bias: float) -> torch.Tensor:
+        real = torch.ones(1, 3 * count, dtype=torch.bool)
+        return independent.prefill(
+            opened,
+            2,
+            ids,
+            torch.ones_like(ids, dtype=torch.bool),
+            kept,
+            positions.repeat(1, count),
+            real,
+            torch.full(real.shape, bias),
+        ).prefix
+
+    close(states(memory, 1, math.log(2)), states(twice, 2, 0.0))
+    assert not torch.allclose(states(memory, 1, 0.0), states(twice, 2, 0.0), atol=1e-4)
+
+
+def test_sinks_matter(tiny_folder: Callable[..., str]) -> None:
+    backbone, ids = open_backbone(tiny_folder("gpt_oss", **CHANGES["gpt_oss"])), ids_of(1, 5)
+    given = backbone.model(ids).logits
+    for layer in backbone.model.get_decoder().layers:
+        layer.self_attn.sinks.fill_(-1e9)
+    assert not torch.allclose(backbone.model(ids).logits, given, atol=1e-2)
+
+
 def test_what_is_set_away_from_llama_matters(folder: str, tiny_folder: Callable[..., str]) -> None:
     """Otherwise the comparisons would also pass for a layout that ignores the settings."""
     backbone = open_backbone(folder)
@@ -125,7 +231,7 @@ def test_what_is_set_away_from_llama_matters(folder: str, tiny_folder: Callable[
     if not CHANGES[family]:
         return
     ids = ids_of(1, 3 * WINDOW)
-    plain = open_backbone(tiny_folder(family)).model(ids).logits
+    plain = open_backbone(tiny_folder(family, **EXPERTS.get(family, {}))).model(ids).logits
     assert not torch.allclose(backbone.model(ids).logits, plain, atol=1e-2)
 
 
@@ -136,6 +242,13 @@ def test_adapters_sit_on_all_attention_matrices(folder: str) -> None:
     joined = backbone.model.config.model_type == "phi3"
     wanted = {"qkv_proj", "o_proj"} if joined else {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert adapted == wanted
+
+
+def test_adapters_on_experts_are_refused(tiny_folder: Callable[..., str]) -> None:
+    for family, missing in (("qwen3_moe", 3), ("gpt_oss", 4)):
+        backbone = open_backbone(tiny_folder(family, **CHANGES[family]))
+        with pytest.raises(ConfigError, match=f"on 'gate_proj', but {missing} of 4 layers have no"):
+            backbone.add_lora(2, 4, ["q_proj", "gate_proj"])
 
 
 def test_stage_1_learns_on_it(folder: str, config: SedemConfig) -> None:

@@ -16,16 +16,21 @@ RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
 OURS = {"stage1-beside", "stage2-guided", "stage2-conditions"}
 """Recipes of what the paper does not have."""
+WITHOUT_SELECTOR = ("stage2-hotpotqa-all", "stage2-qasper-all")
 STAGE1 = sorted(path for path in RECIPES.rglob("stage1*.yaml") if path.stem not in OURS)
-STAGE2 = sorted(path for path in RECIPES.rglob("stage2*.yaml") if path.stem not in OURS)
+STAGE2 = sorted(
+    path for path in RECIPES.rglob("stage2*.yaml") if path.stem not in {*OURS, *WITHOUT_SELECTOR}
+)
 
 
 def test_the_paper_recipes_read_the_papers_text() -> None:
     paper = [load_recipe(Stage1Recipe, path) for path in STAGE1]
     assert len(paper) == 4
     for recipe in paper:
-        assert (recipe.text.path, recipe.text.tokens) == ("hub:DKYoon/SlimPajama-6B", 300_000_000)
-        assert recipe.text.windows is None and recipe.optimization.epochs == 5
+        text, width = recipe.text, recipe.model.segment_length + recipe.text.continuation
+        assert text.path == "hub:DKYoon/SlimPajama-6B" and recipe.optimization.epochs == 5
+        assert text.windows is not None and text.windows * width == 300_000_000
+        assert text.tokens is not None and text.tokens >= 1.5 * 300_000_000
 
 
 def test_the_paper_recipes_have_the_papers_numbers() -> None:
@@ -46,6 +51,24 @@ def test_the_paper_recipes_have_the_papers_numbers() -> None:
             first = "50" if source.path == "qasper" else "500"
             assert followed.path == source.path
             assert (followed.records, source.records) == (f":{first}", f"{first}:")
+
+
+@pytest.mark.parametrize("name", WITHOUT_SELECTOR)
+def test_the_full_bank_is_trained_with_every_block_and_without_evidence(name: str) -> None:
+    folder = RECIPES / "llama-3.2-1b"
+    recipe = load_recipe(Stage2Recipe, folder / f"{name}.yaml")
+    selects = load_recipe(Stage2Recipe, folder / f"{name.removesuffix('-all')}.yaml")
+    assert (recipe.data.max_blocks, recipe.data.budgets, recipe.model.k) == ("all", ("all",), "all")
+    assert (recipe.losses.select, recipe.losses.conditioning) == (0, "selected")
+    rates = {**selects.optimization.learning_rates, "selector": 0}
+    assert recipe == selects.with_changes(
+        model=selects.model.with_changes(k="all"),
+        data=selects.data.with_changes(max_blocks="all", budgets=("all",)),
+        losses=selects.losses.with_changes(select=0.0),
+        optimization=selects.optimization.with_changes(learning_rates=rates),
+        run=recipe.run,
+    )
+    assert recipe.run.eval_every == selects.run.eval_every
 
 
 def test_a_second_setting_of_1b_extracts_where_the_flop_table_fits() -> None:

@@ -1,4 +1,4 @@
-"""Every recipe of SeDeM trains: two steps on tiny backbones and small files."""
+"""Every recipe of SeDeM trains, and its checkpoint answers: two steps on tiny backbones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unit.training.small_recipes import (
     small_stage2,
 )
 
-from sedem import SeDeM, SedemConfig
+from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.baselines.registry import TRAINED
 from sedem.inference.checkpoint import EXTRA_ENTRIES
 from sedem.training.recipe import as_yaml, load_recipe
@@ -62,7 +62,11 @@ def assert_trained(folder: Path, parts: set[str]) -> None:
     assert set(summary["trained_parameters"]) == parts
     losses = [line["loss"] for line in summary["log"] if "loss" in line]
     assert len(losses) == 2 and all(0 < loss < 1000 for loss in losses)
-    SeDeM.from_pretrained(folder / "out" / "final")
+    model = SeDeM.from_pretrained(folder / "out" / "final")
+    if "lora" in parts:
+        rent = Document("rent", "The rent is 900 euros a month.")
+        answer = model.answer(model.read([rent]), "How much?", decoding=Decoding(max_new_tokens=2))
+        assert answer.k == 1 and answer.finish_reason in ("end", "length")
 
 
 def test_there_are_recipes_of_both_stages_and_every_file_is_one() -> None:

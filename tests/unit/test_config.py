@@ -76,7 +76,7 @@ def test_the_deepest_extraction_layer_is_the_number_of_layers_to_run() -> None:
         ("selector_heads", 0, "selector_heads is 0"),
         ("selector_heads", None, "selector_heads is None"),
         ("k", 0, "k is 0"),
-        ("k", "all", "k is 'all'"),
+        ("k", "most", "k is 'most'"),
         ("inject_layer", -1, "inject_layer is -1; it must be 0 or more"),
         ("inject_layer", 1.5, r"inject_layer is 1\.5; a whole number is needed"),
         ("inject_layer", "2", "inject_layer is '2'"),
@@ -141,7 +141,7 @@ def test_a_missing_configuration_says_what_a_checkpoint_is(tmp_path: Path) -> No
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"{'a': 1}"])
 def test_a_file_that_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json' is not JSON"):
         SedemConfig.load(tmp_path)
 
 

@@ -19,6 +19,8 @@ from sedem.durable_files import (
     build_once,
     bytes_text,
     check_free_space,
+    make_folders,
+    replaced_folder,
     reserve,
     sha256,
     write_text,
@@ -208,3 +210,59 @@ def test_sizes_are_readable() -> None:
     sizes = [0, 999, 999_600, 15_360, 481_246_000_000, 2_500_000_000_000]
     shown = ["0 bytes", "999 bytes", "1 MB", "15.4 kB", "481 GB", "2.5 TB"]
     assert [bytes_text(size) for size in sizes] == shown
+
+
+# Folders
+
+
+def test_every_new_folder_is_synced_into_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable_files, "sync_folder", synced.append)
+    make_folders(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+    make_folders(tmp_path / "a" / "b" / "c")
+    assert len(synced) == 3
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        make_folders(tmp_path / "file")
+
+
+def test_a_replaced_folder_stays_as_it_was_when_its_writer_fails(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    with replaced_folder(folder) as new:
+        (new / "note").write_text("old")
+    with pytest.raises(KeyboardInterrupt), replaced_folder(folder) as new:
+        (new / "note").write_text("half")
+        raise KeyboardInterrupt
+    assert (folder / "note").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_that_cannot_be_renamed_is_kept_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def busy(path: Path, target: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with (
+        pytest.raises(ConfigError, match=r"folder' cannot be replaced \(Device or resource busy\)"),
+        replaced_folder(folder),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    words = "another process is writing '.*folder'"
+    with replaced_folder(tmp_path / "folder") as new:
+        (new / "note").write_text("first")
+        with pytest.raises(ConfigError, match=words), replaced_folder(tmp_path / "folder"):
+            pass
+    assert (tmp_path / "folder" / "note").read_text() == "first"

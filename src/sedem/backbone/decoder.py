@@ -6,6 +6,7 @@ Letters: B batch, P positions of one call, D width, V vocabulary.
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from tokenizers import Encoding
 from torch import Tensor
 from transformers import BatchEncoding, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from sedem.backbone.chat_template import ChatTemplate, read_chat_template
 from sedem.backbone.lora import LoraModel
 from sedem.backbone.masks import KeyAxis
 from sedem.backbone.safetensors import weights_digest
@@ -20,9 +22,19 @@ from sedem.errors import ConfigError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Layouts that every engine and every baseline runs."""
-EAGER_FAMILIES = ("olmo2", "phi3", "smollm3", "granite", "gemma3_text")
+EAGER_FAMILIES = (
+    "olmo2",
+    "phi3",
+    "smollm3",
+    "granite",
+    "gemma3_text",
+    "qwen3_moe",
+    "gpt_oss",
+)
 """Layouts that only the eager engine runs, layer by layer; the fast one cannot fuse them yet."""
 ATTENTION = ("sdpa", "eager")
+SINK_FAMILIES = ("gpt_oss",)
+"""Layouts whose softmax has one logit more, a trained sink; SDPA has no place for it."""
 
 
 class Backbone(LoraModel):
@@ -67,6 +79,20 @@ class Backbone(LoraModel):
     def max_positions(self) -> int:
         """Longest sequence that the model supports, in tokens."""
         return int(self.model.config.max_position_embeddings)
+
+    @cached_property
+    def chat(self) -> ChatTemplate:
+        """What the tokenizer's chat template puts around a user's words.
+
+        Raises:
+            ConfigError: there is no such template, or it cannot be used.
+        """
+        generation = getattr(self.model, "generation_config", None)
+        found = getattr(generation, "eos_token_id", None)
+        more = found if isinstance(found, list) else [] if found is None else [found]
+        return read_chat_template(
+            self.tokenizer, self.name, self.bos_token_id, [self.eos_token_id, *more]
+        )
 
     @property
     def device(self) -> torch.device:
@@ -177,6 +203,18 @@ class Backbone(LoraModel):
         if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
             logits = torch.tanh(logits / cap) * cap
         return logits
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Let torch.compile fuse each layer, at its first call; names of weights stay.
+
+        Shapes of batches differ, so they are compiled as unknown. Calling it again does nothing.
+
+        Args:
+            backend: of torch.compile.
+        """
+        for layer in self.model.get_decoder().layers:
+            if layer._compiled_call_impl is None:
+                layer.compile(dynamic=True, backend=backend)
 
     def _rope_kind(self, index: int) -> str | None:
         """The kind of layer whose rotary embedding a layer has; None if all layers share one."""

@@ -6,32 +6,44 @@ opens configurations, tokenizers and models through this module.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError
+from pydantic import BaseModel, Field, ValidationError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    Mxfp4Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 
-from sedem.backbone.decoder import ATTENTION, Backbone, check_family
+from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
 from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights
-from sedem.errors import CheckpointError, ConfigError
+from sedem.config import CONFIG_FILE
+from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
+from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_json
+from sedem.validation import WholeAbove0, WidthAbove0, explain
 
 INT8_FILE = "model.int8.safetensors"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_FILE = "adapter_config.json"
+
+MOST_LAYERS = 1000
+LARGEST_SIZE = 2**22
+"""Limits of a backbone's layers, and of its vocabulary and the width of its MLPs."""
+SLACK = 10**7
+"""Weights that may be missing in a small backbone's files before their names are looked at."""
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -42,11 +54,16 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
         revision: hub revision.
 
     Raises:
-        ConfigError: the backbone needs code of its own.
+        ConfigError: the backbone needs code of its own, or a size is not allowed.
+        CheckpointError: config.json cannot be read.
         OSError: transformers cannot find it.
         ValueError: transformers does not know its layout.
     """
     with _refusing_own_code(name):
+        _check_files(name)
+        # Some layouts make lists as long as they have layers, so sizes are checked before.
+        if (path := cached_file(name, CONFIG_FILE, revision=revision)) is not None:
+            _check_sizes(read_json(Path(path), CheckpointError), path)
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
@@ -59,10 +76,12 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
 
     Raises:
         ConfigError: the tokenizer needs code of its own.
+        CheckpointError: its files cannot be read.
         OSError: transformers cannot find it.
         ValueError: its files are not those of a tokenizer.
     """
     with _refusing_own_code(name):
+        _check_files(name)
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
@@ -74,10 +93,16 @@ def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
         options: dtype and attn_implementation.
 
     Raises:
-        ConfigError: the model needs code of its own.
+        ConfigError: the model needs code of its own, or its settings do not fit together.
     """
-    with _refusing_own_code(config.name_or_path):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    try:
+        with _refusing_own_code(config.name_or_path):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no model can be built from the config.json of backbone '{config.name_or_path}': "
+            f"{error}"
+        ) from None
 
 
 def open_backbone(
@@ -91,13 +116,15 @@ def open_backbone(
     """Open a backbone from a folder or the hub.
 
     A folder may hold the weights as int8 rows with one scale per row (`model.int8.safetensors`).
+    Experts in MXFP4 are turned into `dtype`, which all layers are run and trained in.
 
     Args:
         name: folder or hub id.
         revision: hub revision.
         dtype: type of weights and hidden states.
         device: where to put the weights.
-        attention: "sdpa" or "eager".
+        attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
+            "eager".
 
     Raises:
         ConfigError: it cannot be found, its layout is not supported or it needs code of its own.
@@ -109,34 +136,44 @@ def open_backbone(
     try:
         config = read_config(name, revision)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         absent = "is neither a local folder nor available from the hub"
-        problem = "cannot be opened" if Path(name).is_dir() else absent
-        raise ConfigError(f"backbone '{name}' {problem}: {reason}") from None
+        problem = "cannot be opened" if is_folder(Path(name)) else absent
+        raise ConfigError(f"backbone '{name}' {problem}: {first_line(error)}") from None
     check_family(config.model_type, name)
+    if config.model_type in SINK_FAMILIES:
+        attention = "eager"
     options: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     int8_file = Path(name) / INT8_FILE
     if int8_file.is_file():
         model = _from_int8(int8_file, config, options)
     else:
-        model = _from_pretrained(name, revision, options)
+        if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
+            # On a GPU transformers would keep them, behind a module without plain weights.
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
+        model = _from_pretrained(name, revision, config, options)
     with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
     return Backbone(model.to(device), tokenizer, name, revision)
 
 
 def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
-    model = empty_model(config, **options)
     weights = dequantize_int8(load_weights(file), options["dtype"], str(file))
     if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    check_weights(model.state_dict(), weights, str(file))
+    _check_layers(config, len(weights), str(file))
+    with torch.device("meta"):  # shapes alone, so that nothing is allocated for wrong ones
+        check_weights(empty_model(config, **options).state_dict(), weights, str(file))
+    model = empty_model(config, **options)
     model.load_state_dict(weights)
     return model
 
 
-def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -> PreTrainedModel:
-    _check_files(name)
+def _from_pretrained(
+    name: str, revision: str | None, config: PretrainedConfig, options: dict[str, Any]
+) -> PreTrainedModel:
+    _check_format(name)
+    with _reporting_damage("weights", name):
+        _check_amount(name, config, options)
     with _reporting_damage("weights", name), _refusing_own_code(name):
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
@@ -162,6 +199,73 @@ def _from_pretrained(name: str, revision: str | None, options: dict[str, Any]) -
 
 
 def _check_files(name: str) -> None:
+    """Refuse a folder with a pipe, a device or a giant description, which a library would read."""
+    if not is_folder(Path(name)):
+        return
+    for file in Path(name).iterdir():
+        if not is_folder(file):
+            limit = DOCUMENT_BYTES if file.suffix == ".json" else None
+            with suppress(FileNotFoundError):  # a broken link
+                check_file(file, CheckpointError, limit)
+
+
+class _Sizes(BaseModel):
+    """Sizes in a config.json, by which memory is allocated before any weight is read."""
+
+    num_hidden_layers: Annotated[WidthAbove0, Field(le=MOST_LAYERS)] | None = None
+    hidden_size: WidthAbove0 | None = None
+    intermediate_size: Annotated[WholeAbove0, Field(le=LARGEST_SIZE)] | None = None
+    vocab_size: Annotated[WholeAbove0, Field(le=LARGEST_SIZE)] | None = None
+    num_attention_heads: WidthAbove0 | None = None
+    num_key_value_heads: WidthAbove0 | None = None
+    head_dim: WidthAbove0 | None = None
+    max_position_embeddings: WholeAbove0 | None = None
+
+
+def _check_sizes(entries: Any, source: str) -> None:
+    try:
+        _Sizes.model_validate(entries)
+    except ValidationError as error:
+        raise ConfigError(explain(error, f"'{source}'", _Sizes)) from None
+
+
+def _check_layers(config: PretrainedConfig, tensors: int, source: str) -> None:
+    """Refuse more layers than there are tensors: building them alone would take long."""
+    if config.num_hidden_layers > tensors:
+        raise CheckpointError(
+            f"'{source}' does not fit its config.json: that has {config.num_hidden_layers:,} "
+            f"layers, the weights are {tensors:,} tensors"
+        )
+
+
+def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) -> None:
+    """Refuse a folder whose config.json describes far more weights than its files hold.
+
+    transformers allocates what is missing, and what is missing is named afterwards; so this is for
+    amounts that no mistake explains.
+    """
+    folder = Path(name)
+    files = _shards(name) if exists(folder / INDEX_FILE) else [WEIGHTS_FILE]
+    found = [folder / file for file in files if exists(folder / file)]
+    if not found:
+        return
+    sizes: list[int] = []
+    for file in found:
+        check_file(file, CheckpointError)
+        with safe_open(file, framework="pt") as weights:
+            tensors = map(weights.get_slice, weights.keys())
+            sizes += [prod(tensor.get_shape()) for tensor in tensors]
+    _check_layers(config, len(sizes), name)
+    with torch.device("meta"):
+        needed = sum(p.numel() for p in empty_model(config, **options).parameters())
+    if needed > 2 * sum(sizes) + SLACK:
+        raise CheckpointError(
+            f"backbone '{name}' does not fit its config.json: that describes {needed:,} weights, "
+            f"its files hold {sum(sizes):,}"
+        )
+
+
+def _check_format(name: str) -> None:
     """Refuse a folder whose weights are pickles, or in which transformers would load adapters."""
     folder = Path(name)
     if (folder / ADAPTER_FILE).is_file():
@@ -182,9 +286,9 @@ def _check_files(name: str) -> None:
 def _shards(name: str) -> list[str]:
     """Files that the index of sharded weights names."""
     try:
-        index = json.loads((Path(name) / INDEX_FILE).read_bytes())
+        index = read_json(Path(name) / INDEX_FILE, CheckpointError, DOCUMENT_BYTES)
         return sorted({str(file) for file in index["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (CheckpointError, KeyError, TypeError, AttributeError):
         raise CheckpointError(
             f"the weights of backbone '{name}' cannot be read ({INDEX_FILE} is damaged); fetch it "
             "again"
@@ -203,13 +307,16 @@ def _pickled(name: str, file: str) -> CheckpointError:
 def _refusing_own_code(name: str) -> Iterator[None]:
     """Turn transformers' refusal to run a backbone's own code into one sentence.
 
-    The message of transformers names the flag that would let the code run.
+    The message of transformers names the flag that would let the code run. What else damaged files
+    make it raise, whatever that is, becomes a ValueError.
     """
     try:
         yield
-    except ValueError as error:
+    except (SedemError, OSError):
+        raise
+    except Exception as error:
         if "trust_remote_code" not in str(error):
-            raise
+            raise ValueError(first_line(error)) from None
         raise ConfigError(
             f"backbone '{name}' needs code of its own, which sedem never runs; choose one whose "
             "layout and tokenizer are part of transformers"
@@ -223,7 +330,13 @@ def _reporting_damage(what: str, name: str) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         if "use_safetensors=True" in str(error):  # a hub repository without any
             raise _pickled(name, f"no {WEIGHTS_FILE}") from None
-        reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
-            f"the {what} of backbone '{name}' cannot be read ({reason}); fetch it again"
+            f"the {what} of backbone '{name}' cannot be read ({first_line(error)}); fetch it again"
+        ) from None
+    except RuntimeError as error:
+        if "conversion of the weights" not in str(error):
+            raise
+        raise CheckpointError(
+            f"the {what} of backbone '{name}' do not fit together: an expert of a layer is missing "
+            "or has another shape than the others; fetch it again"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -14,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
+from sedem.errors import ConfigError
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -60,9 +62,20 @@ class LoraModel(nn.Module):
             targets: names of the matrices; the query, key, value and output projections by default.
                 One that is part of a joined matrix stands for that.
             dropout: share of the adapters' inputs that is dropped in training.
+
+        Raises:
+            ConfigError: some layer has no such matrix, as where experts stand for the MLP.
         """
-        own = {name.rpartition(".")[2] for name, _ in self.model.named_modules()}
-        present = [name if name in own else JOINED.get(name, name) for name in targets]
+        layers = self.model.get_decoder().layers
+        own = Counter(name.rpartition(".")[2] for name, _ in layers.named_modules())
+        present = [name if own[name] else JOINED.get(name, name) for name in targets]
+        for target, name in zip(targets, present, strict=True):
+            if own[name] < len(layers):
+                raise ConfigError(
+                    f"adapters are to be on '{target}', but {len(layers) - own[name]} of "
+                    f"{len(layers)} layers have no such matrix (experts hold theirs together); "
+                    f"give some of {', '.join(LORA_TARGETS)}"
+                )
         self.model.add_adapter(
             LoraConfig(
                 r=rank,

@@ -14,8 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sedem.errors import CheckpointError
+from sedem.errors import CheckpointError, first_line
 from sedem.quantization import quantize
+from sedem.untrusted import check_file
 
 PIECE = 2**24
 """Values that one thread hashes at a time."""
@@ -84,15 +85,17 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Raises:
-        CheckpointError: the file is missing, truncated or not safetensors.
+        CheckpointError: the file is missing, no regular file, truncated or not safetensors.
     """
     try:
+        check_file(path, CheckpointError)
         return load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"'{path}' is missing; the checkpoint is incomplete") from None
-    except (SafetensorError, OSError) as error:
+    # A type of values that torch does not have is a KeyError.
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(
-            f"'{path}' is truncated or not a safetensors file ({error}); fetch it again"
+            f"'{path}' is truncated or not a safetensors file ({first_line(error)}); fetch it again"
         ) from None
 
 

@@ -40,7 +40,7 @@ from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.method.injection import Stream
 from sedem.method.losses import next_token_loss
-from sedem.validation import Whole, WholeAbove0, WholeFrom0
+from sedem.validation import Whole, WholeAbove0, WholeFrom0, WidthFrom0
 
 QKV = ("q", "k", "v")
 """Projections that beacon tokens do not share with text tokens."""
@@ -63,7 +63,7 @@ class BeaconConfig(ReaderConfig):
     ratio: WholeAbove0 = 4
     ratios: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2, 4, 8, 16, 32)
     sink: WholeAbove0 = 1
-    rank: WholeFrom0 = 0
+    rank: WidthFrom0 = 0
     seed: WholeFrom0 = 0
 
     free: ClassVar[frozenset[str]] = frozenset({"ratio", "ratios"})

@@ -31,7 +31,7 @@ from sedem.baselines.soft_prompt import pad_left, prefill_result
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.injection import Stream
-from sedem.validation import Share, WholeAbove0, WholeFrom0
+from sedem.validation import Share, WholeAbove0, WidthAbove0, WidthFrom0
 
 
 class Compressor500xConfig(ReaderConfig):
@@ -47,11 +47,11 @@ class Compressor500xConfig(ReaderConfig):
             reading order.
     """
 
-    lora_rank: WholeFrom0 = 64
+    lora_rank: WidthFrom0 = 64
     lora_alpha: WholeAbove0 = 32
     lora_targets: LoraTargets = ("q_proj", "v_proj")
     lora_dropout: Share = 0.05
-    memory: WholeAbove0 = 4
+    memory: WidthAbove0 = 4
     limit: WholeAbove0 = 500
     positions: Literal["restart", "continue"] = "restart"
 

@@ -35,7 +35,7 @@ from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft_prompt import continuation_loss, prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
 from sedem.method.pooling import pool, slot_tokens
-from sedem.validation import NumberAbove0, Share, WholeAbove0
+from sedem.validation import NumberAbove0, Share, WholeAbove0, WidthAbove0
 
 ENCODED_TOGETHER = 16
 """Pieces in one batch of the encoder."""
@@ -59,10 +59,10 @@ class ComprExITConfig(ReaderConfig):
         gain: gain of the projection's initialization.
     """
 
-    piece: WholeAbove0 = 512
-    window: WholeAbove0 = 128
+    piece: WidthAbove0 = 512
+    window: WidthAbove0 = 128
     compression: WholeAbove0 = 4
-    inner: WholeAbove0 = 256
+    inner: WidthAbove0 = 256
     fusion_temperature: NumberAbove0 = 0.7
     entropy: NumberAbove0 = 0.1
     iterations: WholeAbove0 = 30

@@ -18,7 +18,7 @@ from sedem.engine.device import Clock
 from sedem.engine.interface import Step
 from sedem.errors import DataError
 from sedem.inference.generation import Decoding, Transcript, generate
-from sedem.inference.prompts import context_prompt, question_ids
+from sedem.inference.prompts import context_prompt, end_ids, question_ids
 from sedem.method.injection import prefill, step
 from sedem.types import Answer, Citation, Document, check_documents, check_tokens
 
@@ -141,7 +141,7 @@ def generate_timed(
         clock: a clock that was started when the question arrived.
     """
     transcripts: list[Transcript] = []
-    for rows in generate(logits, advance, backbone.tokenizer, backbone.eos_token_id, decoding):
+    for rows in generate(logits, advance, backbone.tokenizer, end_ids(backbone), decoding):
         transcripts = rows
         if "ttft_ms" not in clock.timings:
             clock.mark("ttft_ms")

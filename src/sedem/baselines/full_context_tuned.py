@@ -18,13 +18,13 @@ from sedem.baselines.memory import CompressedContext, PrefillResult
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import TrainedReader
-from sedem.validation import WholeAbove0, WholeFrom0
+from sedem.validation import WholeAbove0, WidthFrom0
 
 
 class FullContextTunedConfig(ReaderConfig):
     """Settings; the defaults are the adapters of SeDeM's decoder."""
 
-    lora_rank: WholeFrom0 = 64
+    lora_rank: WidthFrom0 = 64
     lora_alpha: WholeAbove0 = 128
 
 

@@ -40,7 +40,7 @@ from sedem.baselines.soft_prompt import prefill_result, run_embeddings
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError, DataError
 from sedem.method.losses import IGNORED, next_token_loss
-from sedem.validation import Share, WholeAbove0, WholeFrom0
+from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 
 ID_BYTES = 4
 """Bytes of a stored token id."""
@@ -59,14 +59,14 @@ class HMTConfig(ReaderConfig):
         recall_from: share of the training on text after which recall starts.
     """
 
-    lora_rank: WholeFrom0 = 8
+    lora_rank: WidthFrom0 = 8
     lora_alpha: WholeAbove0 = 32
     lora_targets: LoraTargets = ("q_proj", "v_proj")
     lora_dropout: Share = 0.1
-    memory: WholeAbove0 = 10
+    memory: WidthAbove0 = 10
     sensory: WholeFrom0 = 32
     segment_length: WholeAbove0 = 1024
-    recall_width: WholeAbove0 = 4096
+    recall_width: WidthAbove0 = 4096
     recall_context: WholeAbove0 = 1000
     recall_from: Share = 0.5
 

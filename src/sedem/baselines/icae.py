@@ -36,7 +36,7 @@ from sedem.baselines.soft_prompt import (
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
 from sedem.method.losses import IGNORED
-from sedem.validation import Share, WholeAbove0, WholeFrom0
+from sedem.validation import Share, WholeAbove0, WholeFrom0, WidthAbove0, WidthFrom0
 
 SPECIAL = ("ae", "lm", "ft")
 """Special tokens, after the memory tokens in the embedding table; LM is unused, as officially."""
@@ -57,11 +57,11 @@ class ICAEConfig(ReaderConfig):
         seed: seed of the mix.
     """
 
-    lora_rank: WholeFrom0 = 128
+    lora_rank: WidthFrom0 = 128
     lora_alpha: WholeAbove0 = 32
     lora_targets: LoraTargets = ("q_proj", "v_proj")
     lora_dropout: Share = 0.05
-    memory: WholeAbove0 = 128
+    memory: WidthAbove0 = 128
     compression: WholeAbove0 = 4
     autoencode: Share = 0.5
     unscored: WholeFrom0 = 8

@@ -42,7 +42,7 @@ from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.method.encoder import encode
 from sedem.method.selector import Selector, block_scores, resolve_budget, select
 from sedem.types import Answer, Document
-from sedem.validation import WholeAbove0
+from sedem.validation import WholeAbove0, WidthAbove0
 
 ENCODED_TOGETHER = 16
 """Paragraphs in one batch of the encoder."""
@@ -61,7 +61,7 @@ class RAGConfig(FullContextTunedConfig):
     """
 
     extract_layer: WholeAbove0 = 11
-    heads: WholeAbove0 = 4
+    heads: WidthAbove0 = 4
     k: SelectionBudget = 2
     paragraph: WholeAbove0 = 512
     block_context: Literal["joint", "independent"] = "joint"
@@ -186,7 +186,7 @@ class RAG(FullContextTuned):
         """
         between = rows[0].new_tensor(self.separator)
         parts = [torch.cat([row, between]) for row in rows[:-1]] + [rows[-1]]
-        return torch.cat([F.pad(part[:, None], (0, 1), value=n) for n, part in enumerate(parts)])
+        return torch.cat([_numbered(part, number) for number, part in enumerate(parts)])
 
     def selected(self, memory: RAGMemory, chosen: Sequence[int]) -> ContextMemory:
         """A context of the chosen paragraphs; each is a document named by its index."""
@@ -217,19 +217,19 @@ class RAG(FullContextTuned):
     def question_loss(
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the answer; `contexts` are those of `join`."""
+        """Cross-entropy of the answer; `contexts` are those of `join`, or one paragraph's tokens."""
         filled = run_soft_prompts(
             self.backbone, self._embedded(contexts), ids, valid, apart=self._apart(contexts)
         )
         return self.answer_loss(filled.prefix, labels)
 
     def _embedded(self, contexts: Sequence[Tensor]) -> list[Tensor]:
-        return [self.backbone.embed(context[:, 0]) for context in contexts]
+        return [self.backbone.embed(_numbered(context)[:, 0]) for context in contexts]
 
     def _apart(self, contexts: Sequence[Tensor]) -> list[Tensor] | None:
         """The paragraph of each token, if paragraphs are independent."""
         joint = self.config.block_context == "joint"
-        return None if joint else [context[:, 1] for context in contexts]
+        return None if joint else [_numbered(context)[:, 1] for context in contexts]
 
     def answer_all(
         self,
@@ -273,3 +273,8 @@ class RAG(FullContextTuned):
             context_tokens=len(memory.token_ends),
             ranking=tuple(memory.paragraphs[index].span for index in ranked),
         )
+
+
+def _numbered(ids: Tensor, number: int = 0) -> Tensor:
+    """Tokens `[U]` with the number of their paragraph `[U, 2]`; as they are if they have it."""
+    return ids if ids.dim() == 2 else F.pad(ids[:, None], (0, 1), value=number)

@@ -14,7 +14,8 @@ from sedem.backbone.lora import LORA_TARGETS
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 from sedem.method.selector import resolve_budget
-from sedem.validation import Settings, Share, WholeAbove0, WholeFrom0
+from sedem.untrusted import read_json
+from sedem.validation import Settings, Share, WholeAbove0, WidthFrom0
 
 PROJECTIONS = (*LORA_TARGETS, "gate_proj", "up_proj", "down_proj")
 """The matrices of a layer that can have adapters."""
@@ -64,7 +65,7 @@ class ReaderConfig(Settings):
 
     backbone: str
     backbone_revision: str | None = None
-    lora_rank: WholeFrom0 = 0
+    lora_rank: WidthFrom0 = 0
     lora_alpha: WholeAbove0 = 1
     lora_targets: LoraTargets = tuple(LORA_TARGETS)
     lora_dropout: Share = 0.0
@@ -116,13 +117,11 @@ def method_of(folder: Path) -> str:
 def _entries(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG_FILE
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = read_json(path, CheckpointError)
     except FileNotFoundError:
         raise CheckpointError(
             f"'{folder}' has no {CONFIG_FILE}; give a folder that 'sedem train' wrote"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"'{path}' is not readable JSON ({error})") from None
     if not isinstance(entries, dict):
         raise CheckpointError(f"'{path}' contains no settings; fetch the checkpoint again")
     return entries

@@ -293,24 +293,25 @@ class TrainedReader(nn.Module, ABC):
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         folder = checkpoint.locate(str(name))
-        if (method := method_of(folder)) != cls.name:
-            raise CheckpointError(
-                f"'{name}' is a checkpoint of '{method}', not of '{cls.name}'; "
-                f"give one that 'sedem train {cls.name}' wrote"
+        with checkpoint.opening(folder):
+            if (method := method_of(folder)) != cls.name:
+                raise CheckpointError(
+                    f"'{name}' is a checkpoint of '{method}', not of '{cls.name}'; "
+                    f"give one that 'sedem train {cls.name}' wrote"
+                )
+            config = cls.Config.load(folder)
+            backbone = checkpoint.open_named(
+                config.backbone,
+                config.backbone_revision,
+                folder,
+                dtype=dtype,
+                device=device,
+                attention=attention,
             )
-        config = cls.Config.load(folder)
-        backbone = checkpoint.open_named(
-            config.backbone,
-            config.backbone_revision,
-            folder,
-            dtype=dtype,
-            device=device,
-            attention=attention,
-        )
-        reader = cls(config, backbone)
-        checkpoint.read_weights(folder, reader.parts())
-        if config.lora_rank:
-            backbone.load_lora(folder / checkpoint.ADAPTER)
+            reader = cls(config, backbone)
+            checkpoint.read_weights(folder, reader.parts())
+            if config.lora_rank:
+                backbone.load_lora(folder / checkpoint.ADAPTER)
         return reader.requires_grad_(False).eval()
 
     def save_pretrained(self, folder: str | Path, *, int8: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, TypeAdapter
 
 from sedem.baselines.registry import TRAINED
 from sedem.bench.ceilings import Ceilings, measure_ceilings
@@ -29,9 +29,10 @@ from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import decoding_of
 from sedem.evaluation.readers import BoundSedem, frozen_encoder
 from sedem.evaluation.registry import METHODS, default_checkpoint, has_selection_budget, open_method
-from sedem.evaluation.results import Signatures, claim, read_json, write_json
+from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.run import Progress
 from sedem.quantization import BFLOAT16
+from sedem.untrusted import read_json
 
 NO_TOKEN = -1
 """An end token that no model generates, so that every answer has its full length."""
@@ -74,8 +75,8 @@ def run_bench(
         ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
         load.append(os.getloadavg()[0])
         conditions: dict[str, Any] = {"ceilings": vars(ceilings), "load_average": load}
-        before = None if missing.done else read_json(results / DOCUMENT)
-        if before is not None:
+        if not missing.done and (results / DOCUMENT).is_file():
+            before = _figures(results / DOCUMENT, _CONDITIONS)
             # Nothing new was measured, so the ceilings of the earlier measurement stay.
             conditions = {name: before[name] for name in conditions}
         document = {
@@ -252,7 +253,7 @@ def _with_floors(plan: Plan, folder: Path, ceilings: Ceilings) -> dict[str, Any]
     """The stored figures by method and length, with their floors."""
     results: dict[str, Any] = {}
     for tokens in plan.contexts:
-        rows = json.loads(_context_file(folder, tokens).read_text(encoding="utf-8"))
+        rows = _figures(_context_file(folder, tokens), _CONTEXT)
         for name, row in rows.items():
             work = row["work"] and {
                 stage: [Work(**part) for part in parts] for stage, parts in row["work"].items()
@@ -261,9 +262,56 @@ def _with_floors(plan: Plan, folder: Path, ceilings: Ceilings) -> dict[str, Any]
             results.setdefault(name, {})[str(tokens)] = {**row, "floor": floor}
     selection = {}
     for blocks in plan.blocks:
-        row = json.loads(_blocks_file(folder, blocks).read_text(encoding="utf-8"))
+        row = _figures(_blocks_file(folder, blocks), _SELECTION)
         selection[str(blocks)] = {**row, "floor_ms": selection_floor_ms(row["work"], ceilings)}
     return {"results": results, "selection": selection}
+
+
+class _Selection(BaseModel):
+    """What the floor of a selection needs."""
+
+    work: Work
+
+
+class _Stages(BaseModel):
+    """The work of each stage."""
+
+    read: list[Work]
+    first: list[Work]
+    answer: list[Work]
+    token: list[Work]
+
+
+class _Measured(BaseModel):
+    """What the floors of a method in one context need."""
+
+    work: _Stages | None
+
+
+class _Conditions(BaseModel):
+    """What a document keeps when nothing new is measured."""
+
+    ceilings: Ceilings
+    load_average: list[float]
+
+
+_SELECTION = TypeAdapter(_Selection)
+_CONTEXT = TypeAdapter(dict[str, _Measured])
+_CONDITIONS = TypeAdapter(_Conditions)
+
+
+def _figures(path: Path, kind: TypeAdapter[Any]) -> Any:
+    """Stored figures, with the fields of `kind`.
+
+    Raises:
+        ConfigError: they cannot be read, or lack one of the fields.
+    """
+    try:
+        figures = read_json(path, ConfigError)
+        kind.validate_python(figures)
+    except (ConfigError, ValueError, FileNotFoundError):
+        raise ConfigError(f"'{path}' is damaged; remove it and give the command again") from None
+    return figures
 
 
 @contextmanager

@@ -93,6 +93,8 @@ def open_keeping(
     )
     if block_context is not None:
         model.config = model.config.with_changes(block_context=block_context)
+    # The same prompt for all methods, and one end token, which the bench switches off.
+    model.config = model.config.with_changes(chat_template=False)
     budget = NOTHING if keeping == "cold" else None
     model.engine = open_engine(settings.engine, model, budget=budget)
     auto_budget(model, settings.k)

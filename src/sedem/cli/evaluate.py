@@ -1,4 +1,4 @@
-"""The commands `sedem eval`, `sedem eval report` and `sedem cost`."""
+"""The commands `sedem eval` and `sedem eval report`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sedem.cli.options import (
     budget,
     parse_options,
 )
-from sedem.cli.report import print_cost, print_metrics, print_report
+from sedem.cli.report import print_metrics, print_report
 from sedem.evaluation.config import EvaluationConfig
 
 METHOD = "METHOD"
@@ -155,32 +155,3 @@ def report(
         output.print_json(result)
     else:
         print_report(result)
-
-
-def cost(
-    backbone: Annotated[
-        str,
-        typer.Argument(
-            metavar="BACKBONE", help="llama-3.2-1b, llama-3.2-3b, a folder or a hub id."
-        ),
-    ],
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="A baseline instead of SeDeM: icae, hmt, 500x or beacon."
-        ),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Count parameters and FLOPs.
-
-    No weights are loaded.
-    """
-    from sedem.evaluation.cost import cost as count
-    from sedem.evaluation.overhead import baseline_cost
-
-    result = baseline_cost(method, backbone) if method else count(backbone)
-    if as_json:
-        output.print_json(result)
-    else:
-        print_cost(result)

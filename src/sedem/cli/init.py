@@ -28,6 +28,12 @@ def init(
     k: Annotated[
         str, typer.Option("-k", metavar="N|auto", help="Blocks to use for an answer.")
     ] = "2",
+    chat_template: Annotated[
+        bool | None,
+        typer.Option(
+            help="Put questions into the tokenizer's chat template. [default: where it has one]"
+        ),
+    ] = None,
 ) -> None:
     """Make a checkpoint that works untrained.
 
@@ -42,7 +48,13 @@ def init(
     if out.exists():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
     disable_progress_bar()
-    model = untrained(backbone, layer=layer, segment_length=segment_length, k=budget(k))
+    model = untrained(
+        backbone,
+        layer=layer,
+        chat_template=chat_template,
+        segment_length=segment_length,
+        k=budget(k),
+    )
     config, decoder, place = model.config, model.decoder, shlex.quote(str(out))
     write(out, config, model.parts(), decoder)
     output.print_facts(
@@ -52,6 +64,7 @@ def init(
             ("memory", f"states after layer {config.inject_layer}, injected there unchanged"),
             ("bank", f"{2 * decoder.width:,} bytes a token, in bfloat16"),
             ("answer", f"from {config.k} blocks of {config.segment_length} tokens"),
+            ("prompt", f"{'in' if config.chat_template else 'without'} a chat template"),
         ]
     )
     output.write()

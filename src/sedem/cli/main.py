@@ -6,13 +6,26 @@ Each command imports what it needs when it runs, so `--help` is fast.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from sedem.cli import (
+    adapt,
+    bench,
+    calibrate,
+    cost,
+    data,
+    evaluate,
+    init,
+    output,
+    probe,
+    push,
+    seal,
+    train,
+)
 from sedem.cli import bank as bank_commands
-from sedem.cli import bench, calibrate, data, evaluate, init, output, push, train
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import (
     BankPath,
@@ -24,17 +37,21 @@ from sedem.cli.options import (
     budget,
 )
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import SedemError
+from sedem.errors import DataError, SedemError
+
+if TYPE_CHECKING:
+    from sedem.bank.memory_bank import MemoryBank
+    from sedem.model import SeDeM
 
 ORDER = (
-    "demo", "build", "ask", "bank", "data", "init", "train", "calibrate", "push", "eval", "bench",
-    "cost",
+    "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
+    "push", "eval", "bench", "cost",
 )  # fmt: skip
 """The commands as the help lists them."""
 
 
 class Commands(TyperGroup):
-    """Reports errors that sedem raises on purpose as one line, with exit code 1."""
+    """Reports errors of sedem and of the system as one line, with exit code 1."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the help."""
@@ -46,6 +63,13 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except SedemError as error:
             output.error(str(error))
+            raise typer.Exit(1) from None
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            # Such as a full disk, a name that is too long or a folder that may not be read.
+            place = f"'{error.filename}': " if error.filename else ""
+            output.error(f"{place}{error.strerror or error}")
             raise typer.Exit(1) from None
 
 
@@ -62,10 +86,13 @@ app.add_typer(data.data_app, name="data")
 app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
 app.command()(init.init)
+app.command()(probe.probe)
+app.command()(adapt.adapt)
 app.command()(calibrate.calibrate)
+app.command()(seal.seal)
 app.command()(push.push)
 app.command()(bench.bench)
-app.command()(evaluate.cost)
+app.command()(cost.cost)
 
 
 @app.command()
@@ -176,7 +203,8 @@ def ask(
     """Answer questions from a bank, with sources.
 
     The sources are the spans that the answer was conditioned on. Control characters are shown as
-    escapes; --json has every text exactly.
+    escapes; --json has every text exactly. A question on stdin that cannot be asked is reported,
+    the others are answered, and the exit status is 1.
     """
     chosen_k = budget(k)
     from sedem.bank.memory_bank import MemoryBank
@@ -192,8 +220,26 @@ def ask(
         "condition": condition,
         "min_confidence": min_confidence,
     }
-    for one in [question] if question is not None else output.questions_from_stdin():
-        if as_json:
-            output.print_json(answering.answer(opened, one, **options).to_dict())
-        else:
-            output.print_answer(answering, opened, one, **options)
+    if question is not None:
+        _answer(answering, opened, question, as_json, **options)
+        return
+    failed = False
+    for number, one in enumerate(output.questions_from_stdin(), start=1):
+        try:
+            _answer(answering, opened, one, as_json, **options)
+        except DataError as error:
+            # A bad question of a batch costs itself alone.
+            failed = True
+            output.error(f"question {number}: {error}")
+            if as_json:
+                output.print_json({"question": one, "error": str(error)})
+    if failed:
+        raise typer.Exit(1)
+
+
+def _answer(model: SeDeM, bank: MemoryBank, question: str, as_json: bool, **options: Any) -> None:
+    """Answer a question and write the answer."""
+    if as_json:
+        output.print_json(model.answer(bank, question, **options).to_dict())
+    else:
+        output.print_answer(model, bank, question, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sedem.errors import ConfigError
+from sedem.untrusted import parse_json
 
 RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
 """Names that say which data is opened; they are not options of a reader."""
@@ -87,7 +87,7 @@ def parse_options(entries: Sequence[str] | None) -> dict[str, Any]:
                 "use the flags --schema, --records and --split"
             )
         try:
-            options[key] = json.loads(text)
-        except ValueError:
+            options[key] = parse_json(text, f"option '{key}'", ConfigError)
+        except ConfigError:
             options[key] = text
     return options

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sedem.errors import DataError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
@@ -30,6 +32,9 @@ NARROWEST = 20
 """Columns to which a column of text may be folded before rows are shown one below the other."""
 GAP = 2
 """Spaces between two columns."""
+
+QUESTION_BYTES = 2**20
+"""Limit of a line on stdin; no model reads a question as long."""
 
 JOINERS = "\u200c\u200d"
 """Zero-width joiners: invisible, but part of Persian, Indic scripts and emoji."""
@@ -266,12 +271,22 @@ def print_sources(answer: Answer) -> None:
 
 
 def questions_from_stdin() -> Iterator[str]:
-    """Yield the questions on stdin, one a line; at a terminal, say how to end."""
+    """Yield the questions on stdin, one a line; at a terminal, say how to end.
+
+    Bytes that are not UTF-8 become halves of surrogate pairs, which no question may have.
+
+    Raises:
+        DataError: a line is so long that nothing tells where it ends.
+    """
     if sys.stdin.isatty():
         typer.echo("one question a line; end with Ctrl-D", err=True)
-    for line in sys.stdin:
-        if line.strip():
-            yield line.strip()
+    while line := sys.stdin.buffer.readline(QUESTION_BYTES + 1):
+        if len(line) > QUESTION_BYTES:
+            raise DataError(
+                f"a line on stdin has more than {QUESTION_BYTES:,} bytes; give one question a line"
+            )
+        if question := line.decode("utf-8", "surrogateescape").strip():
+            yield question
 
 
 # Progress

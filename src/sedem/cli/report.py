@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sedem.cli.output import Cell, note, print_facts, print_table, write
+from sedem.durable_files import bytes_text
 
 HEADINGS = {
     "em": "EM",
@@ -99,3 +100,25 @@ def print_cost(result: dict[str, Any]) -> None:
     rows = [(name, f"{value / 1e9:.1f}", "GFLOPs") for name, value in flops.items()]
     print_table(rows, left=(0, 2))
     write("for " + ", ".join(f"{n.replace('_', ' ')} {v}" for n, v in assumptions.items()))
+
+
+def print_training_cost(result: dict[str, Any]) -> None:
+    """Write what a training run will take, and what that assumes."""
+    output: dict[str, int] = result["bytes"]
+    tokens = result["tokens"]
+    rows = [
+        ("steps", f"{result['steps']:,}", f"of {result['examples_per_step']:,} examples"),
+        ("examples", f"{result['examples']:,}", ""),
+        ("tokens read frozen", f"{tokens['frozen'] / 1e9:.3f}", "billion"),
+        ("positions with gradient", f"{tokens['with_gradient'] / 1e9:.3f}", "billion"),
+        ("hours", f"{result['hours']:.3g}", ""),
+    ]
+    print_table(rows, left=(0, 2))
+    write()
+    rows = [(name, f"{value / 1e15:.4g}", "PFLOPs") for name, value in result["flops"].items()]
+    print_table(rows, left=(0, 2))
+    write()
+    names = {"memory": "memory of a GPU", "cache_on_disk": "cache on disk"}
+    print_table([(str(names.get(n, n)), bytes_text(value)) for n, value in output.items()])
+    told = ", ".join(f"{n.replace('_', ' ')} {v:g}" for n, v in result["assumptions"].items())
+    write(f"for {told}; activations and logits are estimates")

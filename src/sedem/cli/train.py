@@ -70,7 +70,7 @@ def stage1(
 
     An interrupted run resumes when its command is given again.
     """
-    _train_stage("stage1", _path(recipe, config), overrides, print_config)
+    _train_stage("stage1", recipe_path(recipe, config), overrides, print_config)
 
 
 @train_app.command()
@@ -84,7 +84,7 @@ def stage2(
 
     An interrupted run resumes when its command is given again.
     """
-    _train_stage("stage2", _path(recipe, config), overrides, print_config)
+    _train_stage("stage2", recipe_path(recipe, config), overrides, print_config)
 
 
 @train_app.command(METHOD)
@@ -102,12 +102,12 @@ def baseline(
     from sedem.training.baseline import train_baseline
     from sedem.training.baseline_recipe import load_baseline_recipe
 
-    path = _path(recipe, config)
+    path = recipe_path(recipe, config)
     loaded = load_baseline_recipe(str(context.info_name), path, overrides or ())
     _train(loaded, train_baseline, print_config)
 
 
-def _path(recipe: str | None, config: Path | None) -> Path:
+def recipe_path(recipe: str | None, config: Path | None) -> Path:
     """The file of the recipe that a command names, by `--recipe` or by `--config`."""
     if recipe is not None and config is None:
         from sedem.training.shipped_recipes import shipped_recipe

@@ -8,16 +8,17 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 from sedem.errors import DataError
+from sedem.untrusted import open_file
 
-CHUNK = 1 << 16
-"""Compressed bytes that are read at a time from a zstd file."""
+CHUNK = 1 << 11
+"""Compressed bytes that are read at a time from a zstd file; each may become 32,768 bytes."""
 
-_OPENERS: dict[str, Callable[[Path], Any]] = {
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".gz": gzip.open,
     ".xz": lzma.open,
     ".bz2": bz2.open,
@@ -39,17 +40,16 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes; its ending says how it is compressed.
 
     Raises:
-        DataError: the file is missing, a folder or damaged, or zstandard is not installed.
+        DataError: the file is missing, damaged or no regular file, or zstandard is not installed.
     """
-    if path.is_dir():
-        raise DataError(f"'{path}' is a folder; give a file")
     try:
-        if path.suffix == ".zst":
-            with _open_zstd(path) as file:
-                yield file
-        else:
-            with _OPENERS.get(path.suffix, _open_plain)(path) as file:
-                yield file
+        with open_file(path, DataError) as stored:
+            if path.suffix == ".zst":
+                with _open_zstd(stored, path) as file:
+                    yield file
+            else:
+                with _OPENERS.get(path.suffix, nullcontext)(stored) as file:
+                    yield file
     except FileNotFoundError:
         raise DataError(f"there is no file '{path}'") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
@@ -72,12 +72,8 @@ def open_text(path: Path) -> Iterator[IO[str]]:
         ) from None
 
 
-def _open_plain(path: Path) -> IO[bytes]:
-    return path.open("rb")
-
-
 @contextmanager
-def _open_zstd(path: Path) -> Iterator[IO[bytes]]:
+def _open_zstd(compressed: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
     try:
         from zstandard import ZstdDecompressor, ZstdError
     except ImportError:
@@ -85,8 +81,7 @@ def _open_zstd(path: Path) -> Iterator[IO[bytes]]:
             f"'{path}' is compressed with zstd; install 'zstandard' to read it"
         ) from None
     try:
-        with path.open("rb") as compressed:
-            yield io.BufferedReader(_ZstdFrames(compressed, ZstdDecompressor()))
+        yield io.BufferedReader(_ZstdFrames(compressed, ZstdDecompressor()))
     except ZstdError as error:
         raise DataError(f"'{path}' cannot be read: {error}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from sedem.data import hub
 from sedem.data.compression import kind, open_text
 from sedem.data.records import Records, read_records
 from sedem.errors import DataError
+from sedem.untrusted import DOCUMENT_BYTES, exists, is_folder
 
 TEXT_ENDINGS = (".txt", ".md", ".jsonl", ".parquet")
 HUB = "hub:"
@@ -16,7 +18,10 @@ HUB = "hub:"
 
 
 def read_texts(
-    source: str | Path, exclude_titles: Collection[str] = (), revision: str | None = None
+    source: str | Path,
+    exclude_titles: Collection[str] = (),
+    revision: str | None = None,
+    shard_seed: int | None = None,
 ) -> Iterator[str]:
     """Texts of a file, of every text file of a folder in the order of their names, or of the hub.
 
@@ -27,20 +32,31 @@ def read_texts(
         source: file, folder, or "hub:" and the id of a set, whose training split is streamed.
         exclude_titles: lines and rows with one of these in the field `title` are left out.
         revision: commit of the set on the hub; None means the newest.
+        shard_seed: reads the files of a folder, or the shards of a set on the hub, in the order
+            that this seed draws; None reads them in the order of their names.
 
     Raises:
         DataError: the source cannot be read, or a line has no text.
     """
     repository = hub_id(source)
     if repository is not None:
-        yield from _texts(hub.stream(repository, revision), exclude_titles)
+        yield from _texts(hub.stream(repository, revision, shard_seed), exclude_titles)
         return
-    for file in text_files(Path(source)):
+    files = text_files(Path(source))
+    if shard_seed is not None:
+        random.Random(shard_seed).shuffle(files)
+    for file in files:
         if kind(file) in (".jsonl", ".parquet"):
             yield from _texts(read_records(file), exclude_titles)
         elif kind(file) in TEXT_ENDINGS:
             with open_text(file) as opened:
-                yield opened.read()
+                text = opened.read(DOCUMENT_BYTES + 1)
+            if len(text) > DOCUMENT_BYTES:
+                raise DataError(
+                    f"'{file}' has more than {DOCUMENT_BYTES:,} characters, which would be read "
+                    "whole; split it, or save it as JSON lines"
+                )
+            yield text
         else:
             raise DataError(
                 f"'{file}' is no text file; {', '.join(TEXT_ENDINGS)} are read, compressed or not"
@@ -58,7 +74,7 @@ def text_files(path: Path) -> list[Path]:
     Raises:
         DataError: the folder has no text file.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     files = sorted(file for file in path.rglob("*") if kind(file) in TEXT_ENDINGS)
     if not files:
@@ -71,9 +87,9 @@ def holds_texts(source: str | Path) -> bool:
     path = Path(source)
     if hub_id(source) is not None:
         return True
-    if not path.exists():
+    if not exists(path):
         return False
-    file = min(text_files(path)) if path.is_dir() else path
+    file = min(text_files(path))
     if kind(file) in (".jsonl", ".parquet"):
         _, first = next(read_records(file), ("", {}))
         return isinstance(first.get("text"), str) and "question" not in first

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sedem.errors import DataError
 from sedem.types import Document
+from sedem.untrusted import DOCUMENT_BYTES, is_folder, read_bytes
 
 ENDINGS = (".txt", ".md")
 
@@ -17,9 +18,24 @@ def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Docum
 
     Raises:
         DataError: a file is missing, a folder, of another type, binary, empty or in another
-            encoding.
+            encoding, or larger than can be read.
     """
     return [read_document(path, encoding) for path in paths]
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are, and every .txt and .md file of a folder in the order of their names.
+
+    Raises:
+        DataError: a folder has no such file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS)
+        if path.is_dir() and not inside:
+            raise DataError(f"folder '{path}' holds no {' or '.join(ENDINGS)} file")
+        found += inside if path.is_dir() else [path]
+    return list(dict.fromkeys(found))
 
 
 def read_document(path: Path, encoding: str = "utf-8") -> Document:
@@ -28,16 +44,17 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
     Raises:
         DataError: as `read_documents`.
     """
-    if path.is_dir():
+    if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
-    if not path.exists():
-        raise DataError(f"there is no file '{path}'")
     if path.suffix.lower() not in ENDINGS:
         raise DataError(
             f"'{path}' is of the type '{path.suffix or 'without ending'}'; "
             f"{' and '.join(ENDINGS)} files can be read: save it as plain text"
         )
-    content = path.read_bytes()
+    try:
+        content = read_bytes(path, DataError, DOCUMENT_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"there is no file '{path}'") from None
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
@@ -47,8 +64,12 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
             f"'{path}' is not {encoding} text (byte {error.start}); "
             "name its encoding, such as --encoding latin-1"
         ) from None
-    except LookupError:
-        raise DataError(f"there is no encoding '{encoding}'; try utf-8 or latin-1") from None
+    # A name with NUL is a ValueError, and some encodings raise errors of their own.
+    except (LookupError, ValueError):
+        raise DataError(
+            f"'{path}' cannot be read as '{encoding}', or there is no such encoding; "
+            "try utf-8 or latin-1"
+        ) from None
     if "\0" in text:
         raise _binary(path)
     return Document(os.path.normpath(path), text.removeprefix("\ufeff"))

@@ -31,6 +31,8 @@ class Home:
         revision: the revision to read; None means the main one.
         fallback: the revision to read if the main one is a script.
         files: parquet file of each split, for a repository that cannot be loaded by its id.
+        records: records of the training split (papers of QASPER, articles of SQuAD); 0 if not told.
+        questions: questions of these records.
     """
 
     repository: str
@@ -38,16 +40,23 @@ class Home:
     revision: str | None = None
     fallback: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    records: int = 0
+    questions: int = 0
 
 
 HOMES: dict[str, Home] = {
-    "hotpotqa": Home("hotpotqa/hotpot_qa", "distractor", fallback=PARQUET),
-    "2wikimultihopqa": Home(
-        "xanhho/2WikiMultihopQA", files={"train": "train.parquet", "validation": "dev.parquet"}
+    "hotpotqa": Home(
+        "hotpotqa/hotpot_qa", "distractor", fallback=PARQUET, records=90_447, questions=90_447
     ),
-    "musique": Home("dgslibisey/MuSiQue"),
-    "qasper": Home("allenai/qasper", "qasper", revision=PARQUET),
-    "squad": Home("rajpurkar/squad"),
+    "2wikimultihopqa": Home(
+        "xanhho/2WikiMultihopQA",
+        files={"train": "train.parquet", "validation": "dev.parquet"},
+        records=167_454,
+        questions=167_454,
+    ),
+    "musique": Home("dgslibisey/MuSiQue", records=19_938, questions=19_938),
+    "qasper": Home("allenai/qasper", "qasper", revision=PARQUET, records=888, questions=2_593),
+    "squad": Home("rajpurkar/squad", records=442, questions=87_599),
     "ruler-qa2": Home("hotpotqa/hotpot_qa", "distractor", fallback=PARQUET),
 }
 """Every public name."""
@@ -79,8 +88,14 @@ def read_home(
     yield from numbered(rows, home.repository)
 
 
-def stream(repository: str, revision: str | None = None) -> Records:
+def stream(repository: str, revision: str | None = None, seed: int | None = None) -> Records:
     """Records of the training split of any set, streamed.
+
+    Args:
+        repository: its hub id.
+        revision: the commit to read; None means the newest.
+        seed: reads the shards in the order that this seed draws, so that the first records are not
+            of one source; None reads them as they lie. The records of a shard stay in order.
 
     Raises:
         DataError: the hub cannot be reached.
@@ -89,6 +104,9 @@ def stream(repository: str, revision: str | None = None) -> Records:
         rows = _datasets().load_dataset(
             repository, split="train", revision=revision, streaming=True
         )
+        if seed is not None:
+            # With a buffer of one record only the shards are shuffled, never those of a shard.
+            rows = rows.shuffle(seed=seed, buffer_size=1)
     yield from numbered(rows, repository)
 
 

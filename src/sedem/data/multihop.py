@@ -6,7 +6,6 @@ whole, so all blocks of a long one are labelled.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -33,6 +32,7 @@ from sedem.data.record_validation import (
 from sedem.data.records import Record, Records
 from sedem.errors import DataError
 from sedem.types import Document
+from sedem.untrusted import parse_json
 from sedem.validation import Whole
 
 NO_SENTENCE = "supporting fact past the last sentence"
@@ -45,7 +45,10 @@ def _from_json_and_pairs(*names: str) -> BeforeValidator:
 
     def objects(given: Any) -> Any:
         if isinstance(given, str):
-            given = json.loads(given)
+            try:
+                given = parse_json(given, "the text", DataError)
+            except DataError as error:
+                raise ValueError(str(error)) from None
         if not isinstance(given, list):
             return given
         return [

@@ -18,7 +18,8 @@ from sedem.data.hub import HOMES, cached_commit, checked_split, commit, read_hom
 from sedem.data.records import Records, first_field_names, read_records, shards
 from sedem.durable_files import sha256
 from sedem.errors import ConfigError, DataError
-from sedem.validation import Settings
+from sedem.untrusted import check_file, exists, is_folder
+from sedem.validation import LARGEST, Settings
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def open_examples(
         raise ConfigError(f"there is no schema '{name}'; known are {', '.join(SETS)}")
     read = SETS[name].read
     known = _options(read)
-    if not path.exists():
+    if not exists(path):
         given = read_home(_public(source), split, revision=revision, streaming=streaming)
     else:
         if revision is not None:
@@ -118,10 +119,13 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str | No
             local copy.
     """
     path = Path(source)
-    if path.exists():
-        digests = [sha256(shard) for shard in shards(path)]
+    if exists(path):
+        files = shards(path)
+        for file in files:
+            check_file(file, DataError)
+        digests = [sha256(file) for file in files]
         joined = hashlib.sha256("".join(digests).encode()).hexdigest()
-        return {"data": path.name, "data_sha256": joined if path.is_dir() else digests[0]}
+        return {"data": path.name, "data_sha256": joined if is_folder(path) else digests[0]}
     name = _public(source)
     home, meant = HOMES[name], checked_split(name, split)
     found: dict[str, str | None] = {"data": home.repository, "split": meant}
@@ -141,7 +145,7 @@ def sniff(source: str | Path) -> str:
         DataError: no schema is recognised.
     """
     path = Path(source)
-    if not path.exists():
+    if not exists(path):
         return _public(source)
     names = first_field_names(shards(path)[0])
     found: set[str] = set()
@@ -190,7 +194,9 @@ def parse_records(text: str | None) -> slice:
     parts = text.split(":")
     try:
         if len(parts) == 2:
-            return slice(*(int(part) if part else None for part in parts))
+            ends = [int(part) if part else None for part in parts]
+            if all(end is None or abs(end) <= LARGEST for end in ends):
+                return slice(*ends)
     except ValueError:
         pass
     raise ConfigError(f"records is '{text}'; it must be 'start:stop', such as '70:' or ':400'")

@@ -6,20 +6,29 @@ Errors name its place. What a record means is up to the readers of the sets.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from sedem.data.compression import kind, open_bytes, open_text
-from sedem.errors import DataError
+from sedem.errors import DataError, first_line
+from sedem.untrusted import (
+    JSON_BYTES,
+    LINE_CHARACTERS,
+    check_depth,
+    check_file,
+    is_folder,
+    parse_json,
+)
 
 Record = dict[str, Any]
 Records = Iterator[tuple[str, Record]]
 """Records with their places."""
 
 ENDINGS = (".json", ".jsonl", ".parquet")
+BLANKS = 1000
+"""White space that may come before the first character of JSON."""
 ROWS = 64
 """Rows that are read at a time from a parquet file."""
 
@@ -45,7 +54,7 @@ def shards(path: Path) -> list[Path]:
     Raises:
         DataError: the folder has no data file.
     """
-    if not path.is_dir():
+    if not is_folder(path):
         return [path]
     files = sorted(file for file in path.iterdir() if file.is_file() and kind(file) in ENDINGS)
     if not files:
@@ -71,15 +80,16 @@ def read_json(path: Path) -> Any:
     """Parse a JSON file.
 
     Raises:
-        DataError: the file is not JSON; names line and column.
+        DataError: the file is too large or not JSON; names line and column.
     """
     with open_text(path) as file:
-        try:
-            return json.load(file)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"'{path}' is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-            ) from None
+        text = file.read(JSON_BYTES + 1)
+    if len(text) > JSON_BYTES:
+        raise DataError(
+            f"'{path}' is one JSON value of more than {JSON_BYTES:,} characters, which would be "
+            "read whole; save it as JSON lines"
+        )
+    return parse_json(text, f"'{path}'", DataError)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
@@ -89,14 +99,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
         DataError: a line is not a JSON object.
     """
     with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise DataError(f"'{path}', line {number}: not JSON ({error.msg})") from None
-            yield number, _object(entry, f"'{path}', line {number}")
+        lines = iter(lambda: file.readline(LINE_CHARACTERS + 1), "")
+        for number, line in enumerate(lines, start=1):
+            place = f"'{path}', line {number}"
+            if len(line) > LINE_CHARACTERS:
+                raise DataError(
+                    f"{place} has more than {LINE_CHARACTERS:,} characters; give an object a line"
+                )
+            if line.strip():
+                yield number, _object(parse_json(line.strip(), place, DataError), place)
 
 
 def _lines(path: Path) -> Records:
@@ -108,15 +119,19 @@ def _json(path: Path) -> Records:
     """Records of a file that is an array, JSON lines, or one object over many lines."""
     with open_text(path) as file:
         start = file.read(1)
-        while start and start.isspace():
+        for _ in range(BLANKS):
+            if not start.isspace():
+                break
             start = file.read(1)
-        first = start if start == "[" else start + file.readline()
+        if start and start not in "[{":
+            raise DataError(f"'{path}' is not JSON: it begins with neither '[' nor '{{'")
+        first = start if start == "[" else start + file.readline(LINE_CHARACTERS)
     if start == "[":
         yield from _array(path)
         return
     try:
-        json.loads(first or "{}")
-    except json.JSONDecodeError:
+        parse_json(first or "{}", f"'{path}'", DataError)
+    except DataError:
         yield f"'{path}'", _object(read_json(path), f"'{path}'")
     else:
         yield from _lines(path)
@@ -141,7 +156,10 @@ def _object(entry: Any, place: str) -> Record:
 
 
 class _StreamingError(Exception):
-    """ijson is not installed, or would not give the same values as json."""
+    """ijson is not installed, fails, or would not give the same values as json.
+
+    It raises a SystemError for a number of more digits than Python reads.
+    """
 
 
 def _ijson() -> Any:
@@ -154,14 +172,27 @@ def _ijson() -> Any:
 
 def _streamed_entries(path: Path) -> Iterator[Any]:
     ijson = _ijson()
+    repeated: list[str] = []
+
+    class Watched(dict[str, Any]):
+        # ijson cannot pass on an error of this method.
+        def __setitem__(self, key: str, value: Any) -> None:
+            repeated.extend([key] if key in self else [])
+            super().__setitem__(key, value)
+
     with open_bytes(path) as file:
         watched = _SurrogateWatch(file)
         try:
-            for entry in ijson.items(watched, "item", use_float=True):
+            for entry in ijson.items(watched, "item", use_float=True, map_type=Watched):
                 if watched.found:
                     raise _StreamingError
+                if repeated:
+                    raise DataError(
+                        f"'{path}' has an object with the key '{repeated[0]}' twice; remove one"
+                    )
+                check_depth(entry, f"'{path}'", DataError)
                 yield entry
-        except (ijson.JSONError, UnicodeDecodeError):
+        except (ijson.JSONError, UnicodeDecodeError, SystemError):
             raise _StreamingError from None
 
 
@@ -208,7 +239,7 @@ def _streamed_names(path: Path) -> Iterator[str]:
                 depth += event.startswith("start_") - event.startswith("end_")
                 if event.startswith("end_") and depth <= outside:
                     return
-        except (ijson.JSONError, UnicodeDecodeError):
+        except (ijson.JSONError, UnicodeDecodeError, SystemError):
             raise _StreamingError from None
 
 
@@ -228,6 +259,7 @@ def _rows(path: Path) -> Records:
     except ImportError:
         raise DataError(f"'{path}' is a parquet file; install 'sedem[train]' to read it") from None
     try:
+        check_file(path, DataError)
         with ParquetFile(path) as file:
             count = 0
             for batch in file.iter_batches(batch_size=ROWS):
@@ -237,5 +269,4 @@ def _rows(path: Path) -> Records:
     except FileNotFoundError:
         raise DataError(f"there is no file '{path}'") from None
     except (ArrowException, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise DataError(f"'{path}' cannot be read as parquet: {reason}") from None
+        raise DataError(f"'{path}' cannot be read as parquet: {first_line(error)}") from None

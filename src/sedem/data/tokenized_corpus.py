@@ -47,6 +47,7 @@ class TokenizedCorpus:
         cache: Path,
         exclude_titles: Collection[str] = (),
         limit: int | None = None,
+        shard_seed: int | None = None,
     ) -> TokenizedCorpus:
         """Open a tokenized corpus; tokenize it first, or continue after a killed run.
 
@@ -56,6 +57,7 @@ class TokenizedCorpus:
             cache: folder of the arrays; their names depend on the corpus and the tokenizer.
             exclude_titles: as in `read_texts`.
             limit: stop after this many tokens, which cuts the last text; None means all.
+            shard_seed: as in `read_texts`.
 
         Raises:
             DataError: the corpus cannot be read or is empty.
@@ -64,12 +66,15 @@ class TokenizedCorpus:
         chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
         if limit is not None:
             chosen += f" {limit}"
+        if shard_seed is not None:
+            chosen += f" shards {shard_seed}"
         folder = cache / f"tokens-{hashlib.sha256(chosen.encode()).hexdigest()[:16]}"
 
         def build(partial: Path) -> None:
             if not _is_complete(partial):
                 _check_room(source, limit, _dtype(backbone), partial)
-                texts = read_texts(source, exclude_titles, _revision(source, partial))
+                revision = _revision(source, partial)
+                texts = read_texts(source, exclude_titles, revision, shard_seed)
                 _write_parts(texts, backbone, partial, limit, str(source))
                 _join_parts(partial, str(source))
             for part in _parts(partial):

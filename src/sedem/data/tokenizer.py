@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from sedem.config import DEFAULT_MODEL
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, first_line
 from sedem.inference.checkpoint import BACKBONE, locate
+from sedem.untrusted import exists, is_folder
 
 Span = tuple[int, int]
 
@@ -62,14 +63,14 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
 
     shown = name or DEFAULT_MODEL
     folder = Path(name) if name else locate(DEFAULT_MODEL)
-    if (folder / BACKBONE / "tokenizer_config.json").is_file():
+    if exists(folder / BACKBONE / "tokenizer_config.json"):
         folder = folder / BACKBONE
     try:
-        opened = read_tokenizer(str(folder) if folder.is_dir() else shown)
+        opened = read_tokenizer(str(folder) if is_folder(folder) else shown)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"tokenizer '{shown}' is neither a local folder nor available from the hub: {reason}"
+            f"tokenizer '{shown}' is neither a local folder nor available from the hub: "
+            f"{first_line(error)}"
         ) from None
     if not opened.is_fast:
         raise ConfigError(

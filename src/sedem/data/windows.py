@@ -21,8 +21,9 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
     """Windows of context and continuation, in a seeded order.
 
     The windows of a text start at a seeded offset. They do not overlap within an epoch, and differ
-    between seeds. Item i does not depend on the items read before it, so resumed training continues
-    with the same windows.
+    between seeds. In every later epoch the same number of windows of a text lies elsewhere in it,
+    as far as the text has room. An item depends on the seed and the epoch alone, not on the items
+    read before it, so resumed training continues with the same windows.
 
     Args:
         corpus: the tokenized corpus.
@@ -30,6 +31,7 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
         continuation: A.
         seed: decides offsets and order.
         texts: indices of the texts to use; None means all.
+        limit: maximum windows, the first ones of the order; None means all.
     """
 
     def __init__(
@@ -39,24 +41,48 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
         continuation: int,
         seed: int,
         texts: range | None = None,
+        limit: int | None = None,
     ) -> None:
         self.corpus = corpus
         self.context = context
-        width = context + continuation
+        self.width = width = context + continuation
+        self.seed = seed
         rng = np.random.default_rng(seed)
         used = range(len(corpus)) if texts is None else texts
-        starts = []
-        for text in used:
+        starts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+        # How far the windows of each text can move towards its beginning and its end.
+        self._room = np.zeros((len(used), 2), np.int64)
+        for number, text in enumerate(used):
             begin, end = int(corpus.bounds[text]), int(corpus.bounds[text + 1])
             offset = int(rng.integers(0, width))
             if end - begin < offset + width:
                 offset = 0
-            starts.append(np.arange(begin + offset, end - width + 1, width))
-        self.starts: NDArray[np.int64] = np.concatenate(starts) if starts else np.zeros(0, np.int64)
-        self.width = width
-        if not len(self.starts):
+            own = np.arange(begin + offset, end - width + 1, width)
+            starts.append(own)
+            if len(own):
+                self._room[number] = offset, end - width - own[-1]
+        order = np.arange(sum(map(len, starts)))
+        if not len(order):
             raise DataError(f"no text is {width} tokens long; give longer texts or shorter windows")
-        rng.shuffle(self.starts)
+        rng.shuffle(order)
+        order = order[:limit]
+        self._text = np.repeat(np.arange(len(used)), [len(own) for own in starts[1:]])[order]
+        self._first = np.concatenate(starts)[order]
+        self.epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the windows before this one; the trainer sets it before every pass."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self.starts = self._first
+        if epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            moved = rng.integers(-self._room[:, 0], self._room[:, 1], endpoint=True)
+            self.starts = self._first + moved[self._text]
 
     def __len__(self) -> int:
         """Number of windows."""

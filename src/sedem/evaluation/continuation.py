@@ -5,7 +5,7 @@ Letters: B batch, T context tokens, A continuation tokens, D decoder width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,10 @@ CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")
 
 @torch.no_grad()
 def continuation_losses(
-    model: SeDeM, windows: Dataset[dict[str, Any]], progress: Callable[[int, int], None]
+    model: SeDeM,
+    windows: Dataset[dict[str, Any]],
+    progress: Callable[[int, int], None],
+    conditions: Sequence[str] = CONDITIONS,
 ) -> dict[str, dict[str, Any]]:
     """Mean cross-entropy, in nats per token, of continuations and of spans of the context.
 
@@ -38,6 +41,7 @@ def continuation_losses(
         model: a model with one backbone, or with two that share a tokenizer.
         windows: items with `context` `[T]` and `continuation` `[A]`.
         progress: called with the number of finished windows and the number of windows.
+        conditions: those of `CONDITIONS` to measure.
 
     Returns:
         The losses by target and condition. Targets are "continuation" and "recall", a span of the
@@ -52,7 +56,7 @@ def continuation_losses(
             "continuation losses need an encoder and a decoder with the same tokenizer"
         )
     losses: dict[str, dict[str, list[float]]] = {
-        target: {condition: [] for condition in CONDITIONS} for target in ("continuation", "recall")
+        target: {condition: [] for condition in conditions} for target in ("continuation", "recall")
     }
     total = len(windows)  # type: ignore[arg-type]
     separator = torch.tensor(model.decoder.token_ids(SEPARATOR), device=model.device)
@@ -69,7 +73,7 @@ def continuation_losses(
                 ("continuation", after_BA, 1),
                 ("recall", recall_BA, len(separator)),
             ):
-                for condition in CONDITIONS:
+                for condition in conditions:
                     losses[target][condition] += _losses(
                         model, condition, context_BT, states.get(condition), target_BA, skipped
                     )

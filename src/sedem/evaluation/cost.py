@@ -67,13 +67,20 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
         ConfigError: the name is unknown.
     """
     config, encoder, decoder = _shapes(name)
-    # The most that "auto" may take, since what it takes depends on the question.
-    workload = workload or Workload(k=config.auto_max if config.k == "auto" else config.k)
+    workload = workload or _own_workload(config)
     return {
         "backbone": name,
         "parameters": count_parameters(config, encoder, decoder),
         "flops": count_flops(config, encoder, decoder, workload),
     }
+
+
+def _own_workload(config: SedemConfig) -> Workload:
+    """The paper's query with the model's own K."""
+    if config.k == "all":
+        return Workload(k=-(-Workload.context // config.segment_length))
+    # The most that "auto" may take, since what it takes depends on the question.
+    return Workload(k=config.auto_max if config.k == "auto" else config.k)
 
 
 def count_parameters(
@@ -181,20 +188,39 @@ def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int)
 def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
     """The FLOPs of one decoder layer over new tokens.
 
-    Counts the projections of attention and MLP, and causal attention: token i attends to
-    `before` + i + 1 keys, once for the scores and once for the values.
+    Args:
+        shape: configuration of the backbone.
+        tokens: number of new tokens.
+        before: number of cached tokens before them.
+    """
+    return projection_flops(shape, tokens) + attention_flops(shape, tokens, before)
+
+
+def projection_flops(shape: PretrainedConfig, tokens: int) -> int:
+    """The FLOPs of the projections of attention and MLP in one layer."""
+    width, inner = shape.hidden_size, shape.intermediate_size
+    queries, keys = head_widths(shape)
+    return 2 * tokens * (2 * width * queries + 2 * width * keys + 3 * width * inner)
+
+
+def attention_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
+    """The FLOPs of causal attention in one layer, without its projections.
+
+    Token i attends to `before` + i + 1 keys, once for the scores and once for the values.
 
     Args:
         shape: configuration of the backbone.
         tokens: number of new tokens.
         before: number of cached tokens before them.
     """
-    width, inner = shape.hidden_size, shape.intermediate_size
-    head = getattr(shape, "head_dim", None) or width // shape.num_attention_heads
-    queries, keys = head * shape.num_attention_heads, head * shape.num_key_value_heads
-    weights = 2 * width * queries + 2 * width * keys + 3 * width * inner
     pairs = tokens * before + tokens * (tokens + 1) // 2
-    return 2 * tokens * weights + 4 * pairs * queries
+    return 4 * pairs * head_widths(shape)[0]
+
+
+def head_widths(shape: PretrainedConfig) -> tuple[int, int]:
+    """The widths of all query heads together, and of all key heads."""
+    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return head * shape.num_attention_heads, head * shape.num_key_value_heads
 
 
 def backbone_shape(name: str) -> PretrainedConfig:

@@ -19,7 +19,7 @@ from sedem.bank.snapshot import BankReader
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.config import SedemConfig
+from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.engine.kept import KeptBudget
@@ -27,7 +27,7 @@ from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate
-from sedem.inference.checkpoint import EXTRA_ENTRIES, locate, open_backbones
+from sedem.inference.checkpoint import EXTRA_ENTRIES, check, locate, open_backbones
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
 from sedem.inference.requests import Request, auto_budget, count_blocks, restored_sizes
@@ -191,7 +191,8 @@ class SedemMethod:
         model = self.model
         if model.config.block_context == "independent":
             return list(range(len(bank)))  # they share their positions
-        prefix = len(question_ids(model.decoder, example.question))
+        chat = model.config.chat_template
+        prefix = len(question_ids(model.decoder, example.question, chat=chat))
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
         chosen: list[int] = []
         for index in select(model.scores(bank, example.question), len(bank)).tolist():
@@ -310,6 +311,7 @@ def frozen_encoder(settings: MethodSettings) -> Backbone:
 
 def _frozen_backbones(settings: MethodSettings) -> tuple[Backbone, Backbone]:
     folder = locate(settings.checkpoint)
+    check(folder, CONFIG_FILE)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
     device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return open_backbones(config, folder, dtype=getattr(torch, settings.dtype), device=device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 from sedem.data.examples import Example
 from sedem.errors import SedemError
@@ -43,6 +43,8 @@ DEPTH = 8
 class Block(BaseModel):
     """A selected block in a line of predictions.jsonl."""
 
+    model_config = ConfigDict(strict=True)
+
     score: float | None
     evidence: bool
 
@@ -53,16 +55,24 @@ class Prediction(BaseModel):
     Optional fields are missing in results of earlier versions.
     """
 
+    model_config = ConfigDict(strict=True)
+
     id: str
+    question: str | None = None
     prediction: str
-    references: list[str]
+    references: Annotated[list[str], Field(min_length=1)]
     labelled: bool
     selected: list[Block]
+    evidence_ranks: list[Annotated[int, Field(ge=1)]] | None = None
     k: int
+    blocks: int
+    finish_reason: str
+    cut: list[str]
     timings: dict[str, float]
     conditioning: float | None = None
     stored_bytes: float | None = None
     context_tokens: float | None = None
+    batch: Annotated[int, Field(ge=1)] = 1
 
 
 def to_record(example: Example, answer: Answer, batch: int = 1) -> Record:

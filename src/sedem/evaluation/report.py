@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sedem.errors import DataError
 from sedem.evaluation.compare import compare
 from sedem.evaluation.records import ANSWERS, Record
 from sedem.evaluation.results import SETTINGS
 from sedem.evaluation.run import METRICS, PREDICTIONS, read_predictions
+from sedem.untrusted import JSON_BYTES, read_bytes, read_json
 
 COLUMNS = (*ANSWERS, "recall", "mrr", "conditioning", "bytes_per_token", "ttft_ms")
 """Columns of the table. `recall` is recall@K for the largest K that was measured."""
+RECALL = "recall@"
+"""Prefix of the metrics of recall; K follows."""
 
 
 class Counts(BaseModel):
     """Counts of a metrics.json that a report needs."""
 
+    model_config = ConfigDict(strict=True)
+
     examples: int
+    not_answered: int = 0
 
 
 class Summary(BaseModel):
     """A metric of a metrics.json."""
 
+    model_config = ConfigDict(strict=True)
+
     mean: float
-    interval: tuple[float, float]
+    interval: Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
 class Metrics(BaseModel):
@@ -39,6 +47,16 @@ class Metrics(BaseModel):
     counts: Counts
     f1: Summary
     settings: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shown_are_summaries(cls, entries: Any) -> Any:
+        for name, value in entries.items() if isinstance(entries, dict) else ():
+            if name.startswith(RECALL) and not re.fullmatch(r"[1-9]\d{0,8}", name[len(RECALL) :]):
+                raise ValueError(f"'{name}' names no number of blocks")
+            if value is not None and (name.startswith(RECALL) or name in COLUMNS):
+                Summary.model_validate(value)
+        return entries
 
 
 @dataclass(frozen=True)
@@ -58,13 +76,13 @@ class EvaluatedRun:
     def row(self) -> dict[str, Any]:
         """A row of the table, with JSON types and without the metrics that were not measured."""
         settings = self.metrics.get("settings", {})
-        recalls = [name for name in self.metrics if name.startswith("recall@")]
-        deepest = max(recalls, key=lambda name: int(name.partition("@")[2]), default="recall")
+        recalls = [name for name in self.metrics if name.startswith(RECALL)]
+        deepest = max(recalls, key=lambda name: int(name[len(RECALL) :]), default="recall")
         shown = {name: self.metrics.get(deepest if name == "recall" else name) for name in COLUMNS}
         return {
             "run": str(self.folder),
             **{name: settings.get(name) for name in ("method", "data", "k", "control")},
-            "recall_at": int(deepest.partition("@")[2]) if recalls else None,
+            "recall_at": int(deepest[len(RECALL) :]) if recalls else None,
             "n": len(self.records),
             "batch": max(record.get("batch", 1) for record in self.records),
             "not_answered": self.metrics.get("counts", {}).get("not_answered", 0),
@@ -114,7 +132,7 @@ def load(folder: Path) -> EvaluatedRun:
     """
     if not (folder / SETTINGS).is_file() or not (folder / PREDICTIONS).is_file():
         raise DataError(f"'{folder}' holds no results of 'sedem eval --out'")
-    content = (folder / PREDICTIONS).read_bytes()
+    content = read_bytes(folder / PREDICTIONS, DataError, JSON_BYTES)
     if not (folder / METRICS).is_file():
         answered = content.count(b"\n")
         raise DataError(
@@ -123,10 +141,12 @@ def load(folder: Path) -> EvaluatedRun:
         )
     records = list(read_predictions(content, folder / PREDICTIONS))
     try:
-        metrics = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+        metrics = read_json(folder / METRICS, DataError)
         count = Metrics.model_validate(metrics).counts.examples
-    except ValueError:
+    except (DataError, ValueError):
         raise DataError(f"'{folder / METRICS}' is no result of 'sedem eval'") from None
+    if not records:
+        raise DataError(f"'{folder}' has no predictions; evaluate again into another folder")
     if count != len(records):
         raise DataError(
             f"'{folder}' has {len(records):,} predictions and metrics of {count:,}; "

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from sedem import untrusted
 from sedem.durable_files import write_text
-from sedem.errors import ConfigError
+from sedem.errors import ConfigError, DataError
 from sedem.provenance import provenance
 
 SETTINGS = "settings.json"
@@ -40,8 +41,8 @@ def claim(out: Path, settings: dict[str, Any]) -> None:
     path = out / SETTINGS
     if path.is_file():
         try:
-            same = json.loads(path.read_text(encoding="utf-8")) == settings
-        except ValueError:
+            same = untrusted.read_json(path, DataError) == settings
+        except DataError:
             same = False
         if not same:
             raise ConfigError(
@@ -116,11 +117,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path, kind: TypeAdapter[dict[str, Any]]) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
     try:
-        return kind.validate_python(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError:
+        return kind.validate_python(untrusted.read_json(path, DataError))
+    except FileNotFoundError:
+        return None
+    except (DataError, ValueError):
         raise ConfigError(
             f"'{path}' is damaged and does not say which process made what; remove it and give the "
             "command again: results that are there are kept, as of an unknown machine"

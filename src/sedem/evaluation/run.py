@@ -15,6 +15,7 @@ from sedem.evaluation.method import Method
 from sedem.evaluation.records import Prediction, Record, failed_record, measure, to_record
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.storage import compression
+from sedem.untrusted import JSON_BYTES, parse_json, read_bytes
 
 PREDICTIONS = "predictions.jsonl"
 METRICS = "metrics.json"
@@ -100,11 +101,12 @@ def read_predictions(content: bytes, path: Path) -> Iterator[Record]:
     """
     # Bytes are split, because text would also be split at the line separators of Unicode.
     for number, line in enumerate(content.splitlines(), start=1):
+        place = f"'{path}', line {number}"
         try:
-            record = json.loads(line)
+            record = parse_json(line.decode("utf-8"), place, DataError)
             Prediction.model_validate(record)
-        except ValueError:
-            raise DataError(f"'{path}', line {number} is no prediction of 'sedem eval'") from None
+        except (DataError, ValueError):
+            raise DataError(f"{place} is no prediction of 'sedem eval'") from None
         yield record
 
 
@@ -122,9 +124,10 @@ def _answer(method: Method, batch: Sequence[Example]) -> list[Record]:
 
 def _resume(path: Path) -> Iterator[Record]:
     """The complete lines of an earlier run. A last line that a kill cut off is removed."""
-    if not path.is_file():
+    try:
+        content = read_bytes(path, DataError, JSON_BYTES)
+    except FileNotFoundError:
         return
-    content = path.read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
     if len(complete) < len(content):
         path.write_bytes(complete)

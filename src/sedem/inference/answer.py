@@ -15,7 +15,7 @@ from sedem.bank.snapshot import BankReader
 from sedem.engine.device import Clock, device_lock
 from sedem.engine.interface import Engine, Start
 from sedem.inference.generation import Decoding, Transcript, generate
-from sedem.inference.prompts import UNANSWERABLE
+from sedem.inference.prompts import UNANSWERABLE, end_ids
 from sedem.inference.requests import (
     Request,
     Selection,
@@ -119,8 +119,9 @@ def _transcribe(
         decoding: how answers are generated.
         clock: is given the times of prefill and first token.
     """
-    tokenizer, eos_token_id = model.decoder.tokenizer, model.decoder.eos_token_id
-    transcripts = [Transcript(tokenizer, eos_token_id, decoding) for _ in declined]
+    tokenizer = model.decoder.tokenizer
+    ends = end_ids(model.decoder, chat=model.config.chat_template)
+    transcripts = [Transcript(tokenizer, ends, decoding) for _ in declined]
     for row, is_declined in enumerate(declined):
         if is_declined:
             transcripts[row].finish(UNANSWERABLE, "unanswerable")
@@ -132,7 +133,7 @@ def _transcribe(
     with engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
         clock.lap("prefill_ms")
         for generated in generate(
-            logits_BV, advance, tokenizer, eos_token_id, decoding, ahead=engine.ahead
+            logits_BV, advance, tokenizer, ends, decoding, ahead=engine.ahead
         ):
             if "ttft_ms" not in clock.timings:
                 clock.mark("ttft_ms")

@@ -1,7 +1,12 @@
-"""A checkpoint on disk: config.json, sedem.safetensors, adapter/ and sometimes backbone/."""
+"""A checkpoint on disk: config.json, sedem.safetensors, adapter/ and sometimes backbone/.
+
+Its manifest.json has sizes and hashes of these. Other files, such as README.md, are the owner's.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor, nn
 
@@ -24,11 +29,17 @@ from sedem.backbone.safetensors import (
     save_tensors,
 )
 from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.durable_files import link_missing, replaced_folder, whole_folder
 from sedem.errors import CheckpointError
+from sedem.inference.manifest import MANIFEST, check_manifest, write_manifest
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "sedem.safetensors"
 ADAPTER = "adapter"
 BACKBONE = "backbone"
+OWN = (CONFIG_FILE, WEIGHTS_FILE, ADAPTER)
+"""What a checkpoint holds besides a backbone."""
 EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
 
 
@@ -45,6 +56,9 @@ def locate(name: str, revision: str | None = None) -> Path:
     folder = Path(name)
     if folder.is_dir():
         return folder
+    if (aside := whole_folder(folder)) != folder:
+        logger.warning("saving over '%s' was cut off; the checkpoint before it is opened", name)
+        return aside
     if (shipped := embedded(name)) is not None:
         return shipped
     if folder.exists():
@@ -64,6 +78,60 @@ def locate(name: str, revision: str | None = None) -> Path:
         ) from None
 
 
+def seal(folder: Path) -> None:
+    """Write the manifest of a checkpoint, for its files as they are.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"'{folder}' is not a checkpoint; it has no {name}")
+    write_manifest(folder, (*OWN, BACKBONE))
+
+
+def check(folder: Path, *used: str) -> None:
+    """Refuse a checkpoint with a file that is missing, damaged or of another one.
+
+    Args:
+        folder: the checkpoint.
+        used: the parts whose content is checked; of all others only presence and sizes are.
+
+    Raises:
+        CheckpointError: the manifest does not fit; the file is named.
+    """
+    # Of another folder, the reader of its config.json says what is wrong.
+    if any((folder / name).is_file() for name in (WEIGHTS_FILE, MANIFEST)):
+        check_manifest(folder, (*OWN, BACKBONE), used)
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Read a checkpoint inside the `with` block, from the files that its manifest describes.
+
+    Its backbone is not checked here, but by `open_named`.
+
+    Raises:
+        CheckpointError: the manifest does not fit, or the checkpoint was replaced meanwhile.
+    """
+    before = _state(folder)
+    try:
+        check(folder, *OWN)
+        yield
+    finally:
+        if _state(folder) != before:
+            raise CheckpointError(
+                f"'{folder}' was changed while it was opened; open it again"
+            ) from None
+
+
+def _state(folder: Path) -> list[tuple[str, int, int, int]]:
+    """What tells that a file of a checkpoint was replaced or written to."""
+    files = (path for part in OWN for path in [folder / part, *sorted((folder / part).glob("*"))])
+    told = ((str(path), path.stat()) for path in files if path.is_file())
+    return [(name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in told]
+
+
 def embedded(name: str) -> Path | None:
     """Return the folder of a checkpoint shipped with sedem, or a folder inside it.
 
@@ -81,6 +149,20 @@ def embedded(name: str) -> Path | None:
             if (place / name).is_dir():
                 return place / name
     return None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Return whether a folder, a shipped name or a hub id has a trained model, not a backbone.
+
+    What cannot be read is none; opening it as a backbone says what is wrong.
+    """
+    place = Path(name) if Path(name).is_dir() else embedded(name)
+    try:
+        file = hf_hub_download(name, CONFIG_FILE) if place is None else place / CONFIG_FILE
+        entries = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
+        return False
+    return bool({"extract_layers", "method"} & entries.keys())
 
 
 def shipped_folders(kind: str) -> list[Path]:
@@ -169,11 +251,18 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     elif folder is not None and Path(name).is_absolute() and not Path(name).is_dir():
         raise CheckpointError(
             f"checkpoint '{folder}' needs the backbone in '{name}', which is not a folder of this "
-            f"machine; name a folder with the same weights in its {CONFIG_FILE}, or save it with "
-            "its backbone inside where that is: save_pretrained(folder, with_backbone=True)"
+            f"machine; name a folder with the same weights in its {CONFIG_FILE} and give 'sedem "
+            "seal', or save it with its backbone inside where that is: save_pretrained(folder, "
+            "with_backbone=True)"
         )
     elif not Path(name).is_dir():
         place = embedded(name) or name
+    parent = Path(place).parent
+    # Any folder may be called so, and hold a manifest of something else.
+    if Path(place).name == BACKBONE and all(
+        (parent / file).is_file() for file in (WEIGHTS_FILE, MANIFEST)
+    ):
+        check(parent, BACKBONE)
     return open_backbone(str(place), revision=revision, **options)
 
 
@@ -232,7 +321,8 @@ def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None
 def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **settings: Any) -> None:
     """Write a copy of a checkpoint that has one part more, or another one in its place.
 
-    All other weights keep their bytes, so the banks of the model remain its banks.
+    All other weights keep their bytes, so the banks of the model remain its banks. A damaged source
+    is refused, or the copy's manifest would be of the damage.
 
     Args:
         source: folder of the checkpoint.
@@ -241,6 +331,7 @@ def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **set
         part: the part.
         settings: settings of the configuration that change.
     """
+    check(source, *OWN, BACKBONE)
     config = portable(SedemConfig.load(source, extra=EXTRA_ENTRIES)).with_changes(**settings)
     weights = load_weights(source / WEIGHTS_FILE)
     kept = {key: tensor for key, tensor in weights.items() if not key.startswith(f"{name}.")}
@@ -255,23 +346,16 @@ def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **set
 
 @contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Write a checkpoint in a temporary folder, which becomes `folder` when the block ends.
+    """Write a checkpoint in a hidden folder, which becomes `folder` when the block ends.
 
-    A new folder appears complete or not at all. In an existing one only the entries that were
-    written are replaced, config.json last.
+    It takes the place of an existing one in one step, with its manifest. Files of the existing
+    folder that were not written, such as README.md, are kept.
 
     Yields:
-        The temporary folder.
+        The hidden folder.
     """
-    place = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    yield place
-    if not folder.exists():
-        place.rename(folder)
-        return
-    for entry in sorted(place.iterdir(), key=lambda entry: entry.name == CONFIG_FILE):
-        if (folder / entry.name).is_dir():
-            shutil.rmtree(folder / entry.name)
-        entry.replace(folder / entry.name)
-    place.rmdir()
+    with replaced_folder(folder) as place:
+        yield place
+        if folder.is_dir():
+            link_missing(folder, place)
+        seal(place)

@@ -7,7 +7,7 @@ Letters: B batch, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -100,20 +100,20 @@ class Transcript:
 
     Args:
         tokenizer: decodes tokens.
-        eos_token_id: the end token.
+        end_ids: tokens that end an answer.
         decoding: limit and stop strings.
 
     Attributes:
-        ids: the tokens so far, without the end token.
+        ids: the tokens so far, without the one that ends the answer.
         text: the text so far.
         finish_reason: as in `Answer`; None while unfinished.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, eos_token_id: int, decoding: Decoding
+        self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], decoding: Decoding
     ) -> None:
         self.tokenizer = tokenizer
-        self.eos_token_id = eos_token_id
+        self.end_ids = end_ids
         self.decoding = decoding
         self.ids: list[int] = []
         self.text = ""
@@ -131,7 +131,7 @@ class Transcript:
 
     def add(self, token: int) -> None:
         """Add one token."""
-        if token == self.eos_token_id:
+        if token in self.end_ids:
             self.finish_reason = "end"
         else:
             self.ids.append(token)
@@ -187,7 +187,7 @@ def generate(
     logits_BV: Tensor,
     step: Step,
     tokenizer: PreTrainedTokenizerBase,
-    eos_token_id: int,
+    end_ids: Sequence[int],
     decoding: Decoding,
     *,
     ahead: bool = False,
@@ -198,7 +198,7 @@ def generate(
         logits_BV: logits after the prefix.
         step: runs one more token of every row.
         tokenizer: decodes tokens.
-        eos_token_id: the end token.
+        end_ids: tokens that end an answer.
         decoding: limit, sampling and stop strings.
         ahead: from the second token on, start each step before the previous token is read on the
             host, so that a GPU does not wait for text; the last step is then wasted.
@@ -207,7 +207,7 @@ def generate(
         The transcripts of all rows, after each token; the same list every time. All are finished
         when it is yielded last.
     """
-    rows = [Transcript(tokenizer, eos_token_id, decoding) for _ in range(len(logits_BV))]
+    rows = [Transcript(tokenizer, end_ids, decoding) for _ in range(len(logits_BV))]
     choose = decoding.chooser(logits_BV.device)
     live = list(range(len(rows)))
     for count in range(1, decoding.max_new_tokens + 1):

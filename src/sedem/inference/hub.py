@@ -13,8 +13,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference.checkpoint import BACKBONE, embedded
-from sedem.inference.model_card import model_card, summary_of
+from sedem.inference.checkpoint import BACKBONE, OWN, check, embedded, seal
+from sedem.inference.model_card import backbones_of, model_card, summary_of
+from sedem.untrusted import read_json
 
 CARD_FILE = "README.md"
 
@@ -46,6 +47,7 @@ def push_folder(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
         shutil.copytree(checkpoint, folder)
+        check(folder, *OWN, BACKBONE)
         if with_backbone:
             _put_backbone_inside(folder)
         return upload(folder, repo_id, private=private, token=token, trained_in=checkpoint)
@@ -84,7 +86,7 @@ def upload(
         api.create_repo(repo_id, private=private, exist_ok=True)
         if not (folder / CARD_FILE).is_file() and not api.file_exists(repo_id, CARD_FILE):
             summary = summary_of(trained_in) if trained_in is not None else None
-            card = model_card(repo_id, entries, _backbones(entries), summary)
+            card = model_card(repo_id, entries, backbones_of(entries), summary)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
         commit = api.upload_folder(
             repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
@@ -97,23 +99,20 @@ def upload(
 
 def _entries(folder: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        entries = read_json(folder / CONFIG_FILE, CheckpointError)
+    except FileNotFoundError:
+        entries = None
+    if not isinstance(entries, dict):
         raise CheckpointError(
             f"'{folder}' has no readable {CONFIG_FILE}; give a checkpoint, such as the folder "
             "'final' of a finished 'sedem train'"
-        ) from None
-
-
-def _backbones(entries: dict[str, Any]) -> dict[str, str]:
-    """Names of backbones by the setting that names them."""
-    settings = ("encoder", "decoder", "backbone")
-    return {name: str(entries[name]) for name in settings if entries.get(name)}
+        )
+    return entries
 
 
 def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
     """Refuse a checkpoint whose backbone is neither inside it, nor shipped, nor on the hub."""
-    for setting, name in _backbones(entries).items():
+    for setting, name in backbones_of(entries).items():
         here = Path(name).is_dir() and embedded(name) is None
         if Path(name).is_absolute() or (here and not (folder / name).is_dir()):
             raise ConfigError(
@@ -126,7 +125,7 @@ def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
 def _put_backbone_inside(folder: Path) -> None:
     """Copy the backbone of a checkpoint into its folder, if it is not there already."""
     entries = _entries(folder)
-    names = sorted(set(_backbones(entries).values()))
+    names = sorted(set(backbones_of(entries).values()))
     if names == [BACKBONE] and (folder / BACKBONE).is_dir():
         return
     places = [Path(name) if Path(name).is_dir() else embedded(name) for name in names]
@@ -140,3 +139,4 @@ def _put_backbone_inside(folder: Path) -> None:
     if "decoder" in entries:
         entries["decoder"] = None
     (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    seal(folder)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from sedem.errors import CheckpointError
 from sedem.inference.checkpoint import embedded
+from sedem.untrusted import read_json
 
 SUMMARY_FILE = "training.json"
 UNTOLD = ("runtime", "per_second", "epoch", "step")
@@ -23,13 +25,19 @@ def summary_of(checkpoint: Path) -> dict[str, Any] | None:
 
     Args:
         checkpoint: folder of the checkpoint, such as that of a run, `OUTPUT/final`.
+
+    Raises:
+        CheckpointError: the summary cannot be read.
     """
     places = [checkpoint]
     if checkpoint.is_dir() and checkpoint.resolve().name == "final":
         places.append(checkpoint.resolve().parent)
     for path in (place / SUMMARY_FILE for place in places):
-        if path.is_file():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+        with suppress(FileNotFoundError):
+            summary = read_json(path, CheckpointError)
+            if not isinstance(summary, dict):
+                raise CheckpointError(f"'{path}' is no summary of a training; remove it")
+            return summary
     return None
 
 
@@ -47,6 +55,62 @@ def model_card(
         backbones: the backbones by the setting that names them.
         summary: training.json of its run; None if it is not known.
     """
+    return "\n\n".join([*_head(repo_id, entries, backbones), *_training(summary)]) + "\n"
+
+
+def adapted_card(name: str, entries: Mapping[str, Any], report: Mapping[str, Any]) -> str:
+    """Write the card of a checkpoint that was adapted to documents.
+
+    It tells how much text there was, and no name of a document or folder.
+
+    Args:
+        name: of the checkpoint.
+        entries: its config.json.
+        report: what the adaptation recorded.
+    """
+    told = {
+        setting: Path(backbone).name if Path(backbone).is_absolute() else backbone
+        for setting, backbone in backbones_of(entries).items()
+    }
+    sizes = report["sizes"]
+    documents = {
+        "documents": f"{sizes['documents']:,}, tokens: {sizes['tokens']:,}",
+        "held out": f"{sizes['held_out_documents'] or 'the last part of one'}, "
+        f"tokens: {sizes['held_out_tokens']:,}",
+        "questions": f"{sizes['questions']:,} to train on, {sizes['held_out_questions']:,} held "
+        "out; cut from the documents, nobody labelled them",
+    }
+    one, two = report["steps"]
+    budget = {
+        "steps": f"stage 1: {one:,}, stage 2: {two:,}, of {report['batch']} each",
+        "seconds": f"{report['seconds']:,.0f}",
+        **_made_by(report),
+    }
+    rows = [
+        f"| {score} | {old:.4g} | {new:.4g} |" for score, (old, new) in report["scores"].items()
+    ]
+    parts = [
+        *_head(name, entries, told),
+        f"Adapted from `{report['request']['backbone']}` with `sedem adapt`.",
+        "## Documents",
+        _table(documents),
+        "## Budget",
+        _table(budget),
+        "## Scores",
+        "On the held-out documents; losses are per token, and no answers were scored.",
+        "\n".join(["| | before | after |", "|---|---|---|", *rows]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def backbones_of(entries: Mapping[str, Any]) -> dict[str, str]:
+    """Names of backbones by the setting of a config.json that names them."""
+    settings = ("encoder", "decoder", "backbone")
+    return {name: str(entries[name]) for name in settings if entries.get(name)}
+
+
+def _head(repo_id: str, entries: Mapping[str, Any], backbones: Mapping[str, str]) -> list[str]:
+    """What a checkpoint is, how it is used, and its settings."""
     method = entries.get("method")
     on_hub = [name for name in backbones.values() if "/" in name and embedded(name) is None]
     data = ModelCardData(
@@ -66,15 +130,13 @@ def model_card(
         for name, value in entries.items()
         if value is not None and name not in backbones and name != "method"
     }
-    parts = [
+    return [
         f"---\n{data.to_yaml()}\n---",
         f"# {repo_id.rpartition('/')[2]}",
         what,
         f"```{language}\n{use}\n```",
         _table({**backbones, **settings}),
-        *_training(summary),
     ]
-    return "\n\n".join(parts) + "\n"
 
 
 def _training(summary: Mapping[str, Any] | None) -> list[str]:
@@ -111,10 +173,14 @@ def _budget(summary: Mapping[str, Any]) -> Rows:
         )
         if key in summary
     }
+    return {**counts, **_made_by(summary)}
+
+
+def _made_by(summary: Mapping[str, Any]) -> Rows:
+    """Trained parameters, machine and versions."""
     trained = summary.get("trained_parameters", {})
     machine, versions = summary.get("machine", {}), summary.get("versions", {})
     return {
-        **counts,
         "trained parameters": f"{sum(trained.values()):,} ({', '.join(trained)})",
         "machine": machine.get("device", "unknown"),
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),

@@ -26,7 +26,12 @@ SEPARATOR = "\n\n"
 
 def question_prompt(question: str) -> str:
     """Return the prompt that follows the context, whether text or restored states."""
-    return f"{SEPARATOR}Question: {question.strip()}\nAnswer:"
+    return f"{SEPARATOR}{question_words(question)}"
+
+
+def question_words(question: str) -> str:
+    """Return the same without what separates it from the context, as a user's turn holds it."""
+    return f"Question: {question.strip()}\nAnswer:"
 
 
 def context_prompt(texts: Sequence[str]) -> str:
@@ -34,13 +39,16 @@ def context_prompt(texts: Sequence[str]) -> str:
     return SEPARATOR.join(text.strip() for text in texts)
 
 
-def question_ids(backbone: Backbone, question: str, texts: Sequence[str] = ()) -> list[int]:
+def question_ids(
+    backbone: Backbone, question: str, texts: Sequence[str] = (), *, chat: bool = False
+) -> list[int]:
     """Return the decoder tokens of a question: the start token, texts and the prompt.
 
     Args:
         backbone: the decoder.
         question: the question.
         texts: what is read as text before the question.
+        chat: whether texts and question stand in the user's turn of the chat template.
 
     Raises:
         DataError: the question is empty or not Unicode text.
@@ -48,22 +56,51 @@ def question_ids(backbone: Backbone, question: str, texts: Sequence[str] = ()) -
     check_unicode(question, "the question")
     if not question.strip():
         raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
-    context = backbone.token_ids(context_prompt(texts)) if texts else []
-    return [backbone.bos_token_id, *context, *backbone.token_ids(question_prompt(question))]
+    (ids,) = all_question_ids(backbone, [question], chat=chat)
+    place = context_place(backbone, chat=chat)
+    return [*ids[:place], *context_ids(backbone, texts, chat=chat), *ids[place:]]
 
 
-def answer_ids(backbone: Backbone, answer: str) -> list[int]:
-    """Return the target tokens of an answer: a space, the answer and the end token."""
-    return all_answer_ids(backbone, [answer])[0]
+def context_ids(backbone: Backbone, texts: Sequence[str], *, chat: bool = False) -> list[int]:
+    """Return the tokens of texts that are read before a question."""
+    if not texts:
+        return []
+    return backbone.token_ids(context_prompt(texts) + (SEPARATOR if chat else ""))
 
 
-def all_question_ids(backbone: Backbone, questions: Sequence[str]) -> list[list[int]]:
+def context_place(backbone: Backbone, *, chat: bool = False) -> int:
+    """Return how many tokens of a prompt stand before its texts: the start token, and a turn's."""
+    return 1 + (len(backbone.chat.before) if chat else 0)
+
+
+def answer_ids(backbone: Backbone, answer: str, *, chat: bool = False) -> list[int]:
+    """Return the target tokens of an answer: a space, the answer and the end token.
+
+    With a chat template there is no space, and the token that ends the model's turn.
+    """
+    return all_answer_ids(backbone, [answer], chat=chat)[0]
+
+
+def end_ids(backbone: Backbone, *, chat: bool = False) -> list[int]:
+    """Return the tokens that end an answer."""
+    return backbone.chat.ends if chat else [backbone.eos_token_id]
+
+
+def all_question_ids(
+    backbone: Backbone, questions: Sequence[str], *, chat: bool = False
+) -> list[list[int]]:
     """Return `question_ids` of several questions of examples, tokenized together."""
-    tokens = backbone.tokenize([question_prompt(question) for question in questions])["input_ids"]
-    return [[backbone.bos_token_id, *ids] for ids in tokens]
+    words = question_words if chat else question_prompt
+    tokens = backbone.tokenize([words(question) for question in questions])["input_ids"]
+    before, after = (backbone.chat.before, backbone.chat.after) if chat else ([], [])
+    return [[backbone.bos_token_id, *before, *ids, *after] for ids in tokens]
 
 
-def all_answer_ids(backbone: Backbone, answers: Sequence[str]) -> list[list[int]]:
+def all_answer_ids(
+    backbone: Backbone, answers: Sequence[str], *, chat: bool = False
+) -> list[list[int]]:
     """Return `answer_ids` of several answers, tokenized together."""
-    tokens = backbone.tokenize([f" {answer.strip()}" for answer in answers])["input_ids"]
-    return [[*ids, backbone.eos_token_id] for ids in tokens]
+    space = "" if chat else " "
+    tokens = backbone.tokenize([space + answer.strip() for answer in answers])["input_ids"]
+    end, *_ = end_ids(backbone, chat=chat)
+    return [[*ids, end] for ids in tokens]

@@ -195,7 +195,8 @@ def choose(
 def prefix_of(model: SedemModules, request: Request, selection: Selection) -> Tensor:
     """Return the token ids `[P]` of start token, blocks that are read as text, and question."""
     texts = [request.bank.block_text(index) for index in selection.texts]
-    return torch.tensor(question_ids(model.decoder, request.question, texts))
+    chat = model.config.chat_template
+    return torch.tensor(question_ids(model.decoder, request.question, texts, chat=chat))
 
 
 def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:

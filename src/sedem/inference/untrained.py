@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_named
@@ -15,7 +16,9 @@ SEED = 0
 """Seed of the selector's random projections, so that a backbone has one untrained model."""
 
 
-def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemModules:
+def untrained(
+    name: str, *, layer: int | None = None, chat_template: bool | None = None, **settings: Any
+) -> SedemModules:
     """Build the parts of a model that needs no training.
 
     A slot is the state of one token, unchanged, so nothing is compressed. Blocks are independent:
@@ -27,6 +30,8 @@ def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemM
         name: folder or hub id of the backbone, or one inside a checkpoint that ships with sedem.
         layer: number of layers to run before states are read, and before they are injected; None
             means half of them.
+        chat_template: whether questions stand in the tokenizer's chat template; None means that
+            they do where it has one.
         settings: settings of the configuration that change, such as segment_length and k.
 
     Raises:
@@ -34,12 +39,9 @@ def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemM
         CheckpointError: the weights or the tokenizer of the backbone are missing or damaged.
     """
     backbone = open_named(name, None, None, dtype=torch.bfloat16)
-    layer = backbone.depth // 2 if layer is None else layer
-    if not 1 <= layer < backbone.depth:
-        raise ConfigError(
-            f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
-            f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
-        )
+    layer = middle_layer(backbone, name, layer)
+    if chat_template is None:
+        chat_template = bool(backbone.tokenizer.chat_template)
     config = SedemConfig(
         encoder=name,
         extract_layers=(layer,),
@@ -48,8 +50,29 @@ def untrained(name: str, *, layer: int | None = None, **settings: Any) -> SedemM
         decompressor="identity",
         block_context="independent",
         guidance=True,
+        chat_template=chat_template,
         lora_rank=0,
     ).with_changes(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         return SedemModules(config, backbone, backbone).eval()
+
+
+def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:
+    """The layer after which states are read and injected, if nobody has tried the backbone.
+
+    Args:
+        backbone: the backbone.
+        name: its name, for the message.
+        layer: the layer that is asked for; None means half of all.
+
+    Raises:
+        ConfigError: there is no layer before it, or none after it.
+    """
+    layer = backbone.depth // 2 if layer is None else layer
+    if not 1 <= layer < backbone.depth:
+        raise ConfigError(
+            f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
+            f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
+        )
+    return layer

@@ -64,11 +64,20 @@ def next_token_loss(logits_BPV: Tensor, labels_BP: Tensor) -> Tensor:
         logits_BPV: prediction of the next token at each position.
         labels_BP: the next token; `IGNORED` where a position does not count.
     """
-    labelled_BP = labels_BP != IGNORED
     loss_BP = F.cross_entropy(
         logits_BPV.flatten(0, 1).float(), labels_BP.flatten(), reduction="none"
     ).view_as(labels_BP)
-    counts_B = labelled_BP.sum(1)
+    return mean_over_rows(loss_BP, labels_BP)
+
+
+def mean_over_rows(loss_BP: Tensor, labels_BP: Tensor) -> Tensor:
+    """Mean over the labelled tokens of a row, then over the rows that have any.
+
+    Args:
+        loss_BP: loss of each token; 0 where it has no label.
+        labels_BP: `IGNORED` where a token has no label.
+    """
+    counts_B = (labels_BP != IGNORED).sum(1)
     return _mean_where(loss_BP.sum(1) / counts_B.clamp_min(1), counts_B > 0)
 
 
@@ -83,10 +92,14 @@ def distillation_loss(
         mask_BP: True at continuation tokens.
         temperature: tau of this loss, for both distributions.
     """
-    student = (student_BPV.float() / temperature).log_softmax(-1)
-    teacher = (teacher_BPV.float() / temperature).log_softmax(-1)
-    divergence_BP = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
-    return divergence_BP[mask_BP].mean()
+    return divergences(student_BPV, teacher_BPV, temperature)[mask_BP].mean()
+
+
+def divergences(student_PV: Tensor, teacher_PV: Tensor, temperature: float) -> Tensor:
+    """KL from teacher to student at each position `[..., P]`, from logits `[..., P, V]`."""
+    student = (student_PV.float() / temperature).log_softmax(-1)
+    teacher = (teacher_PV.float() / temperature).log_softmax(-1)
+    return F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
 
 
 def info_nce_loss(

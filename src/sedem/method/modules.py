@@ -34,7 +34,7 @@ class SedemModules(nn.Module):
         decoder: the backbone that answers; the same object in the same-backbone setting.
 
     Raises:
-        ConfigError: a layer or a width of the configuration does not suit a backbone.
+        ConfigError: a layer, a width or the prompt of the configuration does not suit a backbone.
     """
 
     def __init__(self, config: SedemConfig, encoder: Backbone, decoder: Backbone) -> None:
@@ -110,7 +110,8 @@ def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> N
     """Check that a configuration suits its backbones.
 
     Raises:
-        ConfigError: a layer or a width does not suit, with both numbers.
+        ConfigError: a layer or a width does not suit, with both numbers; or the decoder has no chat
+            template that can be used, but one is asked for.
     """
     if config.extract_layer > encoder.depth:
         raise ConfigError(
@@ -137,6 +138,8 @@ def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> N
             f"decoder width {decoder.width} is not a multiple of selector_heads "
             f"{config.selector_heads}; set selector_dim"
         )
+    if config.chat_template:
+        _ = decoder.chat  # refuses a template that is missing or cannot be used
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -104,6 +104,16 @@ class BaselineRecipe(Settings):
             check_evaluation(self.run, bool(self.data.evaluation), "data.evaluation")
         return self
 
+    @model_validator(mode="after")
+    def _has_no_switch_of_sedem(self) -> Self:
+        for name in ("logits_at_once", "compile"):
+            if value := getattr(self.optimization, name):
+                raise ValueError(
+                    f"optimization.{name} is {value}, which only stage1 and stage2 of SeDeM can "
+                    "do; leave it out"
+                )
+        return self
+
 
 def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ()) -> BaselineRecipe:
     """Read the recipe of a trained baseline and check `model` against the method's settings.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -103,13 +103,15 @@ class BlockDataset(ExampleDataset[BlockItem]):
             "segments": [config.segmentation, config.segment_length, config.segment_shift],
             "blocks": [config.compression, config.slots_per_block],
             "answer_limit": self.answer_limit,
+            **({"chat": asdict(decoder.chat)} if config.chat_template else {}),
         }
 
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
         """Documents that are new, and blocks, their labels, prompt and answer of each example."""
         builder = _Builder(self)
         for batch in batches:
-            answers = all_answer_ids(self.model.decoder, [e.answers[0] for e in batch])
+            firsts, chat = [e.answers[0] for e in batch], self.model.config.chat_template
+            answers = all_answer_ids(self.model.decoder, firsts, chat=chat)
             pairs = zip(batch, answers, strict=True)
             usable = [(example, ids) for example, ids in pairs if len(ids) <= self.answer_limit]
             if len(usable) < len(batch):
@@ -215,7 +217,8 @@ class _Builder:
         questions = [example.question for example in examples]
         tokens = encoder.tokenize([question.strip() for question in questions])["input_ids"]
         rows["questions"].extend(tokens)
-        rows["prefixes"].extend(all_question_ids(self.model.decoder, questions))
+        chat = self.model.config.chat_template
+        rows["prefixes"].extend(all_question_ids(self.model.decoder, questions, chat=chat))
         rows["answers"].extend([ids for _, ids in pairs])
 
     def _documents(self, examples: list[Example]) -> list[list[int]]:

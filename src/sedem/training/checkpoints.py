@@ -7,7 +7,8 @@ import logging
 import shutil
 from pathlib import Path
 
-from sedem.durable_files import sha256, write_text
+from sedem.durable_files import sync_folder, sync_tree, write_text
+from sedem.inference.manifest import first_damage, survey
 
 logger = logging.getLogger(__name__)
 
@@ -15,27 +16,33 @@ COMPLETE = "COMPLETE.json"
 
 
 def seal(folder: Path) -> None:
-    """Mark a checkpoint as complete: write a manifest of its files' sizes and hashes."""
-    manifest = {
-        str(file.relative_to(folder)): [file.stat().st_size, sha256(file)]
-        for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != COMPLETE
-    }
-    write_text(folder / COMPLETE, json.dumps(manifest, indent=1))
+    """Mark a checkpoint as complete: write a manifest of its files' sizes and hashes.
+
+    All of it survives a power cut once this returns, so that older checkpoints may be removed.
+    """
+    names = [
+        str(path.relative_to(folder))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != COMPLETE
+    ]
+    sync_tree(folder)
+    write_text(folder / COMPLETE, json.dumps(survey(folder, names), indent=1))
+    sync_folder(folder.parent)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether a checkpoint was once complete."""
+    return (folder / COMPLETE).is_file()
 
 
 def is_complete(folder: Path) -> bool:
     """Whether a checkpoint was sealed, and every file still has the recorded size and hash."""
     try:
         manifest = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        files = {name: (size, digest) for name, (size, digest) in manifest.items()}
+        return first_damage(folder, files) is None
+    except (FileNotFoundError, AttributeError, TypeError, ValueError):
         return False
-    return all(
-        (folder / name).is_file()
-        and (folder / name).stat().st_size == size
-        and sha256(folder / name) == digest
-        for name, (size, digest) in manifest.items()
-    )
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -45,11 +52,34 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def last_complete_checkpoint(run: Path) -> Path | None:
-    """The newest complete checkpoint of a run; newer, incomplete ones are removed."""
+    """The newest complete checkpoint of a run.
+
+    The resumed run will write newer ones again. So of these, those that were never sealed are
+    removed, and damaged ones are set aside.
+    """
     for folder in checkpoints(run):
         if is_complete(folder):
             return folder
-        logger.warning("checkpoint '%s' is incomplete and is skipped", folder)
-        # The resumed run will write a checkpoint of the same name.
-        shutil.rmtree(folder)
+        if is_sealed(folder):
+            set_aside(folder)
+        else:
+            logger.warning("checkpoint '%s' is incomplete and is skipped", folder)
+            shutil.rmtree(folder)
     return None
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a damaged checkpoint, which may be all that is left of its training."""
+    place = folder.with_name(f"damaged-{folder.name}")
+    number = 1
+    while place.exists():
+        number += 1
+        place = folder.with_name(f"damaged-{folder.name}-{number}")
+    folder.rename(place)
+    logger.warning("checkpoint '%s' is damaged; it is kept as '%s' and not used", folder, place)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; one that is left half removed does not count as damaged."""
+    (folder / COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(folder)

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -14,12 +14,21 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 from torch.utils.data import Dataset
-from transformers import TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.integrations import TensorBoardCallback
 
+from sedem.durable_files import write_text
 from sedem.inference.model_card import SUMMARY_FILE
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
+from sedem.training.progress import NamedBar
 from sedem.training.recipe import Optimization, Recipe, RunSettings
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
@@ -35,6 +44,18 @@ class Savable(Protocol):
         ...
 
 
+class _Steps(TrainerCallback):
+    """Tells a caller how many steps are finished."""
+
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        self.progress = progress
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        self.progress(state.global_step)
+
+
 def fit(
     stage: nn.Module,
     model: Savable,
@@ -45,6 +66,7 @@ def fit(
     *,
     data_summary: Mapping[str, Any] | None = None,
     best: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Path:
     """Train, evaluate, and write the final checkpoint and training.json.
 
@@ -58,6 +80,8 @@ def fit(
         data_summary: facts about the data for training.json, such as how much was left out.
         best: if losses are evaluated during training (`run.eval_every`), write the weights with the
             lowest evaluated loss; otherwise the last ones.
+        progress: called with the number of finished steps, in place of the trainer's own bar and
+            log lines; they stay without it.
 
     Returns:
         Folder of the final checkpoint.
@@ -72,8 +96,12 @@ def fit(
         eval_dataset=evaluation,
         callbacks=[_tensorboard(output)],
     )
+    for own_bar in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(own_bar)
+    trainer.add_callback(NamedBar(output.name) if progress is None else _Steps(progress))
     own = processes()
-    # The first process removes incomplete checkpoints before the others look for one.
+    # The first process removes incomplete checkpoints, and renames damaged ones, before the others
+    # look for one.
     with own.main_process_first():
         checkpoint = last_complete_checkpoint(output)
     started = time.time()
@@ -85,7 +113,7 @@ def fit(
     if own.is_main_process:
         model.save_pretrained(final)
         summary = _summary(trainer, recipe, started, checkpoint, data_summary, metrics)
-        (output / SUMMARY_FILE).write_text(json.dumps(summary, indent=1, default=str) + "\n")
+        write_text(output / SUMMARY_FILE, json.dumps(summary, indent=1, default=str) + "\n")
     own.wait_for_everyone()
     return final
 

@@ -6,6 +6,7 @@ With `base: PATH` a recipe inherits the settings of another file and states only
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
@@ -14,6 +15,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from sedem.errors import ConfigError
+from sedem.untrusted import DEPTH, parse_yaml, read_yaml
 from sedem.validation import (
     Flag,
     NumberAbove0,
@@ -49,6 +51,9 @@ class Optimization(Settings):
         max_grad_norm: gradients are clipped to this norm.
         bf16: train with mixed precision.
         backbone_dtype: type of the frozen weights.
+        logits_at_once: positions whose logits a loss holds at a time; None means all. Fewer take
+            less memory, and their logits are computed a second time on the way back.
+        compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
         seed: seed of order, sampling and initial values.
     """
 
@@ -64,6 +69,8 @@ class Optimization(Settings):
     max_grad_norm: NumberAbove0 = 1.0
     bf16: Flag = True
     backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    logits_at_once: WholeAbove0 | None = None
+    compile: Flag = False
     seed: Whole = 0
 
     @model_validator(mode="after")
@@ -147,9 +154,13 @@ class TextSource(Settings):
         held_out: number of texts, from the end, that are kept for evaluation.
         evaluation_windows: maximum windows of the held-out texts to evaluate.
         exclude_titles: titles (field `title`) of the lines or rows to leave out.
-        windows: maximum training windows; None means all.
+        windows: maximum training windows of an epoch; None means all. Every epoch cuts them
+            elsewhere in the same texts.
         tokens: maximum tokens to read; None means all. Windows do not overlap and never span two
             texts, so they contain fewer tokens than are read. Give a budget in windows.
+        shard_seed: reads the files of a folder, or the shards of a set on the hub, in the order
+            that this seed draws, so that the first tokens are not of one source; None reads them
+            in the order of their names.
     """
 
     path: str
@@ -159,6 +170,7 @@ class TextSource(Settings):
     exclude_titles: tuple[str, ...] = ()
     windows: WholeAbove0 | None = None
     tokens: WholeAbove0 | None = None
+    shard_seed: WholeFrom0 | None = None
 
 
 def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:
@@ -239,13 +251,17 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         path: the file.
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
-    chain = (*heirs, path.resolve())
-    if path.resolve() in heirs:
-        circle = " -> ".join(f"'{file.name}'" for file in chain[chain.index(path.resolve()) :])
+    entries = _read(path, heirs)
+    # Path.resolve raises a RuntimeError of its own at a loop of links.
+    resolved = Path(os.path.realpath(path))
+    chain = (*heirs, resolved)
+    if resolved in heirs:
+        circle = " -> ".join(f"'{file.name}'" for file in chain[chain.index(resolved) :])
         raise ConfigError(
             f"'{heirs[0]}' inherits from itself ({circle}); remove one of these bases"
         )
-    entries = _read(path, heirs)
+    if len(heirs) > DEPTH:
+        raise ConfigError(f"'{heirs[0]}' inherits from more than {DEPTH} recipes; join some")
     if BASE not in entries:
         return entries
     base = entries.pop(BASE)
@@ -276,14 +292,12 @@ def merge(base: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))
+        entries = read_yaml(path, ConfigError)
     except FileNotFoundError:
         named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
             f"there is no recipe '{path}'{named_by}; recipes/ has those that exist"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"'{path}' is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(entries, dict):
         raise ConfigError(f"'{path}' is not a recipe: it has no keys")
     return entries
@@ -291,16 +305,15 @@ def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
 
 def _set(entries: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
+    shown = repr(override if len(override) <= 80 else f"{override[:77]}...")
     if not separator or not key:
-        raise ConfigError(f"'{override}' is not of the form key=value")
+        raise ConfigError(f"{shown} is not of the form key=value")
     *parents, last = key.split(".")
+    if len(parents) > DEPTH:
+        raise ConfigError(f"'{key[:80]}...' names keys more than {DEPTH} deep; no setting is")
     section = entries
     for parent in parents:
         section = section.setdefault(parent, {})
         if not isinstance(section, dict):
-            raise ConfigError(f"'{override}': '{parent}' has a value, not keys")
-    try:
-        section[last] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"'{override}' has a value that is not YAML: {reason}") from None
+            raise ConfigError(f"{shown}: '{parent}' has a value, not keys")
+    section[last] = parse_yaml(text, f"{shown} has a value that is", ConfigError)

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from sedem.backbone.decoder import Backbone
 from sedem.data.corpus import hub_id
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 def open_windows(
     source: TextSource, backbone: Backbone, length: int, seed: int, *, data_root: Path, cache: Path
-) -> tuple[Dataset[Any], Dataset[Any] | None]:
+) -> tuple[Windows, Windows | None]:
     """Open a text source as training windows and evaluation windows of the held-out texts.
 
     Args:
@@ -43,6 +43,7 @@ def open_windows(
         cache,
         source.exclude_titles,
         source.tokens,
+        source.shard_seed,
     )
     if source.held_out >= len(corpus):
         raise ConfigError(
@@ -50,21 +51,19 @@ def open_windows(
             "some must be left to train on"
         )
     training_texts = range(len(corpus) - source.held_out)
-    windows: Dataset[Any] = Windows(corpus, length, source.continuation, seed, training_texts)
-    if source.windows is not None:
-        if source.windows > len(windows):  # type: ignore[arg-type]
-            logger.warning(
-                "text.windows asks for %d windows, the text that is read has %d; raise text.tokens "
-                "or give more text",
-                source.windows,
-                len(windows),  # type: ignore[arg-type]
-            )
-        windows = Subset(windows, range(min(source.windows, len(windows))))  # type: ignore[arg-type]
+    width = length, source.continuation
+    windows = Windows(corpus, *width, seed, training_texts, source.windows)
+    if source.windows is not None and source.windows > len(windows):
+        logger.warning(
+            "text.windows asks for %d windows, the text that is read has %d; raise text.tokens "
+            "or give more text",
+            source.windows,
+            len(windows),
+        )
     if not source.held_out:
         return windows, None
     held_out_texts = range(len(corpus) - source.held_out, len(corpus))
-    held_out = Windows(corpus, length, source.continuation, 0, held_out_texts)
-    return windows, Subset(held_out, range(min(source.evaluation_windows, len(held_out))))
+    return windows, Windows(corpus, *width, 0, held_out_texts, source.evaluation_windows)
 
 
 def read_mixture(

@@ -19,13 +19,8 @@ from sedem.errors import ConfigError
 from sedem.inference.prompts import SEPARATOR
 from sedem.method.encoder import encode, states_at
 from sedem.method.injection import Blocks, prefill
-from sedem.method.losses import (
-    IGNORED,
-    distillation_loss,
-    next_token_loss,
-    reconstruction_loss,
-    state_regression_loss,
-)
+from sedem.method.losses import IGNORED, reconstruction_loss, state_regression_loss
+from sedem.method.predictions import Predictions
 from sedem.model import SeDeM
 from sedem.training.stage1_losses import Stage1Losses
 
@@ -34,12 +29,12 @@ class Student(NamedTuple):
     """The decoder on restored states.
 
     Attributes:
-        logits_BAV: predictions of the continuation.
+        predicted: predictions of the continuation.
         restored_BUD: states at the restored positions, after the last layer.
         tokens_BNT: the tokens that these stand for, by window.
     """
 
-    logits_BAV: Tensor
+    predicted: Predictions
     restored_BUD: Tensor
     tokens_BNT: Tensor
 
@@ -50,11 +45,19 @@ class Stage1(nn.Module):
     Args:
         model: the model to train.
         losses: weights of the losses.
-        seed: decides which windows become recall windows.
+        seed: decides which windows become recall windows, anew in every epoch.
+        logits_at_once: as in `Optimization`.
     """
 
-    def __init__(self, model: SeDeM, losses: Stage1Losses, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: SeDeM,
+        losses: Stage1Losses,
+        seed: int = 0,
+        logits_at_once: int | None = None,
+    ) -> None:
         super().__init__()
+        self.logits_at_once = logits_at_once
         self.model = model
         self.losses = losses
         self.seed = seed
@@ -141,9 +144,8 @@ class Stage1(nn.Module):
             taught_BA &= ~recalled_B[:, None]
         # Without a token to learn from, the mean over them would be no number.
         if weights.distill and bool(taught_BA.any()):
-            teacher_BAV = model.decoder.logits(teacher_BAD)
-            parts["distill"] = distillation_loss(
-                student.logits_BAV, teacher_BAV, taught_BA, weights.distill_temperature
+            parts["distill"] = student.predicted.distillation_loss(
+                self._predictions(teacher_BAD), taught_BA, weights.distill_temperature
             )
         if weights.reconstruct:
             # Without detach, the shared W_in could lower the loss by making all targets alike.
@@ -189,9 +191,11 @@ class Stage1(nn.Module):
                 "longer or losses.recall 0"
             )
         rows, recalled = [], []
+        # Where a text has no room to move its windows, they are the same in every epoch.
+        later = [self.epoch] if self.epoch else []
         for window, after in zip(context, continuation, strict=True):
             # Seeded by the window, so that a resumed run makes the same choice.
-            rng = np.random.default_rng([self.seed, *window[:8].tolist()])
+            rng = np.random.default_rng([self.seed, *window[:8].tolist(), *later])
             recalled.append(bool(rng.random() < self.losses.recall))
             if recalled[-1]:
                 size = length - len(separator)
@@ -247,16 +251,17 @@ class Stage1(nn.Module):
     def _next_tokens(self, student: Student, labels_BA: Tensor) -> Tensor:
         """L_ctx: of the continuation, and with `context_at_restored` of the contexts as well."""
         if not self.losses.context_at_restored:
-            return next_token_loss(student.logits_BAV, labels_BA)
+            return student.predicted.next_token_loss(labels_BA)
         # The token after the last one of a context is the first of the continuation, which has its
         # logits already, or stands in another block.
         after_BNT = student.tokens_BNT.roll(-1, dims=-1)
         after_BNT[..., -1] = IGNORED
-        restored_BUV = self.model.decoder.logits(student.restored_BUD)
-        return next_token_loss(
-            torch.cat([restored_BUV, student.logits_BAV], dim=1),
-            torch.cat([after_BNT.flatten(1), labels_BA], dim=1),
-        )
+        states_BPD = torch.cat([student.restored_BUD, student.predicted.states], dim=1)
+        labels_BP = torch.cat([after_BNT.flatten(1), labels_BA], dim=1)
+        return self._predictions(states_BPD).next_token_loss(labels_BP)
+
+    def _predictions(self, states_BPD: Tensor) -> Predictions:
+        return Predictions(self.model.decoder.logits, states_BPD, self.logits_at_once)
 
     def _student(self, restored_BUD: Tensor, context_BP: Tensor, target_BA: Tensor) -> Student:
         """What the decoder makes of the continuation, given only the restored states."""
@@ -278,7 +283,7 @@ class Stage1(nn.Module):
             # The start token comes before the memory, so the last restored state predicts the
             # first token of the continuation.
             states_BAD = torch.cat([filled.restored[:, -1:], states_BAD[:, 1:]], dim=1)
-        return Student(model.decoder.logits(states_BAD), filled.restored, context_BP[:, None])
+        return Student(self._predictions(states_BAD), filled.restored, context_BP[:, None])
 
     def _student_beside(
         self,
@@ -327,5 +332,5 @@ class Stage1(nn.Module):
                 placement=model.config.start_placement,
                 blocks=Blocks(number_BU, model.config.block_context),
             )
-        logits_BAV = model.decoder.logits(filled.prefix[:, -target_BA.shape[1] :])
-        return Student(logits_BAV, filled.restored, context_BP[window_BN])
+        predicted = self._predictions(filled.prefix[:, -target_BA.shape[1] :])
+        return Student(predicted, filled.restored, context_BP[window_BN])

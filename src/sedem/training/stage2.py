@@ -15,12 +15,8 @@ from torch import Tensor, nn
 
 from sedem.errors import ConfigError
 from sedem.method.conditioning import condition
-from sedem.method.losses import (
-    IGNORED,
-    distillation_loss,
-    next_token_loss,
-    reconstruction_loss,
-)
+from sedem.method.losses import IGNORED, reconstruction_loss
+from sedem.method.predictions import Predictions
 from sedem.method.selector import text_count
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
@@ -60,10 +56,18 @@ class Stage2(nn.Module):
         model: the model to train, adapters of its decoder included.
         losses: weights of the losses, and the conditioning.
         collator: makes batches; None if `collate` is not called.
+        logits_at_once: as in `Optimization`.
     """
 
-    def __init__(self, model: SeDeM, losses: Stage2Losses, collator: BlockCollator | None) -> None:
+    def __init__(
+        self,
+        model: SeDeM,
+        losses: Stage2Losses,
+        collator: BlockCollator | None,
+        logits_at_once: int | None = None,
+    ) -> None:
         super().__init__()
+        self.logits_at_once = logits_at_once
         self.model = model
         self.losses = losses
         self.collator = collator
@@ -129,15 +133,13 @@ class Stage2(nn.Module):
             slot_tokens > 0,
         )
         chosen_BK = self._choose(scores_BN.detach(), evidence_BN, batch["coins"], batch["budget"])
-        logits_BAV = self._logits(batch, memory_BNJD, scores_BN, chosen_BK)
-        answer = next_token_loss(logits_BAV, batch["labels"])
+        predicted = self._predict(batch, memory_BNJD, scores_BN, chosen_BK)
+        answer = predicted.next_token_loss(batch["labels"])
         select = weights.compute(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
         if weights.agree:
-            parts["agree"] = self._disagreement(
-                batch, memory_BNJD, scores_BN, chosen_BK, logits_BAV
-            )
+            parts["agree"] = self._disagreement(batch, memory_BNJD, scores_BN, chosen_BK, predicted)
             loss = loss + weights.agree * parts["agree"]
         # This decompresses every block, selected or not: several times the work of the answer.
         if weights.reconstruct:
@@ -164,10 +166,10 @@ class Stage2(nn.Module):
         by_document = self.model.config.block_order == "document"
         return chosen_BK.sort(1).values if by_document else chosen_BK
 
-    def _logits(
+    def _predict(
         self, batch: BlockBatch, memory_BNJD: Tensor, scores_BN: Tensor, chosen_BK: Tensor
-    ) -> Tensor:
-        """Logits of the answer `[B, A, V]`, given the question and the chosen blocks.
+    ) -> Predictions:
+        """Predictions of the answer `[B, A]`, given the question and the chosen blocks.
 
         Only the blocks that are read as memory are decompressed, as in inference.
         """
@@ -180,7 +182,8 @@ class Stage2(nn.Module):
             texts = [
                 [texts[n] for n in chosen if n < len(texts) and texts[n]] for texts, chosen in rows
             ]
-            ids, valid = with_texts(model.decoder, ids, valid, texts)
+            chat = model.config.chat_template
+            ids, valid = with_texts(model.decoder, ids, valid, texts, chat=chat)
         rows_B1 = torch.arange(len(chosen_BK), device=chosen_BK.device)[:, None]
         filled = condition(
             model,
@@ -190,7 +193,8 @@ class Stage2(nn.Module):
             batch["slot_tokens"][rows_B1, chosen_BK],
             scores_BN.gather(1, chosen_BK),
         )
-        return model.decoder.logits(filled.prefix[:, -batch["labels"].shape[1] :])
+        states_BAD = filled.prefix[:, -batch["labels"].shape[1] :]
+        return Predictions(model.decoder.logits, states_BAD, self.logits_at_once)
 
     def _disagreement(
         self,
@@ -198,7 +202,7 @@ class Stage2(nn.Module):
         memory_BNJD: Tensor,
         scores_BN: Tensor,
         chosen_BK: Tensor,
-        logits_BAV: Tensor,
+        predicted: Predictions,
     ) -> Tensor:
         """KL from the answer given the evidence alone to the answer given all chosen blocks.
 
@@ -209,7 +213,7 @@ class Stage2(nn.Module):
         others_BK = batch["blocks"].gather(1, chosen_BK) & ~evidence_BK
         counts_B = evidence_BK.any(1) & others_BK.any(1)
         if not counts_B.any():
-            return logits_BAV.new_zeros(())
+            return scores_BN.new_zeros(())
         alone_BN = batch["evidence"]
         teacher_batch: BlockBatch = {
             **batch,
@@ -223,6 +227,6 @@ class Stage2(nn.Module):
         }
         with torch.no_grad():
             alone = scores_BN.masked_fill(~alone_BN, -torch.inf)
-            teacher_BAV = self._logits(teacher_batch, memory_BNJD, alone, chosen_BK)
-        mask_BA = (batch["labels"] != IGNORED) & counts_B[:, None]
-        return distillation_loss(logits_BAV, teacher_BAV, mask_BA, temperature=1.0)
+            teacher = self._predict(teacher_batch, memory_BNJD, alone, chosen_BK)
+            mask_BA = (batch["labels"] != IGNORED) & counts_B[:, None]
+        return predicted.distillation_loss(teacher, mask_BA, temperature=1.0)

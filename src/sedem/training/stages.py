@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
+from torch.utils.data import Dataset
 
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones, portable
 from sedem.method.guidance import Guidance
+from sedem.method.selector import resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
@@ -75,15 +77,15 @@ class Stage2Data(Mixture):
     """Questions that stage 2 learns from.
 
     Attributes:
-        max_blocks: maximum blocks of one example in a training step.
-        budgets: K of a batch is drawn from these.
+        max_blocks: maximum blocks of one example in a training step, or "all".
+        budgets: K of a batch is drawn from these; "all" restores every block.
         conditions: weights with which a batch reads its blocks as "memory", as "text" or as "both".
         answer_limit: examples with more answer tokens are left out and counted.
         cache_states: cache frozen states on disk; much faster on a CPU, too big for large sets.
     """
 
-    max_blocks: WholeAbove0 = 16
-    budgets: Annotated[tuple[WholeAbove0, ...], Field(min_length=1)] = (2,)
+    max_blocks: WholeAbove0 | Literal["all"] = 16
+    budgets: Annotated[tuple[WholeAbove0 | Literal["all"], ...], Field(min_length=1)] = (2,)
     conditions: Annotated[dict[Condition, NumberAbove0], Field(min_length=1)] = Field(
         default={"memory": 1.0}
     )
@@ -151,12 +153,18 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
         data_root=Path(recipe.data_root),
         cache=Path(recipe.cache),
     )
-    stage = Stage1(model, recipe.losses, recipe.optimization.seed)
+    optimization = recipe.optimization
+    stage = Stage1(model, recipe.losses, optimization.seed, optimization.logits_at_once)
     if recipe.start_from is None:
-        count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
-        sample = stage.collate([windows[index] for index in range(count)])
-        stage.calibrate({name: ids.to(model.device) for name, ids in sample.items()})
+        calibrate(stage, windows)
     return fit(stage, model, recipe, output, windows, held_out)
+
+
+def calibrate(stage: Stage1, windows: Dataset[Any]) -> None:
+    """Start new parts at the mean and scale of the decoder's states on the first windows."""
+    count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
+    sample = stage.collate([windows[index] for index in range(count)])
+    stage.calibrate({name: ids.to(stage.model.device) for name, ids in sample.items()})
 
 
 def train_stage2(recipe: Stage2Recipe) -> Path:
@@ -178,13 +186,13 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     )
     collator = BlockCollator(
         dataset,
-        max_blocks=recipe.data.max_blocks,
-        budgets=recipe.data.budgets,
+        max_blocks=resolve_budget(recipe.data.max_blocks, dataset.most_blocks),
+        budgets=[resolve_budget(k, dataset.most_blocks) for k in recipe.data.budgets],
         conditions=recipe.data.conditions,
         seed=recipe.optimization.seed,
         cache=Path(recipe.cache) if recipe.data.cache_states else None,
     )
-    stage = Stage2(model, recipe.losses, collator)
+    stage = Stage2(model, recipe.losses, collator, recipe.optimization.logits_at_once)
     return fit(stage, model, recipe, output, training, evaluation, best=recipe.best)
 
 
@@ -200,6 +208,14 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
             "model.confidence is true in the recipe, but training does not fit it; leave it out "
             "and run 'sedem calibrate' on the trained checkpoint"
         )
+    model = _opened(config, optimization, start_from)
+    if optimization.compile:
+        for backbone in (model.encoder, model.decoder):
+            backbone.compile_layers()
+    return model
+
+
+def _opened(config: SedemConfig, optimization: Optimization, start_from: str | None) -> SeDeM:
     options = backbone_options(optimization)
     if start_from is None:
         model = SeDeM(config, *open_backbones(config, **options))
@@ -208,7 +224,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
     free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
     # What a stage-1 checkpoint has not learned yet; blocks may stand apart from here on.
-    free |= {"block_context", "guidance", "guidance_floor", "condition"}
+    free |= {"block_context", "guidance", "guidance_floor", "condition", "chat_template"}
     # What was fitted to the scores of a selector does not fit those of another one.
     free |= {"confidence"}
     model.confidence = None

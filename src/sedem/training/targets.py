@@ -12,29 +12,35 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.decoder import Backbone
-from sedem.inference.prompts import context_prompt
+from sedem.inference.prompts import context_ids, context_place
 from sedem.method.losses import IGNORED
 
 
 def with_texts(
-    backbone: Backbone, ids_BP: Tensor, valid_BP: Tensor, texts: Sequence[Sequence[str]]
+    backbone: Backbone,
+    ids_BP: Tensor,
+    valid_BP: Tensor,
+    texts: Sequence[Sequence[str]],
+    *,
+    chat: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Put texts between the start token and the prompt of each row.
+    """Put texts before the question of each row, where answers have them.
 
     Args:
         backbone: gives the tokenizer.
         ids_BP: start token, prompt and answer, padded on the left.
         valid_BP: False where a token is padding.
         texts: the texts of each row, as `prompts.question_ids` takes them.
+        chat: whether the rows stand in a chat template.
 
     Returns:
         Longer `ids` and `valid` `[B, P]`, padded on the left.
     """
     rows = []
     for ids_P, valid_P, row_texts in zip(ids_BP, valid_BP, texts, strict=True):
-        context = backbone.token_ids(context_prompt(row_texts)) if row_texts else []
-        start, rest = ids_P[valid_P].split([1, int(valid_P.sum()) - 1])
-        rows.append(torch.cat([start, ids_P.new_tensor(context), rest]))
+        context = ids_P.new_tensor(context_ids(backbone, row_texts, chat=chat))
+        before, rest = ids_P[valid_P].tensor_split([context_place(backbone, chat=chat)])
+        rows.append(torch.cat([before, context, rest]))
     return _padded(rows)
 
 

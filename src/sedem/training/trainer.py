@@ -6,7 +6,7 @@ parts, `parameter_groups()` names the trained parameters, and `collate` makes a 
 
 from __future__ import annotations
 
-import shutil
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
@@ -24,8 +24,11 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 
 from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError
-from sedem.training.checkpoints import checkpoints, seal
+from sedem.training.checkpoints import checkpoints, is_complete, remove, seal
+
+logger = logging.getLogger(__name__)
 
 TRAINED = "trained.safetensors"
 
@@ -62,12 +65,18 @@ class _OwnIntervals(TrainerCallback):
 
 
 class _Epochs(TrainerCallback):
-    """Tells the module which epoch begins, before its first batch is made."""
+    """Tells the module and its windows which epoch begins, before its first batch is made."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any
     ) -> None:
-        cast(Trainable, options["model"]).epoch = int(state.epoch or 0)
+        epoch = int(state.epoch or 0)
+        cast(Trainable, options["model"]).epoch = epoch
+        if isinstance(self.dataset, Windows):
+            self.dataset.epoch = epoch
 
 
 class SedemTrainer(Trainer):
@@ -111,7 +120,7 @@ class SedemTrainer(Trainer):
         # Trainer sums them instead if it finds a `forward(**batch)`: it assumes that such a
         # forward divides by the number of items of the whole step.
         self.model_accepts_loss_kwargs = False
-        self.add_callback(_Epochs())
+        self.add_callback(_Epochs(self.train_dataset))
 
     def run(self, checkpoint: Path | None) -> None:
         """Train to the end, from a checkpoint if there is one.
@@ -151,7 +160,11 @@ class SedemTrainer(Trainer):
         metrics, best = self.evaluate(), self.state.best_global_step
         if not best or metrics["eval_loss"] <= cast(float, self.state.best_metric):
             return metrics
-        self._load_from_checkpoint(str(Path(self.args.output_dir) / f"checkpoint-{best}"))
+        folder = Path(self.args.output_dir) / f"checkpoint-{best}"
+        if not is_complete(folder):
+            logger.warning("the best checkpoint, '%s', is damaged; the last one is used", folder)
+            return metrics
+        self._load_from_checkpoint(str(folder))
         evaluated = (line for line in self.state.log_history if "eval_loss" in line)
         return next(line for line in evaluated if line["step"] == best)
 
@@ -283,7 +296,7 @@ class SedemTrainer(Trainer):
             best = f"checkpoint-{self.state.best_global_step}"
             for folder in checkpoints(run)[self.keep :] if self.keep else []:
                 if folder.name != best:
-                    shutil.rmtree(folder)
+                    remove(folder)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

@@ -125,7 +125,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
 
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not a safetensors file"):
+    with pytest.raises(CheckpointError, match="is a folder; give a file"):
         load_weights(tmp_path)
 
 

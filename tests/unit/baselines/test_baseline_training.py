@@ -15,6 +15,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 from unit.training.small_recipes import small_run, small_source, two_steps
 
+from sedem import Decoding, Document
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
 from sedem.errors import ConfigError
@@ -297,4 +298,7 @@ def test_a_recipe_trains(
     final = train_baseline(small)
     losses = [line["loss"] for line in summary(small)["log"] if "loss" in line]
     assert len(losses) == 2 and all(0 < loss < 1000 for loss in losses)
-    reader_class(name).from_pretrained(final)
+    reader = reader_class(name).from_pretrained(final)
+    memory = reader.read([Document("rent", "The rent is 900 euros a month.")])
+    answer = reader.answer(memory, "How much?", decoding=Decoding(max_new_tokens=2))
+    assert answer.finish_reason in ("end", "length")

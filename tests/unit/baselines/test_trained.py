@@ -336,6 +336,7 @@ def test_missing_and_unexpected_weights_are_errors(
 ) -> None:
     make("icae", tiny_folder()).save_pretrained(tmp_path / "checkpoint")
     path = tmp_path / "checkpoint" / "sedem.safetensors"
+    (tmp_path / "checkpoint" / "manifest.json").unlink()
     weights = load_file(path)
     save_file({**weights, "more": weights["tokens.weight"].clone()}, path)
     with pytest.raises(CheckpointError, match=r"1 are not known \(such as more\)"):

@@ -140,7 +140,7 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n\n{"a": 2\n')
     lines = read_lines(path)
     assert next(lines) == (1, {"a": 1})
-    with pytest.raises(DataError, match=r"broken\.jsonl', line 3: not JSON"):
+    with pytest.raises(DataError, match=r"broken\.jsonl', line 3 is not JSON: .* at column 8"):
         next(lines)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from datasets import Dataset
 
@@ -64,3 +65,29 @@ def test_parquet_files_hold_texts_in_a_column(tmp_path: Path, texts: list[str]) 
     Dataset.from_list([{"words": "a"}]).to_parquet(folder / "c.parquet")
     with pytest.raises(DataError, match=r"c\.parquet', row 1: a string field 'text' is needed"):
         list(read_texts(folder))
+
+
+@pytest.mark.parametrize("on_the_hub", [False, True])
+def test_shards_are_read_in_the_order_of_a_seed(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch, on_the_hub: bool
+) -> None:
+    """Local files stand in for the shards on the hub; each is of one source."""
+    files = [
+        write(f"{shard}.jsonl", [{"text": f"{shard} {line}"} for line in range(3)])
+        for shard in "abcdefgh"
+    ]
+    source: str | Path = "hub:owner/set" if on_the_hub else tmp_path
+    load = datasets.load_dataset
+
+    def load_dataset(repository: str, **options: Any) -> Any:
+        paths = [str(file) for file in files]
+        return load("json", data_files=paths, split="train", streaming=True)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    in_order, shuffled = list(read_texts(source)), list(read_texts(source, shard_seed=1))
+    assert shuffled != in_order == sorted(in_order)
+    assert sorted(shuffled) == in_order
+    assert shuffled == list(read_texts(source, shard_seed=1))
+    assert shuffled != list(read_texts(source, shard_seed=2))
+    for shard in "abcdefgh":
+        assert [text[2:] for text in shuffled if text[0] == shard] == ["0", "1", "2"]

@@ -109,9 +109,7 @@ def test_an_array_is_streamed_up_to_a_malformed_entry(tmp_path: Path) -> None:
     path.write_text(json.dumps(entries)[:-1] + ", oops")
     found = read_records(path)
     assert [next(found)[1]["id"] for _ in range(3)] == [0, 1, 2]
-    with pytest.raises(
-        DataError, match=r"array\.json' is not JSON: .* at line 1, column 270\d\d\d"
-    ):
+    with pytest.raises(DataError, match=r"array\.json' is not JSON: .* at column 270\d\d\d"):
         list(found)
 
 
@@ -166,7 +164,7 @@ def test_an_array_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ['[{"id": 1}', '[{"id": 1}] and more', '[{"id": }]'])
 def test_a_broken_array_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
-    with pytest.raises(DataError, match=r"broken\.json' is not JSON: .* at line 1, column \d+"):
+    with pytest.raises(DataError, match=r"broken\.json' is not JSON: .* at column \d+"):
         entries(tmp_path / "broken.json")
 
 

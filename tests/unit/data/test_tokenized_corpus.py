@@ -102,6 +102,19 @@ def test_the_cache_knows_files_titles_and_tokenizers(
     assert len(list(cache.glob("tokens-*"))) == 4
 
 
+def test_the_cache_knows_the_order_of_shards(backbone: Backbone, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name in "abcd":
+        (folder / f"{name}.txt").write_text(name * 8)
+    first, other = (
+        TokenizedCorpus.open(folder, backbone, tmp_path / "cache", limit=8, shard_seed=seed)
+        for seed in (None, 1)
+    )
+    assert first.tokens.tolist() == backbone.token_ids("a" * 8)
+    assert other.tokens.tolist() != first.tokens.tolist()
+
+
 def test_a_file_that_changes_inside_a_folder_is_noticed(backbone: Backbone, tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -61,6 +63,34 @@ def test_an_item_does_not_depend_on_what_was_asked_for_before(corpus: TokenizedC
     forward, backward = Windows(corpus, 16, 8, seed=0), Windows(corpus, 16, 8, seed=0)
     items = [forward[i]["context"].tolist() for i in range(len(forward))]
     assert [backward[i]["context"].tolist() for i in reversed(range(len(backward)))] == items[::-1]
+
+
+def test_every_epoch_cuts_its_texts_elsewhere(corpus: TokenizedCorpus) -> None:
+    windows = Windows(corpus, 16, 8, seed=4)
+    first = windows.starts.tolist()
+    drawn = []
+    for epoch in range(4):
+        windows.epoch = epoch
+        drawn.append(windows.starts.tolist())
+        starts = np.sort(windows.starts)
+        assert (np.diff(starts) >= 24).all()
+        assert all(start + 24 <= corpus.bounds[text_of(corpus, start) + 1] for start in starts)
+        assert [text_of(corpus, start) for start in windows.starts] == [
+            text_of(corpus, start) for start in first
+        ]
+    assert drawn[0] == first
+    for earlier, later in pairwise(drawn):
+        assert np.mean(np.asarray(earlier) != later) > 0.7
+    windows.epoch = 2
+    assert windows.starts.tolist() == drawn[2]
+    assert windows[3]["context"].tolist() == corpus.tokens[drawn[2][3] :][:16].tolist()
+
+
+def test_a_limit_takes_the_first_windows_in_every_epoch(corpus: TokenizedCorpus) -> None:
+    few, windows = Windows(corpus, 16, 8, 0, limit=5), Windows(corpus, 16, 8, 0)
+    for epoch in range(3):
+        few.epoch = windows.epoch = epoch
+        assert len(few) == 5 and few.starts.tolist() == windows.starts[:5].tolist()
 
 
 def test_held_out_texts_are_kept_apart(corpus: TokenizedCorpus) -> None:

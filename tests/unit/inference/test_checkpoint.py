@@ -23,6 +23,7 @@ from sedem.backbone.lora import ADAPTER_WEIGHTS
 from sedem.backbone.safetensors import quantize_int8
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference import checkpoint
+from sedem.inference.manifest import MANIFEST
 from sedem.method.confidence import Confidence
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep?")
@@ -70,8 +71,9 @@ def trained(config: SedemConfig, backbone: Backbone) -> SeDeM:
 
 @pytest.fixture
 def saved(trained: SeDeM, tmp_path: Path) -> Path:
-    """The same in a folder."""
+    """The same in a folder, without a manifest: what reads the files must find damage too."""
     trained.save_pretrained(tmp_path / "checkpoint")
+    (tmp_path / "checkpoint" / MANIFEST).unlink()
     return tmp_path / "checkpoint"
 
 
@@ -132,6 +134,7 @@ def test_a_model_without_adapters_is_saved_without_them(
     model.save_pretrained(tmp_path / "bare")
     assert sorted(p.name for p in (tmp_path / "bare").iterdir()) == [
         "config.json",
+        MANIFEST,
         "sedem.safetensors",
     ]
     reopened = reopen(tmp_path / "bare")
@@ -449,7 +452,7 @@ def test_a_folder_without_config_says_what_a_checkpoint_is(saved: Path, tmp_path
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}", b"not json"])
 def test_a_config_that_is_not_json_is_refused(content: bytes, saved: Path) -> None:
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json' is not readable JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json' is not JSON"):
         SeDeM.from_pretrained(saved)
 
 

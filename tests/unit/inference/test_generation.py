@@ -51,7 +51,7 @@ def written(
     backbone: Backbone, decoding: Decoding, eos_token_id: int, ids_BP: Tensor = PROMPTS
 ) -> list[Transcript]:
     logits_BV, advance = start(backbone, ids_BP)
-    return list(generate(logits_BV, advance, backbone.tokenizer, eos_token_id, decoding))[-1]
+    return list(generate(logits_BV, advance, backbone.tokenizer, [eos_token_id], decoding))[-1]
 
 
 def by_hugging_face(backbone: Backbone, eos_token_id: int, limit: int) -> list[list[int]]:
@@ -120,7 +120,9 @@ def test_the_limit_bounds_both_tokens_and_steps(writer: Backbone, limit: int, ah
     with torch.no_grad():
         told = [
             [len(row.ids) for row in rows]
-            for rows in generate(logits_BV, counted, writer.tokenizer, NEVER, decoding, ahead=ahead)
+            for rows in generate(
+                logits_BV, counted, writer.tokenizer, [NEVER], decoding, ahead=ahead
+            )
         ]
     assert told == [[count, count] for count in range(1, limit + 1)]
     assert len(steps) == limit - 1
@@ -141,7 +143,7 @@ def test_running_a_step_ahead_changes_no_answer(
 
     decoding = Decoding(max_new_tokens=12)
     with torch.no_grad():
-        answers = generate(logits_BV, told, writer.tokenizer, eos_token_id, decoding, ahead=True)
+        answers = generate(logits_BV, told, writer.tokenizer, [eos_token_id], decoding, ahead=True)
         for rows in answers:
             order.append("token")
             actual = [row.ids for row in rows]
@@ -216,7 +218,7 @@ def told(
     backbone: Backbone, tokens: list[int], decoding: Decoding, takes: list[bool] | None = None
 ) -> tuple[Transcript, list[str]]:
     """Add tokens and the end token; call `take` after those that `takes` marks, and at the end."""
-    transcript = Transcript(backbone.tokenizer, backbone.eos_token_id, decoding)
+    transcript = Transcript(backbone.tokenizer, [backbone.eos_token_id], decoding)
     pieces = []
     for at, token in enumerate([*tokens, backbone.eos_token_id]):
         transcript.add(token)
@@ -274,7 +276,7 @@ def test_an_incomplete_character_does_not_change_those_before_it(
 ) -> None:
     tokens = list("a€漢".encode())[: 7 - missing]
     assert not missing or set(bytewise.decode(tokens)) == {"\ufffd"}
-    transcript = Transcript(bytewise, NEVER, Decoding(max_new_tokens=len(tokens)))
+    transcript = Transcript(bytewise, [NEVER], Decoding(max_new_tokens=len(tokens)))
     pieces = []
     for token in tokens:
         transcript.add(token)
@@ -316,7 +318,7 @@ def test_the_first_of_two_stop_strings_in_a_token_ends_the_answer() -> None:
     tokenizer = Tokenizer(models.WordLevel(vocab={"a one b two": 0}, unk_token="a one b two"))
     tokenizer.decoder = decoders.Fuse()
     transcript = Transcript(
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer), 1, Decoding(stop=("two", "one"))
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer), [1], Decoding(stop=("two", "one"))
     )
     transcript.add(0)
     assert (transcript.text, transcript.finish_reason) == ("a", "stop")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference import hub
+from sedem.inference.checkpoint import seal
 from sedem.inference.hub import push_folder
 
 REPO = "somebody/lease-reader"
@@ -102,6 +104,7 @@ def test_a_relative_folder_of_an_older_checkpoint_is_refused(
 ) -> None:
     entries = json.loads((local / "config.json").read_text())
     (local / "config.json").write_text(json.dumps({**entries, "encoder": "models/tiny"}))
+    seal(local)
     monkeypatch.chdir(local.parent)
     with pytest.raises(ConfigError, match="only this machine has"):
         push_folder(local, REPO)
@@ -114,6 +117,9 @@ def test_a_backbone_may_be_uploaded_inside(local: Path) -> None:
     assert json.loads(pushed["config.json"])["encoder"] == "backbone"
     weights = "sedem.safetensors"
     assert pushed[weights] == (local / weights).read_bytes()
+    backbone = pushed["backbone/model.safetensors"]
+    listed = json.loads(pushed["manifest.json"])["files"]["backbone/model.safetensors"]
+    assert listed == {"bytes": len(backbone), "sha256": hashlib.sha256(backbone).hexdigest()}
     assert not (local / "backbone").exists() and not (local / "README.md").exists()
     SeDeM.from_pretrained(local, engine="eager").push_to_hub(REPO, with_backbone=True)
     assert "backbone/model.safetensors" in RecordingApi.uploaded

@@ -9,9 +9,10 @@ from conftest import DEPTH, LEASE
 from torch import Tensor
 from transformers import DynamicCache
 
-from sedem import Document, SeDeM
+from sedem import Decoding, Document, SeDeM
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import write
+from sedem.inference.prompts import question_ids
 from sedem.inference.untrained import untrained
 from sedem.method.encoder import encode
 from sedem.method.independent import keys_values
@@ -113,3 +114,33 @@ def test_a_layer_without_layers_before_and_after_it_is_refused(
 def test_a_layer_can_be_chosen(tiny_folder: Callable[..., str]) -> None:
     config = untrained(tiny_folder(), layer=1, segment_length=T, k="auto").config
     assert (config.extract_layers, config.inject_layer, config.k) == ((1,), 1, "auto")
+
+
+def test_questions_stand_in_the_chat_template_of_a_tokenizer_that_has_one(
+    tiny_folder: Callable[..., str], chat_folder: str
+) -> None:
+    assert untrained(chat_folder, segment_length=T).config.chat_template
+    assert not untrained(chat_folder, segment_length=T, chat_template=False).config.chat_template
+    assert not untrained(tiny_folder(), segment_length=T).config.chat_template
+    with pytest.raises(ConfigError, match="chat_template is on, but the tokenizer of backbone"):
+        untrained(tiny_folder(), segment_length=T, chat_template=True)
+
+
+def test_answers_in_a_chat_end_with_a_turn(
+    chat_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = untrained(chat_folder, segment_length=T)
+    write(tmp_path / "chat", made.config, made.parts(), made.decoder)
+    model = SeDeM.from_pretrained(tmp_path / "chat", engine="eager")
+    bank = model.read([Document("lease.txt", LEASE)])
+    # The decoder writes the end of a turn and nothing else.
+    monkeypatch.setattr(model.decoder, "logits", lambda hidden: torch.eye(260)[[259]])
+    question = "What is the rent?"
+    in_chat = model.answer(bank, question, decoding=Decoding(4))
+    assert (in_chat.text, in_chat.finish_reason) == ("", "end")
+    model.config = model.config.with_changes(chat_template=False)
+    plain = model.answer(bank, question, decoding=Decoding(4))
+    assert plain.finish_reason == "length"
+    assert in_chat.conditioning is not None and plain.conditioning is not None
+    lengths = [len(question_ids(model.decoder, question, chat=chat)) for chat in (True, False)]
+    assert in_chat.conditioning - plain.conditioning == lengths[0] - lengths[1]

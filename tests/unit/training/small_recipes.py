@@ -63,12 +63,13 @@ def small_stage1(recipe: Stage1Recipe) -> Stage1Recipe:
 
 def small_stage2(recipe: Stage2Recipe) -> Stage2Recipe:
     """Two steps on a few questions of the same sets."""
+    most = recipe.data.max_blocks
     return recipe.with_changes(
         model=small_model(recipe.model),
         data=recipe.data.with_changes(
             training=tuple(map(small_source, recipe.data.training)),
             evaluation=tuple(map(small_source, recipe.data.evaluation)),
-            max_blocks=min(recipe.data.max_blocks, 6),
+            max_blocks=most if most == "all" else min(most, 6),
             answer_limit=200,
         ),
         optimization=two_steps(recipe.optimization),

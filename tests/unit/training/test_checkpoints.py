@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,10 +53,8 @@ def missing(folder: Path) -> None:
     (folder / "inner" / "state").unlink()
 
 
-@pytest.mark.parametrize(
-    "damage", [unsealed, half_sealed, broken_seal, truncated, changed, missing]
-)
-def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+@pytest.mark.parametrize("damage", [unsealed, half_sealed])
+def test_a_checkpoint_that_was_never_complete_is_removed_with_a_warning(
     run: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(run / "checkpoint-10")
@@ -63,7 +63,58 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
         assert last_complete_checkpoint(run) == run / "checkpoint-9"
     assert "checkpoint-10' is incomplete and is skipped" in caplog.text
     # The resumed run will write a checkpoint of that name.
-    assert not (run / "checkpoint-10").exists()
+    assert not list(run.glob("*checkpoint-10*"))
+
+
+@pytest.mark.parametrize("damage", [broken_seal, truncated, changed, missing])
+def test_a_damaged_checkpoint_is_kept_under_another_name(
+    run: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = run / "checkpoint-10"
+    for name in ("damaged-checkpoint-10", "damaged-checkpoint-10-2"):
+        shutil.copytree(run / "checkpoint-9", folder, dirs_exist_ok=True)
+        damage(folder)
+        with caplog.at_level(logging.WARNING):
+            assert last_complete_checkpoint(run) == run / "checkpoint-9"
+        assert f"checkpoint-10' is damaged; it is kept as '{run / name}'" in caplog.text
+        assert (run / name / COMPLETE).is_file() and not folder.exists()
+
+
+def test_all_of_a_checkpoint_is_synced_before_its_seal_appears(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, done = run / "checkpoint-10", []
+    (folder / COMPLETE).unlink()
+    fsync, replace = os.fsync, os.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def named(source: Path, target: Path) -> None:
+        done.append(Path(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", named)
+    seal(folder)
+    before = set(done[: done.index(folder / COMPLETE)])
+    assert before >= {folder, folder / "weights", folder / "inner", folder / "inner" / "state"}
+    assert done[-2:] == [folder, run]
+
+
+def test_a_checkpoint_that_is_left_half_removed_was_never_complete(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.remove(run / "checkpoint-10")
+    monkeypatch.undo()
+    assert last_complete_checkpoint(run) == run / "checkpoint-9"
+    assert not list(run.glob("damaged*"))
 
 
 def test_without_a_complete_checkpoint_there_is_none(run: Path) -> None:
@@ -78,10 +129,10 @@ def test_a_checkpoint_whose_sealing_failed_is_incomplete(
     folder = run / "checkpoint-10"
     unsealed(folder)
 
-    def fails(path: Path) -> str:
+    def fails(folder: Path, names: list[str]) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(checkpoints, "sha256", fails)
+    monkeypatch.setattr(checkpoints, "survey", fails)
     with pytest.raises(OSError, match="no space left"):
         seal(folder)
     monkeypatch.undo()

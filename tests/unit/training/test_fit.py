@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import TrainingArguments
 from unit.training.conftest import stage1_recipe_in
 from unit.training.runs import (
@@ -34,6 +35,7 @@ from sedem.training.block_dataset import BlockItem
 from sedem.training.checkpoints import COMPLETE, is_complete
 from sedem.training.fit import use_one_gpu
 from sedem.training.recipe import DataSource, as_yaml
+from sedem.training.stage1 import Stage1
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
 from sedem.training.trainer import TRAINED
 
@@ -83,6 +85,38 @@ def test_batches_of_one_are_drawn_by_epoch_and_alike_after_a_kill(
         train(killed)
     train(killed)
     assert summary(killed)["resumed_from"] == "checkpoint-3"
+    assert_same_training(killed, whole)
+
+
+def test_windows_are_cut_by_epoch_and_alike_after_a_kill(
+    stage1_recipe: Stage1Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = stage1_recipe.optimization.with_changes(steps=4, batch_size=2)
+    whole = stage1_recipe.with_changes(
+        text=stage1_recipe.text.with_changes(windows=4),
+        optimization=few,
+        run=stage1_recipe.run.with_changes(save_every=3, eval_every=1),
+    )
+    seen: list[list[int]] = []
+    forward = Stage1.forward
+
+    def noted(self: Stage1, context: Tensor, continuation: Tensor) -> dict[str, Tensor]:
+        if self.training:
+            seen.append(context.flatten().tolist())
+        return forward(self, context, continuation)
+
+    monkeypatch.setattr(Stage1, "forward", noted)
+    train(whole)
+    # Four windows make two steps. They are others in the second epoch.
+    assert len(seen) == 4
+    assert sorted(seen[0] + seen[1]) != sorted(seen[2] + seen[3])
+    killed = elsewhere(whole, "killed")
+    uninterrupted, seen[:] = list(seen), []
+    with killed_in_step(4):
+        train(killed)
+    train(killed)
+    assert summary(killed)["resumed_from"] == "checkpoint-3"
+    assert seen == [*uninterrupted, uninterrupted[3]]
     assert_same_training(killed, whole)
 
 
@@ -146,7 +180,8 @@ def test_a_truncated_checkpoint_costs_the_steps_since_the_one_before(
     weights.write_bytes(weights.read_bytes()[:-1])
     with caplog.at_level(logging.WARNING):
         train(stopped)
-    assert "checkpoint-4' is incomplete" in caplog.text
+    assert "checkpoint-4' is damaged; it is kept as" in caplog.text
+    assert (weights.parents[1] / "damaged-checkpoint-4" / TRAINED).is_file()
     assert summary(stopped)["resumed_from"] == "checkpoint-2"
     assert_same_training(stopped, finished_stage2)
 

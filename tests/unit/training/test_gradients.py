@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -130,3 +132,50 @@ def test_stage_2_works_without_adapters(model: SeDeM, examples: ExampleSet) -> N
     assert groups == {"compressor", "decompressor", "selector"}
     found = reached(stage, stage(**stage.collate(dataset.items))["loss"])
     assert found == {"model.compressor.w_in.weight"} | DECOMPRESSOR | SELECTOR
+
+
+def gradients(stage: Stage1 | Stage2, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    stage.zero_grad()
+    found["loss"].backward()
+    return {n: p.grad.clone() for n, p in stage.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("losses", [{}, {"context_at_restored": True, "recall": 0.7}], ids=str)
+def test_few_logits_at_once_train_stage_1_the_same(mixed: SeDeM, losses: dict[str, Any]) -> None:
+    whole = Stage1(mixed, Stage1Losses(**losses))
+    expected = whole(**windows())
+    wanted = gradients(whole, expected)
+    few = Stage1(mixed, Stage1Losses(**losses), logits_at_once=4)
+    found = few(**windows())
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(few, found), wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_few_logits_at_once_train_stage_2_the_same(mixed: SeDeM, examples: ExampleSet) -> None:
+    batches = collator(block_dataset(mixed, examples), budgets=(3,))
+    batch = batches([batches.dataset[index] for index in range(3)])
+    losses = Stage2Losses(conditioning="gold-then-selected", agree=0.5)
+    whole, few = Stage2(mixed, losses, batches), Stage2(mixed, losses, batches, logits_at_once=3)
+    expected = whole(**batch)
+    wanted = gradients(whole, expected)
+    found = few(**batch)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradients(few, found), wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_compiled_layers_train_the_same(mixed: SeDeM) -> None:
+    """Traced by torch.compile, and run without a compiler of machine code, which takes minutes."""
+    stage = Stage1(mixed, Stage1Losses()).train()
+    expected = stage(**windows())
+    wanted = gradients(stage, expected)
+    mixed.decoder.compile_layers(backend="eager")
+    found = stage(**windows())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradients(stage, found), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_compiling_changes_no_name_of_a_weight(mixed: SeDeM) -> None:
+    names = list(mixed.state_dict())
+    mixed.decoder.compile_layers()
+    assert list(mixed.state_dict()) == names
+    assert all(layer._compiled_call_impl for layer in mixed.decoder.model.get_decoder().layers)

@@ -327,7 +327,7 @@ def test_a_file_without_a_recipe_is_refused(save: Save, content: str, message: s
 def test_a_recipe_that_is_not_utf8_or_missing_is_refused(save: Save, tmp_path: Path) -> None:
     path = save(STAGE1)
     path.write_bytes(b"model: \xff\xfe")
-    with pytest.raises(ConfigError, match=r"recipe\.yaml' is not YAML"):
+    with pytest.raises(ConfigError, match=r"recipe\.yaml' is not UTF-8 text"):
         load_recipe(Stage1Recipe, path)
     with pytest.raises(ConfigError, match=r"there is no recipe '.*nowhere.yaml'; recipes/ has"):
         load_recipe(Stage1Recipe, tmp_path / "nowhere.yaml")

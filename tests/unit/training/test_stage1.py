@@ -380,6 +380,16 @@ def test_which_windows_recall_is_decided_by_window_and_seed(model: SeDeM) -> Non
     assert not torch.equal(once, other)
 
 
+def test_every_epoch_draws_other_recall_windows(model: SeDeM) -> None:
+    stage, drawn = Stage1(model, Stage1Losses(recall=0.5), seed=3), []
+    for epoch in (0, 1, 2, 1, 0):
+        stage.epoch = epoch
+        drawn.append(stage._with_recall(**windows(100))[0].tolist())
+    first, second, third, *again = drawn
+    assert first != second != third != first
+    assert again == [second, first]
+
+
 def test_a_continuation_as_long_as_the_context_recalls_nearly_all_of_it(model: SeDeM) -> None:
     _, flags = with_recall(model, 1.0, windows(20, after=LENGTH))
     assert all(flags)

@@ -410,11 +410,17 @@ def test_the_answer_trains_selector_and_temperature_through_guidance(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("condition", ["text", "both"])
-def test_training_reads_text_as_answering_does(
-    config: SedemConfig, backbone: Backbone, examples: ExampleSet, condition: Any
+@pytest.mark.parametrize(
+    ("condition", "chat"), [("text", False), ("both", False), ("memory", True), ("both", True)]
+)
+def test_training_reads_as_answering_does(
+    config: SedemConfig,
+    chat_backbone: Backbone,
+    examples: ExampleSet,
+    condition: Any,
+    chat: bool,
 ) -> None:
-    model = guided(config, backbone, condition=condition)
+    model = guided(config, chat_backbone, condition=condition, chat_template=chat)
     dataset = block_dataset(model, examples)
     losses = Stage2Losses(conditioning="selected", reconstruct=0.0, select=0.0)
     collate = collator(dataset, budgets=(3,), conditions={condition: 1.0})
@@ -426,9 +432,10 @@ def test_training_reads_text_as_answering_does(
         scores = model.scores(bank, example.question)
         request = Request(bank, example.question, 3)
         chosen = choose(model, request, scores)
-        assert len(chosen.texts) == (min(3, len(bank)) if condition == "text" else 1)
+        assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
         prefix = prefix_of(model, request, chosen)
-        target = torch.tensor(answer_ids(model.decoder, example.answers[0]))
+        assert (258 in prefix) == chat
+        target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
         start = start_of(bank, chosen, torch.cat([prefix, target[:-1]]))
         # Logits after every prefix of the answer, each prefilled on its own.
         rows = [

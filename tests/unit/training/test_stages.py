@@ -92,6 +92,27 @@ def test_a_seed_decides_fresh_parts(stage2_recipe: Stage2Recipe, fitted: dict[st
 # Stage 2
 
 
+def test_every_block_can_be_restored_and_none_ranked(
+    stage2_recipe: Stage2Recipe, fitted: dict[str, Any]
+) -> None:
+    data = stage2_recipe.data.with_changes(
+        training=(DataSource(path="musique.jsonl"),), max_blocks="all", budgets=("all",)
+    )
+    losses = stage2_recipe.losses.with_changes(select=0.0, conditioning="selected")
+    prepared_for(stage2_recipe.with_changes(data=data, losses=losses), train_stage2, fitted)
+    stage, items = fitted["stage"], list(fitted["training"])
+    counts = [len(item.blocks) for item in items]
+    batch = stage.collate(items)
+    assert batch["blocks"].sum(1).tolist() == counts
+    chosen = stage._choose(
+        torch.randn(batch["blocks"].shape), batch["evidence"], batch["coins"], batch["budget"]
+    )
+    assert [sorted(row) for row in chosen.tolist()] == [list(range(max(counts)))] * len(items)
+    stage(**batch)["loss"].backward()
+    assert not any(p.grad.any() for p in stage.model.selector.parameters())
+    assert all(p.grad.any() for p in stage.model.compressor.parameters())
+
+
 def test_sources_are_mixed_and_followed_ones_kept_apart(
     stage2_recipe: Stage2Recipe, fitted: dict[str, Any]
 ) -> None:

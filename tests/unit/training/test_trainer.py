@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,3 +132,16 @@ def test_a_learning_rate_of_no_part_is_an_error(model: SeDeM, arguments: Trainin
     # A part that this model lacks is a part all the same.
     stage = Stage2(model, Stage2Losses(), None)
     SedemTrainer(stage, dict.fromkeys(stage.parameter_groups(), 1e-4), arguments)
+
+
+def test_a_damaged_best_checkpoint_is_not_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoint-2").mkdir()
+    trainer: Any = SimpleNamespace(
+        evaluate=lambda: {"eval_loss": 2.0},
+        state=SimpleNamespace(best_global_step=2, best_metric=1.0),
+        args=SimpleNamespace(output_dir=str(tmp_path)),
+    )
+    assert SedemTrainer.evaluate_and_keep_best(trainer) == {"eval_loss": 2.0}
+    assert "checkpoint-2', is damaged; the last one is used" in caplog.text

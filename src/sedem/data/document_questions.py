@@ -1,0 +1,144 @@
+"""Questions cut from a person's own documents, without labels of anybody.
+
+A date, a year, a number or a name of a sentence is asked about (`cloze`), and the sentence is the
+evidence. In any other sentence, and in any language, the words are asked about that occur nowhere
+else in the documents; the block that holds them is found by the answer string (`labels`).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from sedem.data.cloze import LONGEST, SHORTEST, clozes
+from sedem.data.examples import Evidence, Example, ExampleSet
+from sedem.types import Document
+
+SHORT_PIECE, LONG_PIECE = 200, 900
+"""Characters of a piece: a shorter one is joined with the next, a longer one is cut."""
+CONTEXT = 10
+"""Pieces of a context."""
+RARE_WORDS = 3
+"""Words of an answer at most, if it is not a span that `cloze` knows."""
+RARE_LETTERS = 4
+"""Letters of each of these words at least."""
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_WORD = re.compile(r"\w+(?:[-'\u2019.,]\w+)*")
+
+_PART = re.compile(r"\w+")
+
+Blank = tuple[str, str, Evidence | None]
+"""Question and answer, and the evidence in its piece; None leaves it to the answer string."""
+
+
+def pieces(text: str) -> list[str]:
+    """Cut a text into pieces of one line each; nothing but white space is lost.
+
+    A piece ends with a paragraph if it is long enough, and otherwise with a sentence. Hard line
+    breaks and headings need no care: a line is joined with what follows.
+    """
+    found: list[str] = []
+    current = ""
+    for paragraph in re.split(r"\n\s*\n", text):
+        for number, sentence in enumerate(_sentences(paragraph)):
+            joined = f"{current} {sentence}".strip()
+            ends = number == 0 and len(current) >= SHORT_PIECE
+            if current and (ends or len(joined) > LONG_PIECE):
+                found.append(current)
+                joined = sentence
+            current = joined
+    return [*found, current] if current else found
+
+
+def questions(
+    asked: Sequence[Document], among: Sequence[Document], *, count: int, seed: int = 0
+) -> ExampleSet:
+    """Make questions about documents; each has a piece with its answer among other pieces.
+
+    Args:
+        asked: the documents that are asked about.
+        among: the documents whose pieces stand beside; half of them are of the document itself.
+        count: number of questions at most; `noted` has the number of those left over.
+        seed: decides which questions, and the other pieces.
+    """
+    own = [list(dict.fromkeys(pieces(document.text))) for document in asked]
+    every = [piece for document in among for piece in pieces(document.text)]
+    pool = list(dict.fromkeys([*every, *(piece for some in own for piece in some)]))
+    occurring = Counter(part.lower() for piece in pool for part in _PART.findall(piece))
+    candidates = [
+        (number, piece, blank)
+        for number, some in enumerate(own)
+        for piece in some
+        for blank in blanks(piece, occurring)
+    ]
+    random.Random(f"documents:{seed}").shuffle(candidates)
+    result = ExampleSet("documents", [])
+    if len(candidates) > count:
+        result.noted["questions that are not used"] = len(candidates) - count
+    for index, (number, piece, (question, answer, evidence)) in enumerate(candidates[:count]):
+        rng = random.Random(f"documents:{seed}:{index}")
+        texts = _context(piece, own[number], pool, rng)
+        place = texts.index(piece)
+        spans = () if evidence is None else (Evidence(place, evidence.start, evidence.end),)
+        documents = tuple(Document(f"paragraph {i + 1}", text) for i, text in enumerate(texts))
+        identity = f"documents-{seed}-{index}"
+        result.examples.append(Example(identity, documents, question, (answer,), spans))
+    return result
+
+
+def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Blank]:
+    """Questions of a piece, at most one of each sentence.
+
+    Args:
+        piece: one of `pieces`.
+        occurring: how often each run of letters, in lower case, occurs in all documents.
+    """
+    known = list(clozes(piece))
+    for found in known:
+        yield found.question, found.answer, Evidence(0, found.start, found.end)
+    bounds = [0, *(end.end() for end in _SENTENCE_END.finditer(piece)), len(piece) + 1]
+    for start, end in pairwise(bounds):
+        if any(found.start < end and start < found.end for found in known):
+            continue
+        sentence = piece[start:end].strip()
+        span = _rare_words(sentence, occurring)
+        if span is not None and SHORTEST <= len(sentence.split()) <= LONGEST:
+            question = f"{sentence[: span[0]]}what{sentence[span[1] :]}"
+            yield f"{question.rstrip('.!? ')}?", sentence[slice(*span)], None
+
+
+def _sentences(paragraph: str) -> Iterator[str]:
+    """Sentences of a paragraph in one line each; those that are longer than a piece are cut."""
+    for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
+        yield from textwrap.wrap(sentence, LONG_PIECE, break_on_hyphens=False)
+
+
+def _rare_words(sentence: str, occurring: Mapping[str, int]) -> tuple[int, int] | None:
+    """The longest run of words, not the first, that occur once in all documents."""
+    best: tuple[int, int] | None = None
+    run: list[re.Match[str]] = []
+    for word in list(_WORD.finditer(sentence))[1:]:
+        text = word.group()
+        counts = [occurring[part] for part in _PART.findall(text.lower())]
+        rare = min(counts) == 1 and len(text) >= RARE_LETTERS
+        follows = bool(run) and sentence[run[-1].end() : word.start()] == " "
+        run = [*(run if follows and len(run) < RARE_WORDS else ()), word] if rare else []
+        if run and (best is None or run[-1].end() - run[0].start() > best[1] - best[0]):
+            best = run[0].start(), run[-1].end()
+    return best
+
+
+def _context(piece: str, own: Sequence[str], pool: Sequence[str], rng: random.Random) -> list[str]:
+    """A piece and others, half of them of its document, in a random order."""
+    near = [other for other in own if other != piece]
+    texts = [piece, *rng.sample(near, min(CONTEXT // 2, len(near)))]
+    while len(texts) < min(CONTEXT, len(pool)):
+        other = rng.choice(pool)
+        if other not in texts:
+            texts.append(other)
+    return rng.sample(texts, len(texts))

@@ -1,0 +1,326 @@
+"""Files and texts that anybody may have written: read within limits, refused in one sentence.
+
+No reader here waits for a pipe, follows a device, expands an alias or recurses without end. Each
+takes the class of the error that its caller raises. A missing file stays a FileNotFoundError: only
+the caller knows what it was needed for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from sedem.durable_files import bytes_text
+from sedem.errors import SedemError
+
+DOCUMENT_BYTES = 2**28
+"""Limit of one document."""
+JSON_BYTES = 2**30
+"""Limit of a JSON file that is read whole, such as a data set that is one object."""
+SETTINGS_BYTES = 2**24
+"""Limit of a JSON file of settings or figures."""
+YAML_BYTES = 2**15
+"""Limit of a YAML file or value; its parser takes seconds for a megabyte."""
+LINE_CHARACTERS = 2**25
+"""Limit of a line of JSON lines."""
+DEPTH = 64
+"""Limit of lists and objects inside each other."""
+WHOLE_BITS = 64
+"""Limit of a whole number in YAML; JSON has that of Python, 4,300 digits."""
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_OPENING = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+_TOO_DEEP = f"nests lists or objects more than {DEPTH} deep; flatten it"
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is a folder; False too for a name that no file can have."""
+    return os.path.isdir(path)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder; False too for a name that no file can have."""
+    return os.path.exists(path)
+
+
+def check_file(path: Path, error: type[SedemError], limit: int | None = None) -> None:
+    """Refuse what is no regular file, before it is opened by name.
+
+    Args:
+        path: the file; a link counts as what it leads to.
+        error: class of the error.
+        limit: the most bytes it may have; None means any number.
+
+    Raises:
+        SedemError: of the class `error`: it is a folder, a pipe, a socket or a device, cannot be
+            looked at, or is larger.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        _check(os.stat(path), path, error, limit)
+    except (OSError, ValueError) as problem:
+        raise _unreadable(path, problem, error) from None
+
+
+def open_file(path: Path, error: type[SedemError], limit: int | None = None) -> IO[bytes]:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file.
+        error: class of the error.
+        limit: as in `check_file`.
+
+    Raises:
+        SedemError: as `check_file`, or the file may not be read.
+        FileNotFoundError: there is no such file.
+    """
+    check_file(path, error, limit)
+    try:
+        # What was a file a moment ago may be a pipe now; opening that must not wait.
+        descriptor = os.open(path, os.O_RDONLY | _OPENING)
+    except OSError as problem:
+        raise _unreadable(path, problem, error) from None
+    try:
+        _check(os.fstat(descriptor), path, error, limit)
+    except SedemError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:
+    """Read a regular file.
+
+    Args:
+        path: the file.
+        error: class of the error.
+        limit: the most bytes it may have.
+
+    Raises:
+        SedemError: as `open_file`.
+        FileNotFoundError: there is no such file.
+    """
+    with open_file(path, error, limit) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as problem:
+            raise _unreadable(path, problem, error) from None
+    if len(content) > limit:
+        raise _too_large(path, len(content), limit, error)
+    return content
+
+
+def read_text(path: Path, error: type[SedemError], limit: int) -> str:
+    """Read a UTF-8 file.
+
+    Args:
+        path: the file.
+        error: class of the error.
+        limit: the most bytes it may have.
+
+    Raises:
+        SedemError: as `open_file`, or it is not UTF-8.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        return read_bytes(path, error, limit).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        raise error(
+            f"'{path}' is not UTF-8 text ({problem.reason} at byte {problem.start}); save it as "
+            "UTF-8"
+        ) from None
+
+
+def read_json(path: Path, error: type[SedemError], limit: int = SETTINGS_BYTES) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: the file.
+        error: class of the error.
+        limit: the most bytes it may have.
+
+    Raises:
+        SedemError: as `read_text` and `parse_json`.
+        FileNotFoundError: there is no such file.
+    """
+    return parse_json(read_text(path, error, limit), f"'{path}'", error)
+
+
+def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
+    """Parse JSON.
+
+    Args:
+        text: the JSON.
+        place: where it is from, for the message.
+        error: class of the error.
+
+    Raises:
+        SedemError: it is not JSON, nests too deeply, repeats a key of an object or has a number of
+            too many digits.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unrepeated)
+    except RecursionError:
+        raise error(f"{place} {_TOO_DEEP}") from None
+    except _RepeatedKeyError as problem:
+        raise error(f"{place} {problem}") from None
+    except json.JSONDecodeError as problem:
+        line = f"line {problem.lineno}, " if "\n" in text else ""
+        at = f"{line}column {problem.colno}"
+        raise error(f"{place} is not JSON: {problem.msg} at {at}") from None
+    except ValueError:
+        raise error(f"{place} has a whole number of more digits than can be read") from None
+    check_depth(value, place, error)
+    return value
+
+
+def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
+    """Refuse lists and objects that are too deep inside each other.
+
+    Args:
+        value: what was read.
+        place: where it is from, for the message.
+        error: class of the error.
+
+    Raises:
+        SedemError: they nest more than `DEPTH` deep.
+    """
+    level = [value]
+    for _ in range(DEPTH + 1):
+        level = [
+            entry
+            for parent in level
+            if isinstance(parent, dict | list)
+            for entry in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(entry, dict | list)
+        ]
+        if not level:
+            return
+    raise error(f"{place} {_TOO_DEEP}")
+
+
+def read_yaml(path: Path, error: type[SedemError]) -> Any:
+    """Read a YAML file of settings.
+
+    Args:
+        path: the file.
+        error: class of the error.
+
+    Raises:
+        SedemError: as `read_text` and `parse_yaml`.
+        FileNotFoundError: there is no such file.
+    """
+    return parse_yaml(read_text(path, error, YAML_BYTES), f"'{path}' is", error)
+
+
+def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
+    """Parse YAML without aliases, which may stand for more than any memory holds.
+
+    Args:
+        text: the YAML.
+        subject: start of the message, such as "'recipe.yaml' is"; "not YAML" follows.
+        error: class of the error.
+
+    Raises:
+        SedemError: it is not YAML, too long, too deep, repeats a key, has an alias or a value that
+            is none.
+    """
+    import yaml
+
+    if len(text) > YAML_BYTES:
+        raise error(f"{subject} not YAML of at most {YAML_BYTES:,} characters; shorten it")
+    try:
+        # get_single_data refuses a second document, as yaml.safe_load does.
+        return _yaml_loader()(text).get_single_data()
+    except yaml.YAMLError as problem:
+        reason = str(problem)
+    # A value such as 2024-99-99 fails as the constructor of its Python type does.
+    except (ValueError, ArithmeticError, AttributeError, TypeError, LookupError) as problem:
+        reason = f"a value cannot be read ({problem})"
+    raise error(f"{subject} not YAML: {' '.join(reason.split())}")
+
+
+@cache
+def _yaml_loader() -> Any:
+    """The loader of PyYAML that builds plain values alone, with the limits of this module."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        depth = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise _refused(self.peek_event(), "aliases (*name) are not read; repeat the value")
+            if self.depth > DEPTH:
+                raise _refused(self.peek_event(), f"it nests more than {DEPTH} deep")
+            self.depth += 1
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Hashable] = set()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                name = self.construct_object(key, deep=True)
+                if isinstance(name, Hashable) and name in seen:
+                    raise _refused(key, f"the key '{name}' is given twice; remove one")
+                seen.update([name] if isinstance(name, Hashable) else [])
+            return super().construct_mapping(node, deep)
+
+        def construct_whole(self, node: Any) -> int:
+            value = self.construct_yaml_int(node)
+            if value.bit_length() > WHOLE_BITS:
+                raise _refused(node, f"a whole number has more than {WHOLE_BITS} bits")
+            return int(value)
+
+    def _refused(at: Any, reason: str) -> yaml.YAMLError:
+        return yaml.constructor.ConstructorError(None, None, reason, at.start_mark)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_whole)
+    return Loader
+
+
+class _RepeatedKeyError(ValueError):
+    """An object that has a key twice: readers would disagree about its value."""
+
+
+def _unrepeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise _RepeatedKeyError(f"has an object with the key '{twice}' twice; remove one")
+    return entries
+
+
+def _check(found: os.stat_result, path: Path, error: type[SedemError], limit: int | None) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+        raise error(f"'{path}' is {kind}; give a file")
+    if limit is not None and found.st_size > limit:
+        raise _too_large(path, found.st_size, limit, error)
+
+
+def _too_large(path: Path, size: int, limit: int, error: type[SedemError]) -> SedemError:
+    given, most = bytes_text(size), bytes_text(limit)
+    return error(f"'{path}' has {given}, at most {most} are read; give a smaller file")
+
+
+def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exception:
+    """The error to raise for one of opening or reading; a missing file stays what it is."""
+    if isinstance(problem, FileNotFoundError):
+        return problem
+    reason = problem.strerror if isinstance(problem, OSError) else str(problem)
+    shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
+    return error(f"'{shown}' cannot be read: {reason}")

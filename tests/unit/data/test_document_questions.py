@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from sedem import Document
+from sedem.bank.blocks import BlockRow
+from sedem.data.document_questions import (
+    CONTEXT,
+    LONG_PIECE,
+    SHORT_PIECE,
+    blanks,
+    pieces,
+    questions,
+)
+from sedem.data.labels import from_answers, labelling_of
+from sedem.demo import DOCUMENTS
+
+TEXTS = [Document(path.name, path.read_text("utf-8")) for path in sorted(DOCUMENTS.glob("*.txt"))]
+
+
+def test_pieces_lose_only_white_space() -> None:
+    for document in TEXTS:
+        cut = pieces(document.text)
+        assert " ".join(cut) == " ".join(document.text.split())
+        assert max(map(len, cut)) <= LONG_PIECE
+        assert min(map(len, cut[:-1])) >= SHORT_PIECE / 2
+
+
+def test_a_piece_ends_with_a_paragraph_and_otherwise_with_a_sentence() -> None:
+    paragraph = "The flat in Mill Lane is let.\n" * 8
+    assert pieces(f"# Lease\n\n{paragraph}\n\n{paragraph}") == [
+        " ".join(f"# Lease {paragraph}".split()),
+        " ".join(paragraph.split()),
+    ]
+    assert all(piece.endswith("let.") for piece in pieces(paragraph * 10))
+    assert pieces(" \n\n ") == []
+    assert "".join(pieces("x" * (2 * LONG_PIECE))) == "x" * (2 * LONG_PIECE)
+
+
+def test_what_occurs_once_is_asked_about_and_found_by_its_words() -> None:
+    piece = (
+        "The ship left the harbour of Danzig in June 1921 with all hands. "
+        "Der Kapitän hatte am Abend vorher die Laterne aus Messing geputzt."
+    )
+    occurring = Counter(word.lower() for word in piece.rstrip(".").replace(".", "").split())
+    occurring["messing"] = 2
+    known, rare = blanks(piece, occurring)
+    assert known[1] == "June 1921" and known[2] is not None
+    question = "Der what am Abend vorher die Laterne aus Messing geputzt?"
+    assert rare == (question, "Kapitän hatte", None)
+
+
+def test_questions_have_their_answer_in_one_context_and_the_rest_around_it() -> None:
+    made = questions(TEXTS[:2], TEXTS, count=1000)
+    assert len(made.examples) > 20 and not made.noted
+    for example in made.examples:
+        assert len(example.documents) == CONTEXT
+        texts = [document.text for document in example.documents]
+        assert len(set(texts)) == CONTEXT
+        [answer] = example.answers
+        assert f" {answer} " not in example.question
+        if labelling_of(example, "evidence") == "evidence":
+            [span] = example.evidence
+            assert answer in texts[span.document][span.start : span.end]
+        else:
+            whole = [BlockRow(i, 0, len(text), ()) for i, text in enumerate(texts)]
+            assert sum(from_answers(whole, example.documents, [answer])) == 1
+    kinds = Counter(bool(example.evidence) for example in made.examples)
+    assert kinds[True] and kinds[False]
+
+
+def test_questions_are_the_same_every_time_and_those_over_the_limit_are_counted() -> None:
+    every, some = (questions(TEXTS, TEXTS, count=count) for count in (1000, 5))
+    assert some.examples == every.examples[:5]
+    assert some.noted == {"questions that are not used": len(every.examples) - 5}
+    assert questions(TEXTS, TEXTS, count=5, seed=1).examples != some.examples
+
+
+def test_few_pieces_make_a_small_context() -> None:
+    [short] = [Document("short.txt", TEXTS[0].text[:2500])]
+    made = questions([short], [short], count=10)
+    count = len(pieces(short.text))
+    assert 1 < count < CONTEXT
+    assert {len(example.documents) for example in made.examples} == {count}

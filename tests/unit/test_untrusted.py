@@ -1,0 +1,102 @@
+"""Reading within limits: each refusal is one sentence that says what was given."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sedem.errors import DataError
+from sedem.untrusted import (
+    DEPTH,
+    YAML_BYTES,
+    check_depth,
+    exists,
+    is_folder,
+    open_file,
+    parse_json,
+    parse_yaml,
+    read_bytes,
+    read_json,
+    read_text,
+    read_yaml,
+)
+
+
+def test_a_file_comes_in(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text('{"a": [1, 2.5, "ä"]}', "utf-8")
+    assert read_json(path, DataError) == read_yaml(path, DataError) == {"a": [1, 2.5, "ä"]}
+    assert read_text(path, DataError, 100).encode() == read_bytes(path, DataError, 100)
+
+
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(DataError, match=r"'.*a' is a pipe; give a file"):
+        open_file(tmp_path / "a", DataError)
+
+
+def test_a_size_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345678901")
+    with pytest.raises(DataError, match="has 11 bytes, at most 10 bytes are read"):
+        read_bytes(tmp_path / "a", DataError, 10)
+
+
+def test_a_missing_file_is_left_to_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_file(tmp_path / "a", DataError)
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(name: str, tmp_path: Path) -> None:
+    assert not is_folder(tmp_path / name) and not exists(tmp_path / name)
+    with pytest.raises(DataError, match="cannot be read: "):
+        open_file(tmp_path / name, DataError)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "x is not JSON: .* at column 2"),
+        ("[\n1,]", "x is not JSON: .* at line 2, column 3"),
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "x has an object with the key 'c' twice"),
+        ("[" * 100_000, f"x nests lists or objects more than {DEPTH} deep"),
+        ("[" * (DEPTH + 2) + "]" * (DEPTH + 2), f"x nests lists or objects more than {DEPTH} deep"),
+        ("1" * 5000, "x has a whole number of more digits than can be read"),
+    ],
+)
+def test_json_is_refused_in_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        parse_json(text, "x", DataError)
+
+
+def test_the_deepest_values_are_read() -> None:
+    text = "[" * DEPTH + "]" * DEPTH
+    assert parse_json(text, "x", DataError) == parse_yaml(text, "x is", DataError)
+    value: Any = []
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(DataError, match="nests"):
+        check_depth(value, "x", DataError)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", "x is not YAML: "),
+        ("a: &b 1\nc: *b", "aliases .* are not read"),
+        ("a: 1\na: 2", "the key 'a' is given twice"),
+        ("- " * 200 + "1", f"nests more than {DEPTH} deep"),
+        ("a: 0x" + "f" * 5000, "a whole number has more than 64 bits"),
+        ("a: 2024-99-99", r"a value cannot be read \(month must be"),
+        ("x" * (YAML_BYTES + 1), "not YAML of at most 32,768 characters"),
+        ("--- 1\n--- 2", "expected a single document"),
+        ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    ],
+)
+def test_yaml_is_refused_in_a_sentence(text: str, words: str) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        parse_yaml(text, "x is", DataError)
+    assert "\n" not in str(caught.value)
