@@ -217,7 +217,7 @@ class RAG(FullContextTuned):
     def question_loss(
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the answer; `contexts` are those of `join`, or one paragraph's tokens."""
+        """Cross-entropy of the answer; `contexts` are those of `join`, or a paragraph's tokens."""
         filled = run_soft_prompts(
             self.backbone, self._embedded(contexts), ids, valid, apart=self._apart(contexts)
         )

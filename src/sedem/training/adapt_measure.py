@@ -105,7 +105,9 @@ def _means(
     totals = dict.fromkeys(names, 0.0)
     with tqdm(total=len(items), desc=what) as bar:
         for start in range(0, len(items), size):
-            chosen = [items[index] for index in range(start, min(start + size, len(items)))]
+            chosen: list[Any] = [
+                items[index] for index in range(start, min(start + size, len(items)))
+            ]
             moved = {
                 name: value.to(stage.model.device) if isinstance(value, Tensor) else value
                 for name, value in stage.collate(chosen).items()
