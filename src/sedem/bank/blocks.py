@@ -117,6 +117,11 @@ class Blocks(Sequence[BlockRow]):
     def __len__(self) -> int:
         return len(self.documents)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @overload
     def __getitem__(self, index: int) -> BlockRow: ...
     @overload

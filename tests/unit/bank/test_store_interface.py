@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.blocks import Blocks, InMemory
+from sedem.bank.documents import InMemoryDocuments
 from sedem.bank.store.interface import Contents, Meta, Store, check_fingerprint
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError, BankMismatchError
@@ -20,11 +22,11 @@ EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is 
 
 
 class ListStore:
-    """Keeps each commit's documents and blocks, and one piece of memory for each commit."""
+    """Keeps the documents, blocks and memory of each commit."""
 
     def __init__(self) -> None:
         self.meta: Meta | None = None
-        self.commits: list[tuple[list[tuple[str, str]], list[BlockRow], InMemory]] = []
+        self.commits: list[tuple[list[Document], Blocks, InMemory]] = []
 
     @contextmanager
     def creating(self, meta: Meta) -> Iterator[Store]:
@@ -34,30 +36,32 @@ class ListStore:
         self.meta, self.commits = meta, unfinished.commits
 
     def append(
-        self,
-        fingerprint: str,
-        documents: Sequence[tuple[str, str]],
-        blocks: Sequence[BlockRow],
-        memory_NJD: Quantized,
+        self, fingerprint: str, documents: Sequence[Document], blocks: Blocks, memory_NJD: Quantized
     ) -> None:
         assert self.meta is not None
         check_fingerprint("a list", self.meta.fingerprint, fingerprint)
         piece = InMemory(memory_NJD.cast(self.meta.dtype))
-        self.commits.append((list(documents), list(blocks), piece))
+        self.commits.append((list(documents), blocks, piece))
 
     def remove(self, name: str) -> None:
         raise BankError(f"a list never forgets '{name}'")
 
-    def open(self) -> Contents:
+    def open(self, known: Contents | None = None) -> Contents:
         assert self.meta is not None
-        documents, blocks = [], []
+        documents: list[Document] = []
+        blocks = []
         for named, rows, _ in self.commits:
-            first = len(documents)
-            blocks += [BlockRow(first + b.document, b.start, b.end, b.slot_tokens) for b in rows]
+            blocks.append(rows.of_documents(rows.documents + len(documents)))
             documents += named
         pieces = [piece for _, _, piece in self.commits]
         places = [(p, row) for p, piece in enumerate(pieces) for row in range(len(piece))]
-        return Contents(self.meta, documents, blocks, [*pieces], places)
+        return Contents(
+            self.meta,
+            InMemoryDocuments(documents),
+            Blocks.join(blocks),
+            pieces,
+            np.array(places, np.int64).reshape(-1, 2),
+        )
 
     def verify(self) -> list[str]:
         return []
@@ -101,7 +105,7 @@ def test_errors_of_a_store_reach_the_caller_and_leave_the_bank_as_it_was(
     with pytest.raises(BankError, match=r"never forgets 'lease\.txt'"):
         bank.remove("lease.txt")
     other = model.read([EXTRA])
-    other.fingerprint = "0" * 64
+    foreign = MemoryBank("0" * 64, other.made_by, other.documents, other.blocks, other.pieces)
     with pytest.raises(BankMismatchError):
-        bank.append(other)
+        bank.append(foreign)
     assert bank.documents == documents
