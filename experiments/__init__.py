@@ -51,4 +51,5 @@ STUDIES = (
     "kept",
     "kept_types",
     "preparation",
+    "bank_size",
 )

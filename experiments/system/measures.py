@@ -231,6 +231,13 @@ def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return measure_bench(cell.measure, scale, folder, cell.backbone, cell.name)
 
 
+def _bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.bank_size import sizes
+    from experiments.system.bank_size import measure_bank_size
+
+    return measure_bank_size(sizes(scale.name))
+
+
 def _preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.preparation import measure_preparation
     from sedem.model import SeDeM
@@ -266,6 +273,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "kept": _bench,
     "peers": _bench,
     "preparation": _preparation,
+    "bank-size": _bank_size,
     "probe": _probe,
 }
 """How each kind of cell is measured.
@@ -288,5 +296,6 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
   the stored slots; kept: what is kept of blocks, and its worth; peers: every method beside full
   context.
 - preparation: time and memory of preparing questions for stage 2.
+- bank-size: time and memory of opening a bank, and of commits to it, as it grows.
 - probe: losses after the short runs of `sedem probe`, by budget and layers.
 """

@@ -18,12 +18,13 @@ class StoredDocuments(Documents):
 
     def __init__(self, folder: Path, rows: catalog_rows.DocumentRows) -> None:
         self.folder = folder
-        self.rows = rows
         self.names = rows.names
+        self._ids = rows.ids
+        self._characters = rows.characters
 
     def characters(self, index: int) -> int:
         """Length of a document's text."""
-        return int(self.rows.characters[index])
+        return int(self._characters[index])
 
     def text(self, index: int, start: int, end: int) -> str:
         """Return a span of a document's text.
@@ -32,5 +33,5 @@ class StoredDocuments(Documents):
             BankError: it is damaged, or the bank was compacted since.
         """
         with catalog.connect(self.folder) as connection:
-            number = int(self.rows.ids[index])
+            number = int(self._ids[index])
             return catalog_rows.read_text(self.folder, connection, number, start, end)

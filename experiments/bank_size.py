@@ -1,0 +1,42 @@
+"""Opening and appending to a bank of up to a million blocks. Ours; the paper has no such table."""
+
+from __future__ import annotations
+
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from experiments.system.study import Number, Study, command
+
+SIZES = {"smoke": (800, 1_600)}
+NANO = (10_000, 100_000, 1_000_000)
+COLUMNS = {
+    "open_s": ("opening, s", 3),
+    "open_mb": ("memory after opening, MB", 1),
+    "commit_ms": ("a commit of 800 blocks, ms", 1),
+    "reload_ms": ("seeing another's commit, ms", 1),
+}
+
+
+def numbers(scale: Scale) -> list[Number]:
+    """Costs by the number of blocks."""
+    cell = Cell("bank-size")
+    return [
+        Number(f"{size:,} blocks", title, None, cell, f"sizes.{size}.{name}", digits=digits)
+        for size in sizes(scale.name)
+        for name, (title, digits) in COLUMNS.items()
+    ]
+
+
+def sizes(scale: str) -> tuple[int, ...]:
+    """Numbers of blocks that are measured at a scale."""
+    return SIZES.get(scale, NANO)
+
+
+STUDY = Study(
+    "bank_size",
+    "Opening and appending by the size of a bank",
+    numbers,
+    "The paper gives no numbers of this kind. Processor time; ten blocks a document.",
+)
+
+if __name__ == "__main__":
+    command(STUDY)()

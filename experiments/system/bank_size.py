@@ -1,0 +1,113 @@
+"""What a bank on disk costs as it grows: a commit, opening it, and seeing another's commit.
+
+The blocks have the slots of a 1B model at C=4 and a width of eight, so that a million of them fit
+on a small disk. What is measured does not depend on the width.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from sedem.bank.blocks import Blocks
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.store.interface import Meta
+from sedem.bank.store.local import LocalStore
+from sedem.provenance import provenance
+from sedem.quantization import Quantized
+from sedem.types import Document
+
+SLOTS, WIDTH, TOKENS = 32, 8, 4
+DOCUMENTS, BLOCKS = 80, 10
+"""Documents of a commit and blocks of a document: a commit has as many blocks as `build` makes."""
+COMMITS = 9
+"""Commits that are timed at each size."""
+PRINT = "0" * 64
+
+
+def measure_bank_size(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Grow a bank and measure it at each size.
+
+    Args:
+        sizes: numbers of blocks, in rising order.
+
+    Returns:
+        For each size, by its number: seconds to open it, megabytes that it then takes, milliseconds
+        of a commit and of seeing one.
+    """
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        store = LocalStore(Path(place) / "large.bank")
+        with store.creating(Meta(PRINT, {"width": WIDTH})):
+            pass
+        commits = 0
+        for size in sizes:
+            times: list[float] = []
+            while commits * DOCUMENTS * BLOCKS < size:
+                times.append(_commit(store, commits))
+                commits += 1
+            found[str(size)] = {
+                "commit_ms": 1e3 * median(times[-COMMITS:]),
+                **_in_a_new_process(store.folder),
+                "reload_ms": _reload(store, commits),
+            }
+            commits += 1
+    return {"sizes": found, "slots": SLOTS, "commit_blocks": DOCUMENTS * BLOCKS, **provenance()}
+
+
+def _commit(store: LocalStore, number: int) -> float:
+    """Append documents of random memory; returns the seconds of processor time."""
+    generator = torch.Generator().manual_seed(number)
+    count = DOCUMENTS * BLOCKS
+    memory = torch.randn(count, SLOTS, WIDTH, generator=generator).bfloat16()
+    documents = [
+        Document(f"{number}/{index}", f"document {index} of commit {number}. " * 100)
+        for index in range(DOCUMENTS)
+    ]
+    starts = np.tile(np.arange(BLOCKS) * 100, DOCUMENTS)
+    blocks = Blocks(
+        np.repeat(np.arange(DOCUMENTS), BLOCKS),
+        starts,
+        starts + 100,
+        np.full((count, SLOTS), TOKENS, np.uint8),
+    )
+    start = time.process_time()
+    store.append(PRINT, documents, blocks, Quantized(memory))
+    return time.process_time() - start
+
+
+def _reload(store: LocalStore, commits: int) -> float:
+    """Milliseconds until an open bank shows a commit of another process."""
+    bank = MemoryBank.open_from(store)
+    _commit(store, commits)
+    start = time.process_time()
+    bank.reload()
+    return 1e3 * (time.process_time() - start)
+
+
+def _in_a_new_process(folder: Path) -> dict[str, float]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_open, (folder,))
+
+
+def _open(folder: Path) -> dict[str, float]:
+    """Processor time and memory of opening a bank, in a process that has imported everything."""
+    before, start = _resident(), time.process_time()
+    bank = MemoryBank.open(folder)
+    seconds = time.process_time() - start
+    megabytes = (_resident() - before) / 1e6
+    assert len(bank)
+    return {"open_s": seconds, "open_mb": megabytes}
+
+
+def _resident() -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+    return 1024 * float(line.split()[1])
