@@ -36,7 +36,7 @@ BREAK = "\n\n"
 """Between two paragraphs and between two pages."""
 
 _LEFT_OUT = ("script", "style", "nav", "template", "noscript")
-_BLOCKS = tuple(
+_BLOCKS = frozenset(
     "address article aside blockquote body br caption dd div dl dt figcaption figure footer form "
     "h1 h2 h3 h4 h5 h6 header hr li main ol p pre section table title tr ul".split()
 )
@@ -96,23 +96,29 @@ def _plain(path: Path, content: bytes, encoding: str) -> Parsed:
 
 def _html(path: Path, content: bytes, encoding: str) -> Parsed:
     """The words of a page, paragraph by paragraph, without menus and scripts."""
-    from bs4 import BeautifulSoup
+    from lxml import etree
 
     if len(content) > HTML_BYTES:
         raise _too_large(path, "HTML", len(content), HTML_BYTES)
     text = decode(path, content, encoding)
+    parser = etree.HTMLParser(
+        encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
+    )
+    pieces: list[str] = []
     with _parsing(path, "HTML"):
-        soup = BeautifulSoup(text, "html.parser")
-        for tag in soup(_LEFT_OUT):
-            tag.decompose()
-        for tag in soup(_CELLS):
-            tag.append(" ")
-        # No text that was decoded has a NUL, so it can mark where a paragraph ends.
-        for tag in soup(_BLOCKS):
-            tag.insert(0, "\0")
-            tag.append("\0")
-        paragraphs = (" ".join(paragraph.split()) for paragraph in soup.get_text().split("\0"))
-        return BREAK.join(filter(None, paragraphs)), ()
+        root = etree.fromstring(text.encode(), parser)
+        # It gives what it has read up to a fatal error, such as tags too deep inside each other.
+        for problem in parser.error_log.filter_from_fatals():
+            raise ValueError(problem.message)
+        if root is None:
+            return "", ()
+        etree.strip_elements(root, *_LEFT_OUT, with_tail=False)
+        for event, tag in etree.iterwalk(root, events=("start", "end")):
+            # No text that was decoded has a NUL, so it can mark where a paragraph ends.
+            gap = "\0" if tag.tag in _BLOCKS else " " if tag.tag in _CELLS else ""
+            pieces += gap, (tag.text if event == "start" else tag.tail) or ""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in "".join(pieces).split("\0"))
+    return BREAK.join(filter(None, paragraphs)), ()
 
 
 def _pdf(path: Path, content: bytes, encoding: str) -> Parsed:
@@ -168,7 +174,7 @@ def _lines(container: WordDocument | BlockItemContainer) -> Iterator[str]:
         for row in item.rows:
             # A cell that spans columns is listed once for each of them.
             cells = {cell._tc: cell for cell in row.cells}.values()
-            yield "\t".join(" ".join(_lines(cell)) for cell in cells)
+            yield "\t".join(" ".join(filter(None, _lines(cell))) for cell in cells)
 
 
 PARSERS: dict[str, Callable[[Path, bytes, str], Parsed]] = {
