@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from sedem.errors import DataError
@@ -17,13 +18,15 @@ class Document:
     Attributes:
         name: shown in citations; unique within a bank.
         text: what is read.
+        pages: first character of each page; empty if the text has no pages.
 
     Raises:
-        DataError: name or text is empty or not Unicode text.
+        DataError: name or text is empty or not Unicode text, or the pages are not in order.
     """
 
     name: str
     text: str
+    pages: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -35,19 +38,58 @@ class Document:
             )
         check_unicode(self.name, "the name of a document")
         check_unicode(self.text, f"document '{self.name}'")
+        if not are_pages(self.pages, len(self.text)):
+            raise DataError(
+                f"the pages of document '{self.name}' are not in order; they are numbers of "
+                f"characters that ascend from 0 to at most {len(self.text)}"
+            )
+
+
+def are_pages(pages: Sequence[int], characters: int) -> bool:
+    """Whether pages begin with the text, are in order, and end with it.
+
+    Args:
+        pages: first character of each page; none is fine too.
+        characters: length of the text.
+    """
+    bounds = (0, *pages, characters)
+    return not pages or (pages[0] == 0 and all(a <= b for a, b in pairwise(bounds)))
+
+
+def page_of(pages: Sequence[int], character: int) -> int | None:
+    """Return the number of the page that a character is on; None in a text without pages.
+
+    Args:
+        pages: first character of each page.
+        character: index of the character.
+    """
+    return bisect_right(pages, character) or None
+
+
+def distinct(documents: Iterable[Document]) -> Iterator[Document]:
+    """Pass documents on, but refuse those that cannot be read together.
+
+    Raises:
+        DataError: there are none, or two have the same name.
+    """
+    names: set[str] = set()
+    for document in documents:
+        if document.name in names:
+            raise DataError(f"2 documents are named '{document.name}'; give each document once")
+        names.add(document.name)
+        yield document
+    if not names:
+        raise DataError("there is nothing to read; give at least one document")
 
 
 def check_documents(documents: Sequence[Document]) -> None:
     """Refuse documents that cannot be read together.
 
     Raises:
-        DataError: there are none, or two have the same name.
+        DataError: as `distinct`.
     """
-    if not documents:
-        raise DataError("there is nothing to read; give at least one document")
-    name, count = Counter(document.name for document in documents).most_common(1)[0]
-    if count > 1:
-        raise DataError(f"{count} documents are named '{name}'; give each document once")
+    for _ in distinct(documents):
+        pass
 
 
 def check_tokens(tokens: object) -> None:
@@ -93,6 +135,7 @@ class Citation:
         end: character after the span.
         score: the selector's score of the block; None if the method reads everything in order.
         text: the span.
+        page: page on which the span begins, from 1; None if the document has no pages.
     """
 
     rank: int
@@ -101,6 +144,7 @@ class Citation:
     end: int
     score: float | None
     text: str
+    page: int | None = None
 
 
 Span = tuple[str, int, int]

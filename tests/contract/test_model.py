@@ -245,7 +245,9 @@ def test_an_answer_of_any_reader_is_json(reader: Reader, documents: list[Documen
         "confidence",
     }
     assert entries["answer"] == answer.text
-    assert set(entries["citations"][0]) == {"rank", "document", "start", "end", "score", "text"}
+    assert set(entries["citations"][0]) == {
+        "rank", "document", "start", "end", "score", "text", "page",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("question", ["", " \n"])

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docx
 import torch
+from document_files import docx_of, pdf_of
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from safetensors.torch import save
@@ -94,6 +96,8 @@ PREDICTION = {
     "batch": 1,
 }
 WORK = {"flops": 1.0, "bytes": 1.0}
+WORD = docx.Document()
+WORD.add_paragraph("A text.")
 SUMMARY = {"steps": 1, "recipe": {}, "evaluation": {"eval_loss": 1.0}}
 
 
@@ -133,6 +137,9 @@ STAGES = {name: [WORK] for name in ("read", "first", "answer", "token")}
 RUN = (("settings.json", b"{}"), ("metrics.json", as_json(METRICS)))
 BORDERS = {
     "document": Border("a.txt", b"A text.", read_document),
+    "page": Border("a.html", b"<p>A <b>text</b>.</p>", read_document),
+    "pdf": Border("a.pdf", pdf_of(["A text."]), read_document),
+    "word": Border("a.docx", docx_of(WORD), read_document),
     "corpus": Border("a.jsonl", b'{"text": "A text."}\n', lambda path: list(read_texts(path))),
     "questions": Border("a.jsonl", as_json(QUESTION), open_examples),
     "array": Border("a.json", as_json([QUESTION]), open_examples),

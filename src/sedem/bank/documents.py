@@ -26,6 +26,10 @@ class Documents(Sequence[Document]):
     def text(self, index: int, start: int, end: int) -> str:
         """Return a span of a document's text; other parts of it need not be read."""
 
+    @abstractmethod
+    def pages(self, index: int) -> tuple[int, ...]:
+        """First character of each page of a document's text; empty if it has no pages."""
+
     def __len__(self) -> int:
         return len(self.names)
 
@@ -37,7 +41,8 @@ class Documents(Sequence[Document]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
-        return Document(self.names[number], self.text(number, 0, self.characters(number)))
+        text = self.text(number, 0, self.characters(number))
+        return Document(self.names[number], text, self.pages(number))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -63,3 +68,7 @@ class InMemoryDocuments(Documents):
     def text(self, index: int, start: int, end: int) -> str:
         """Return a span of a document's text."""
         return self._documents[index].text[start:end]
+
+    def pages(self, index: int) -> tuple[int, ...]:
+        """First character of each page of a document's text."""
+        return self._documents[index].pages

@@ -21,7 +21,7 @@ from sedem.bank.documents import Documents
 from sedem.bank.store.interface import Contents, Store, check_fingerprint
 from sedem.bank.store.local import LocalStore
 from sedem.quantization import Quantized, join, vector_bytes
-from sedem.types import Citation
+from sedem.types import Citation, page_of
 
 
 class BankReader(ABC):
@@ -138,7 +138,8 @@ class BankReader(ABC):
         block = now.blocks[index]
         text = now.documents.text(block.document, block.start, block.end)
         name = now.documents.names[block.document]
-        return Citation(rank, name, block.start, block.end, score, text)
+        page = page_of(now.documents.pages(block.document), block.start)
+        return Citation(rank, name, block.start, block.end, score, text, page)
 
     def block_text(self, index: int) -> str:
         """Return the text behind a block."""

@@ -22,7 +22,8 @@ def adapt(
         ),
     ],
     documents: Annotated[
-        list[Path], typer.Argument(metavar="DOC", help=".txt and .md files, or folders of them.")
+        list[Path],
+        typer.Argument(metavar="DOC", help="Files as for 'sedem build', or folders of them."),
     ],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of the new checkpoint.")

@@ -125,9 +125,25 @@ def demo(k: BudgetOption = None) -> None:
 @app.command()
 def build(
     bank: BankPath,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help=".txt and .md files.")],
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SOURCE",
+            help="Files (.txt, .md, .html, .pdf, .docx), folders of them, or patterns such as "
+            "'reports/**/*.pdf'.",
+        ),
+    ],
     model: Model = None,
-    encoding: Annotated[str, typer.Option(metavar="NAME", help="Encoding of the files.")] = "utf-8",
+    encoding: Annotated[
+        str, typer.Option(metavar="NAME", help="Encoding of text and HTML files.")
+    ] = "utf-8",
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Pass over files that cannot be read; they are listed, and the exit status is 1.",
+        ),
+    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -146,31 +162,40 @@ def build(
 ) -> None:
     """Read files into a new or existing bank.
 
-    Unchanged files are skipped; a changed file replaces its old version. Every commit is durable:
-    an interrupted build resumes when its command is given again.
+    Unchanged files are skipped; a changed file replaces its old version. Files are read one after
+    the other, and every commit is durable: an interrupted build resumes when its command is given
+    again. A file that cannot be read ends the build; what was read before it is in the bank.
     """
-    from sedem.data.documents import read_documents
+    from sedem.data.documents import DocumentFiles
 
-    documents = read_documents(files, encoding)
+    files = DocumentFiles(sources, encoding, keep_going=keep_going)
     from sedem.inference.build import build_bank
 
     opened = open_model(model or model_of(bank))
-    with output.progress("reading") as report_progress:
-        report = build_bank(
-            opened,
-            opened.engine,
-            bank,
-            documents,
-            report_progress,
-            source=opened.source,
-            dtype=dtype,
-            keys=keys,
-        )
+    total = sum(files.sizes.values())
+    try:
+        with output.progress("reading", of_bytes=True) as report_progress:
+            report = build_bank(
+                opened,
+                opened.engine,
+                bank,
+                files,
+                lambda done: report_progress(done, total),
+                size=lambda document: files.sizes[document.name],
+                source=opened.source,
+                dtype=dtype,
+                keys=keys,
+            )
+    finally:
+        for failure in files.failed:
+            output.error(failure)
     output.write(
         f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
         f"the bank holds {output.count(report.documents, 'document')} "
         f"in {output.count(report.blocks, 'block')}"
     )
+    if files.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

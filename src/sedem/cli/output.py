@@ -263,7 +263,8 @@ def print_sources(answer: Answer) -> None:
         snippet = " ".join(citation.text.split())
         shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
         score = "" if citation.score is None else f" ({citation.score:.1f})"
-        place = f"{citation.document}:{citation.start}-{citation.end}"
+        page = "" if citation.page is None else f", page {citation.page:,}"
+        place = f"{citation.document}{page}:{citation.start}-{citation.end}"
         write(f"  [{citation.rank}] {place}{score}  {shown}")
     for sentence in answer.cut:
         write(f"  note: {sentence}")
@@ -293,11 +294,12 @@ def questions_from_stdin() -> Iterator[str]:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str, *, of_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr.
 
     Args:
         what: names the work in front of the bar.
+        of_bytes: whether the steps are bytes, shown as kB, MB or GB.
 
     Yields:
         A callback that takes the steps done and the steps in all.
@@ -305,6 +307,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
+        DownloadColumn,
         MofNCompleteColumn,
         Progress,
         TextColumn,
@@ -314,7 +317,7 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        DownloadColumn() if of_bytes else MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(stderr=True))

@@ -1,79 +1,128 @@
-"""A user's own .txt and .md files as documents, in UTF-8 or a named encoding."""
+"""A user's own files as documents, read one after the other."""
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sedem.data.document_formats import PARSERS, parse
 from sedem.errors import DataError
 from sedem.types import Document
-from sedem.untrusted import DOCUMENT_BYTES, is_folder, read_bytes
+from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_bytes
 
-ENDINGS = (".txt", ".md")
+ENDINGS = tuple(PARSERS)
+LISTED = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
+
+
+class DocumentFiles(Iterable[Document]):
+    """Files as documents, which are named by their paths and read one after the other.
+
+    Args:
+        sources: files, folders and patterns, as `files_in` takes them.
+        encoding: of plain text and HTML.
+        keep_going: pass over a file that cannot be read.
+
+    Attributes:
+        sizes: bytes of each file, by the name of its document.
+        failed: one sentence for each file that was passed over.
+
+    Raises:
+        DataError: a folder or a pattern has no file; or a file is missing, of another type or too
+            large, unless it is to be passed over. Reading raises as `read_document` does.
+    """
+
+    def __init__(
+        self, sources: Sequence[Path], encoding: str = "utf-8", *, keep_going: bool = False
+    ) -> None:
+        self.encoding = encoding
+        self.keep_going = keep_going
+        self.sizes: dict[str, int] = {}
+        self.failed: list[str] = []
+        for path in files_in(sources):
+            try:
+                self.sizes[os.path.normpath(path)] = _size(path)
+            except DataError as error:
+                self._fail(error)
+
+    def __iter__(self) -> Iterator[Document]:
+        """Read the files."""
+        for name in self.sizes:
+            try:
+                document = read_document(Path(name), self.encoding)
+            except DataError as error:
+                self._fail(error)
+            else:
+                yield document
+
+    def _fail(self, error: DataError) -> None:
+        if not self.keep_going:
+            raise error
+        self.failed.append(str(error))
 
 
 def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Document]:
     """Read files as documents, named by their paths.
 
     Raises:
-        DataError: a file is missing, a folder, of another type, binary, empty or in another
-            encoding, or larger than can be read.
+        DataError: as `read_document`.
     """
     return [read_document(path, encoding) for path in paths]
 
 
-def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are, and every .txt and .md file of a folder in the order of their names.
+def files_in(sources: Sequence[Path]) -> list[Path]:
+    """Files as they are, and all files of known types in folders and behind patterns.
+
+    Args:
+        sources: files, folders and patterns such as "reports/**/*.pdf".
 
     Raises:
-        DataError: a folder has no such file.
+        DataError: a folder or a pattern has no such file.
     """
     found: list[Path] = []
-    for path in paths:
-        inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS)
-        if path.is_dir() and not inside:
-            raise DataError(f"folder '{path}' holds no {' or '.join(ENDINGS)} file")
-        found += inside if path.is_dir() else [path]
+    for source in sources:
+        if is_folder(source):
+            inside: Iterable[Path] = source.rglob("*")
+        elif glob.has_magic(str(source)) and not exists(source):
+            inside = map(Path, glob.iglob(str(source), recursive=True))
+        else:
+            found.append(source)
+            continue
+        chosen = sorted(p for p in inside if p.suffix.lower() in ENDINGS and not is_folder(p))
+        if not chosen:
+            raise DataError(f"'{source}' holds no file that can be read; those are {LISTED}")
+        found += chosen
     return list(dict.fromkeys(found))
 
 
 def read_document(path: Path, encoding: str = "utf-8") -> Document:
     """Read one file as a document.
 
+    Args:
+        path: the file.
+        encoding: of plain text and HTML.
+
     Raises:
-        DataError: as `read_documents`.
+        DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
+            empty or in another encoding, or larger than can be read.
     """
+    _size(path)
+    text, pages = parse(path, read_bytes(path, DataError, DOCUMENT_BYTES), encoding)
+    return Document(os.path.normpath(path), text, pages)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file; what is no file of a known type is refused before it is read."""
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
-    if path.suffix.lower() not in ENDINGS:
+    if path.suffix.lower() not in PARSERS:
         raise DataError(
-            f"'{path}' is of the type '{path.suffix or 'without ending'}'; "
-            f"{' and '.join(ENDINGS)} files can be read: save it as plain text"
+            f"'{path}' is of the type '{path.suffix or 'without ending'}'; {LISTED} files can be "
+            "read: save it as one of them"
         )
     try:
-        content = read_bytes(path, DataError, DOCUMENT_BYTES)
+        check_file(path, DataError, DOCUMENT_BYTES)
+        return path.stat().st_size
     except FileNotFoundError:
         raise DataError(f"there is no file '{path}'") from None
-    try:
-        text = content.decode(encoding)
-    except UnicodeDecodeError as error:
-        if b"\0" in content:
-            raise _binary(path) from None
-        raise DataError(
-            f"'{path}' is not {encoding} text (byte {error.start}); "
-            "name its encoding, such as --encoding latin-1"
-        ) from None
-    # A name with NUL is a ValueError, and some encodings raise errors of their own.
-    except (LookupError, ValueError):
-        raise DataError(
-            f"'{path}' cannot be read as '{encoding}', or there is no such encoding; "
-            "try utf-8 or latin-1"
-        ) from None
-    if "\0" in text:
-        raise _binary(path)
-    return Document(os.path.normpath(path), text.removeprefix("\ufeff"))
-
-
-def _binary(path: Path) -> DataError:
-    return DataError(f"'{path}' holds binary data, not text; save it as plain text")

@@ -624,7 +624,7 @@ def test_a_catalog_whose_made_by_is_malformed_is_refused(made_by: str | bytes, b
 
 COLUMNS = {
     "meta": ("key", "value", "crc32"),
-    "documents": ("id", "name", "characters", "sha256", "removed", "crc32"),
+    "documents": ("id", "name", "characters", "sha256", "removed", "pages", "crc32"),
     "shards": (
         *("id", "file", "blocks", "bytes", "sha256", "crc32"),
         *("documents", "spans", "slot_tokens", "checksums"),
@@ -669,7 +669,7 @@ def test_a_row_that_comes_back_is_found(bank: Path) -> None:
         before = connection.execute("SELECT * FROM documents WHERE id = 1").fetchone()
     LocalStore(bank).remove("doc-0")
     execute(bank, "DELETE FROM documents WHERE id = 1")
-    execute(bank, "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?)", *before)
+    execute(bank, "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", *before)
     with pytest.raises(BankError, match="or older ones are back"):
         MemoryBank.open(bank)
 
@@ -718,6 +718,36 @@ def test_a_catalog_that_contradicts_itself_is_refused(
     rewrite_shard(bank, **changes)
     with pytest.raises(BankError, match=rf"two\.bank' is damaged: .*{reason}"):
         MemoryBank.open(bank)
+
+
+@pytest.mark.parametrize(
+    "pages", [b"abc", numbers_of(1), numbers_of(0, 9, 5), numbers_of(0, 1000), numbers_of(-1, 0)]
+)
+def test_pages_that_contradict_their_text_are_refused(pages: bytes, bank: Path) -> None:
+    with catalog.connect(bank) as connection, connection:
+        _, state = catalog_rows.read_meta(bank, connection)
+        *row, _, old = connection.execute("SELECT * FROM documents WHERE id = 1").fetchone()
+        crc = row_checksum(*row, pages)
+        connection.execute("UPDATE documents SET pages = ?, crc32 = ? WHERE id = 1", (pages, crc))
+        documents = state.sums["documents"].minus([old]).plus([crc])
+        catalog.write_state(connection, state.with_sums(documents=documents))
+    with pytest.raises(BankError, match="the pages of document 1 lie outside its text"):
+        MemoryBank.open(bank)
+
+
+def test_pages_are_kept_and_cited(tmp_path: Path) -> None:
+    paged = Document("lease.pdf", text_of(7), (0, 0, 9))
+    store = LocalStore(make_bank(tmp_path / "a.bank", 1))
+    store.append(PRINT, [paged], Blocks.of(rows_of(7)), Quantized(memory_of(7)))
+    stored = MemoryBank.open(tmp_path / "a.bank")
+    cast = stored.cast("int8")
+    cast.save(tmp_path / "b.bank")
+    for bank in (stored, cast, MemoryBank.open(tmp_path / "b.bank")):
+        assert bank.documents[1] == paged
+        pages = [bank.citation(index, 1, 0.0).page for index in range(len(bank))]
+        assert pages == [None, None, 2, 3]
+    store.remove("lease.pdf")
+    assert store.verify() == []
 
 
 def test_a_shard_that_does_not_fit_its_catalog_is_refused(tmp_path: Path) -> None:

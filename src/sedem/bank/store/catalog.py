@@ -40,7 +40,7 @@ CREATE TABLE shards (
 );
 CREATE TABLE documents (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, characters INTEGER NOT NULL,
-    sha256 TEXT NOT NULL, removed INTEGER NOT NULL, crc32 INTEGER NOT NULL
+    sha256 TEXT NOT NULL, removed INTEGER NOT NULL, pages BLOB NOT NULL, crc32 INTEGER NOT NULL
 );
 CREATE INDEX documents_name ON documents (name);
 CREATE TABLE texts (
@@ -174,12 +174,12 @@ def delete(connection: sqlite3.Connection, state: State, name: str) -> State:
         The state after it; the same object if there is no document of that name.
     """
     found = connection.execute(
-        "SELECT id, characters, sha256, crc32 FROM documents WHERE name = ? AND removed = 0",
+        "SELECT id, characters, sha256, pages, crc32 FROM documents WHERE name = ? AND removed = 0",
         (name,),
     ).fetchall()
     documents = state.sums["documents"]
-    for number, characters, sha256, old in found:
-        crc = row_checksum(number, name, characters, sha256, 1)
+    for number, characters, sha256, pages, old in found:
+        crc = row_checksum(number, name, characters, sha256, 1, pages)
         connection.execute(
             "UPDATE documents SET removed = 1, crc32 = ? WHERE id = ?", (crc, number)
         )
@@ -224,9 +224,11 @@ def _insert_document(
 ) -> tuple[int, int, list[int]]:
     """Add a document and its text; returns its id, its checksum and those of its text's rows."""
     text = document.text
-    row = (document.name, len(text), text_digest(text), 0)
+    pages = np.array(document.pages, "<i8").tobytes()
+    row = (document.name, len(text), text_digest(text), 0, pages)
     number = connection.execute(
-        "INSERT INTO documents (name, characters, sha256, removed, crc32) VALUES (?, ?, ?, ?, 0)",
+        "INSERT INTO documents (name, characters, sha256, removed, pages, crc32) "
+        "VALUES (?, ?, ?, ?, ?, 0)",
         row,
     ).lastrowid
     assert number is not None

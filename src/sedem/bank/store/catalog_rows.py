@@ -24,6 +24,7 @@ from sedem.bank.store.checksums import Sum, row_checksum
 from sedem.bank.store.interface import Meta
 from sedem.errors import BankError
 from sedem.quantization import DTYPES
+from sedem.types import are_pages
 
 OLD_FORMATS = ("1", "2")
 _SHARD_FILE = re.compile(r"\d{6,}\.safetensors")
@@ -38,6 +39,7 @@ class DocumentRows:
         names: their names.
         digests: SHA-256 of their texts.
         characters: lengths of their texts `[n]`.
+        pages: first character of each page of each text, as stored; `pages_of` decodes it.
         all_ids: ids of these and of removed documents, in ascending order.
     """
 
@@ -45,6 +47,7 @@ class DocumentRows:
     names: list[str]
     digests: list[str]
     characters: NDArray[np.int64]
+    pages: list[bytes]
     all_ids: NDArray[np.int64]
 
 
@@ -111,10 +114,13 @@ def read_documents(folder: Path, connection: sqlite3.Connection, state: State) -
         BankError: a row is damaged, or some are missing.
     """
     ids, all_ids, names, digests, characters, checksums = [], [], [], [], [], []
-    for number, name, length, sha256, removed, crc in connection.execute(
-        "SELECT id, name, characters, sha256, removed, crc32 FROM documents ORDER BY id"
+    all_pages = []
+    for number, name, length, sha256, removed, pages, crc in connection.execute(
+        "SELECT id, name, characters, sha256, removed, pages, crc32 FROM documents ORDER BY id"
     ):
-        _check(folder, f"document {number!a}", crc, number, name, length, sha256, removed)
+        _check(folder, f"document {number!a}", crc, number, name, length, sha256, removed, pages)
+        if not isinstance(pages, bytes) or len(pages) % 8 or not are_pages(pages_of(pages), length):
+            raise damaged(folder, f"the pages of document {number!a} lie outside its text")
         checksums.append(crc)
         all_ids.append(number)
         if not removed:
@@ -122,10 +128,16 @@ def read_documents(folder: Path, connection: sqlite3.Connection, state: State) -
             names.append(name)
             digests.append(sha256)
             characters.append(length)
+            all_pages.append(pages)
     _check_sum(folder, state, "documents", checksums)
     as_numbers = (np.array(values, np.int64) for values in (ids, characters, all_ids))
     ids_n, characters_n, all_ids_n = as_numbers
-    return DocumentRows(ids_n, names, digests, characters_n, all_ids_n)
+    return DocumentRows(ids_n, names, digests, characters_n, all_pages, all_ids_n)
+
+
+def pages_of(stored: bytes) -> tuple[int, ...]:
+    """Decode the first characters of a document's pages."""
+    return tuple(np.frombuffer(stored, "<i8").tolist())
 
 
 def read_shards(

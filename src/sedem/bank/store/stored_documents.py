@@ -35,3 +35,7 @@ class StoredDocuments(Documents):
         with catalog.connect(self.folder) as connection:
             number = int(self._ids[index])
             return catalog_rows.read_text(self.folder, connection, number, start, end)
+
+    def pages(self, index: int) -> tuple[int, ...]:
+        """First character of each page of a document's text."""
+        return catalog_rows.pages_of(self.rows.pages[index])
