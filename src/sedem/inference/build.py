@@ -92,7 +92,7 @@ def build_bank(
     replaced = sum(document.name in stored for document in new)
     total = sum(len(document.text) for document in new)
     done = 0
-    for group in _commits(new):
+    for group in commits(new):
         size = sum(len(document.text) for document in group)
 
         def report(segments: int, all_segments: int, done: int = done, size: int = size) -> None:
@@ -132,7 +132,7 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def _commits(documents: Sequence[Document]) -> Iterator[list[Document]]:
+def commits(documents: Sequence[Document]) -> Iterator[list[Document]]:
     """Group documents into commits of at least `COMMIT` characters, but for the last."""
     group: list[Document] = []
     size = 0
