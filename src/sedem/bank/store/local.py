@@ -218,6 +218,15 @@ class LocalStore:
         texts = StoredDocuments(self.folder, documents)
         return Contents(meta, texts, blocks, shards, places_N2), state
 
+    def meta(self) -> Meta:
+        """Return what holds for the bank as a whole; its shards may be damaged.
+
+        Raises:
+            BankError: there is no bank, or its catalog is damaged.
+        """
+        with catalog.connect(self.folder) as connection:
+            return catalog_rows.read_meta(self.folder, connection)[0]
+
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each document's text by name.
 
