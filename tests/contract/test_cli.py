@@ -181,6 +181,10 @@ def test_help_lists_every_command() -> None:
         "bank show",
         "bank verify",
         "bank rm",
+        "bank compact",
+        "bank backup",
+        "bank export",
+        "bank import",
         "train stage1",
         "train stage2",
         "push",
@@ -824,6 +828,64 @@ def test_a_bank_is_listed_shown_and_reduced(bank: Path) -> None:
     assert succeeds("bank", "rm", bank, "lease.txt") == "both.bank: removed 'lease.txt'\n"
     assert [d["document"] for d in prints_json("bank", "ls", bank, "--json")] == ["recipe.md"]
     refused("bank", "rm", bank, "lease.txt", words=r"no document 'lease\.txt'; it has recipe\.md")
+
+
+def test_a_bank_is_removed_from_compacted_copied_exported_and_imported_with_json(
+    bank: Path,
+) -> None:
+    first = succeeds("ask", bank, RENT, "-k", "1")
+    backup = prints_json("bank", "backup", bank, "copy.bank", "--json")
+    assert backup == {"from": str(bank), "to": "copy.bank", "bytes": backup["bytes"]}
+    removed = prints_json("bank", "rm", bank, "recipe.md", "recipe.md", "--json")
+    assert removed == {"removed": ["recipe.md"]}
+    report = prints_json("bank", "compact", bank, "--json")
+    assert report["bytes_after"] < report["bytes_before"]
+    assert "in 1 shard now" in succeeds("bank", "compact", bank)
+    assert succeeds("ask", bank, RENT, "-k", "1") == first
+    assert "a.tar: " in succeeds("bank", "export", bank, "a.tar")
+    assert prints_json("bank", "import", "a.tar", "back.bank", "--json")["to"] == "back.bank"
+    assert prints_json("bank", "verify", "back.bank", "--json") == {"problems": [], "documents": []}
+    assert prints_json("bank", "ls", "back.bank", "--json") == prints_json(
+        "bank", "ls", bank, "--json"
+    )
+    both = {d["document"] for d in prints_json("bank", "ls", "copy.bank", "--json")}
+    assert both == {"lease.txt", "recipe.md"}
+    refused("bank", "backup", bank, "copy.bank", words="'copy.bank' exists already")
+    refused("bank", "rm", "copy.bank", "lease.txt", "x", words="no document 'x'; it has recipe.md")
+    assert len(prints_json("bank", "ls", "copy.bank", "--json")) == 2, "all or none are removed"
+
+
+def test_a_repair_reads_again_what_it_can_and_drops_the_rest(bank: Path) -> None:
+    answered = succeeds("ask", bank, RENT, "-k", "1")
+    memory = MemoryBank.open(bank).memory([0, 1])
+    for drop, read_again, dropped in ((False, ["lease.txt"], []), (True, [], ["lease.txt"])):
+        newest = max((bank / store.SHARDS).glob("*.safetensors"))
+        content = bytearray(newest.read_bytes())
+        lease = MemoryBank.open(bank).documents.names.index("lease.txt")
+        row = MemoryBank.open(bank).blocks.documents.tolist().index(lease)
+        size = MemoryBank.open(bank).memory_bytes // 29
+        rows = MemoryBank.open(bank).places[row, 1]
+        count = len(MemoryBank.open(bank).pieces[MemoryBank.open(bank).places[row, 0]])
+        content[len(content) - size * (count - int(rows))] ^= 1
+        newest.write_bytes(content)
+        assert prints_json_of_damage(bank) == ["lease.txt"]
+        report = prints_json("bank", "verify", bank, "--repair", "--json", *(["--drop"] * drop))
+        assert (report["read_again"], report["dropped"]) == (read_again, dropped)
+        assert prints_json("bank", "verify", bank, "--json")["problems"] == []
+        if not drop:
+            assert succeeds("ask", bank, RENT, "-k", "1") == answered
+            first = MemoryBank.open(bank).blocks.documents.tolist().index(1)
+            assert torch.equal(MemoryBank.open(bank).memory([first, first + 1]), memory)
+    assert [d["document"] for d in prints_json("bank", "ls", bank, "--json")] == ["recipe.md"]
+    assert succeeds("bank", "verify", bank, "--repair") == f"{bank}: all is well\n"
+    refused("bank", "verify", bank, "--drop", words="--from and --drop belong to --repair; add it")
+
+
+def prints_json_of_damage(bank: Path) -> list[str]:
+    """Names of the damaged documents of a bank."""
+    result = sedem("bank", "verify", bank, "--json")
+    assert result.exit_code == 1
+    return list(json.loads(result.stdout)["documents"])
 
 
 def test_a_bank_without_documents_can_be_shown_and_extended(bank: Path) -> None:
