@@ -17,6 +17,7 @@ from sedem.bank.store.archive import export_bank, import_bank
 from sedem.bank.store.backup import backup
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError
+from sedem.untrusted import open_file
 
 
 @pytest.fixture
@@ -200,7 +201,7 @@ def test_a_damaged_or_missing_shard_is_not_copied(
 def test_a_bank_that_is_written_and_compacted_meanwhile_is_copied_as_of_one_commit(
     copy: Callable[[Path, Path], int], bank: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = backups.open_file
+    real = open_file
 
     def open_late(path: Path, *about: object) -> object:
         monkeypatch.setattr(backups, "open_file", real)

@@ -26,6 +26,7 @@ from sedem import Document, MemoryBank
 from sedem.bank.blocks import Blocks
 from sedem.bank.store import local, rewriting
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.shard import check_size
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 
@@ -166,7 +167,7 @@ def test_a_damaged_block_is_named_and_nothing_is_compacted(tmp_path: Path) -> No
 def test_a_bank_that_is_compacted_while_it_is_opened_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bank, real = make_bank(tmp_path / "a.bank", 2), local.check_size
+    bank, real = make_bank(tmp_path / "a.bank", 2), check_size
 
     def compacted_first(path: Path, size: int) -> tuple[int, int]:
         monkeypatch.setattr(local, "check_size", real)
