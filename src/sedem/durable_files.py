@@ -155,12 +155,13 @@ def link_missing(source: Path, folder: Path) -> None:
         if target.exists():
             continue
         if entry.is_dir() and not entry.is_symlink():
-            shutil.copytree(entry, target, symlinks=True, copy_function=_link)
+            shutil.copytree(entry, target, symlinks=True, copy_function=link)
         else:
-            _link(entry, target)
+            link(entry, target)
 
 
-def _link(source: str | Path, target: str | Path) -> None:
+def link(source: str | Path, target: str | Path) -> None:
+    """Give a file a second name; it is a copy where the file system has no hard links."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

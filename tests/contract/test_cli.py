@@ -181,6 +181,10 @@ def test_help_lists_every_command() -> None:
         "bank show",
         "bank verify",
         "bank rm",
+        "bank compact",
+        "bank backup",
+        "bank export",
+        "bank import",
         "train stage1",
         "train stage2",
         "push",
@@ -837,6 +841,53 @@ def test_a_bank_is_listed_shown_and_reduced(bank: Path) -> None:
     assert succeeds("bank", "rm", bank, "lease.txt") == "both.bank: removed 'lease.txt'\n"
     assert [d["document"] for d in prints_json("bank", "ls", bank, "--json")] == ["recipe.md"]
     refused("bank", "rm", bank, "lease.txt", words=r"no document 'lease\.txt'; it has recipe\.md")
+
+
+def test_a_bank_is_removed_from_compacted_copied_exported_and_imported_with_json(
+    bank: Path,
+) -> None:
+    first = succeeds("ask", bank, RENT, "-k", "1")
+    backup = prints_json("bank", "backup", bank, "copy.bank", "--json")
+    assert backup == {"from": str(bank), "to": "copy.bank", "bytes": backup["bytes"]}
+    removed = prints_json("bank", "rm", bank, "recipe.md", "recipe.md", "--json")
+    assert removed == {"removed": ["recipe.md"]}
+    report = prints_json("bank", "compact", bank, "--json")
+    assert report["bytes_after"] < report["bytes_before"]
+    assert "in 1 shard now" in succeeds("bank", "compact", bank)
+    assert succeeds("ask", bank, RENT, "-k", "1") == first
+    assert "a.tar: " in succeeds("bank", "export", bank, "a.tar")
+    assert prints_json("bank", "import", "a.tar", "back.bank", "--json")["to"] == "back.bank"
+    assert prints_json("bank", "verify", "back.bank", "--json") == {"problems": [], "documents": []}
+    assert prints_json("bank", "ls", "back.bank", "--json") == prints_json(
+        "bank", "ls", bank, "--json"
+    )
+    both = {d["document"] for d in prints_json("bank", "ls", "copy.bank", "--json")}
+    assert both == {"lease.txt", "recipe.md"}
+    refused("bank", "backup", bank, "copy.bank", words="'copy.bank' exists already")
+    refused("bank", "rm", "copy.bank", "lease.txt", "x", words="no document 'x'; it has recipe.md")
+    assert len(prints_json("bank", "ls", "copy.bank", "--json")) == 2, "all or none are removed"
+
+
+def test_a_repair_reads_again_what_it_can_and_drops_the_rest(here: Path) -> None:
+    for name in ("lease.txt", "recipe.md"):
+        succeeds("build", "a.bank", name, "-m", TINY)
+    bank = MemoryBank.open("a.bank")
+    memory = bank.memory(range(len(bank)))
+    for options, read_again, dropped in (
+        ([], ["recipe.md"], []),
+        (["--drop"], [], ["recipe.md"]),
+    ):
+        newest = max(Path("a.bank", store.SHARDS).glob("*.safetensors"))
+        newest.write_bytes(newest.read_bytes()[:-1])
+        found = sedem("bank", "verify", "a.bank", "--json")
+        assert (found.exit_code, json.loads(found.stdout)["documents"]) == (1, ["recipe.md"])
+        report = prints_json("bank", "verify", "a.bank", "--repair", "--json", *options)
+        assert (report["read_again"], report["dropped"]) == (read_again, dropped)
+        repaired = MemoryBank.open("a.bank")
+        assert torch.equal(repaired.memory(range(len(repaired))), memory[: len(repaired)])
+    assert [d["document"] for d in prints_json("bank", "ls", "a.bank", "--json")] == ["lease.txt"]
+    assert succeeds("bank", "verify", "a.bank", "--repair") == "a.bank: all is well\n"
+    refused("bank", "verify", "a.bank", "--drop", words="--from and --drop belong to --repair")
 
 
 def test_a_bank_without_documents_can_be_shown_and_extended(bank: Path) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from sedem.bank.blocks import BlockRow, Blocks, InMemory, Piece
 from sedem.bank.documents import InMemoryDocuments
 from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.bank.store.compaction import Compacted
 from sedem.bank.store.interface import Contents, Meta, Store
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import Check
@@ -118,6 +119,19 @@ class MemoryBank(BankReader):
                 known = ", ".join(now.documents.names)
                 raise BankError(f"the bank has no document '{name}'; it has {known or 'none'}")
             self._now = Snapshot(_without(now, {name}))
+
+    def compact(self) -> Compacted:
+        """Give the space of removed documents back, and merge small shards; answers stay the same.
+
+        Raises:
+            BankError: the bank is in no folder, another process writes it, or a block is damaged.
+        """
+        with self._changing:
+            if not isinstance(self.store, LocalStore):
+                raise BankError("only a bank in a folder can be compacted; save it to one")
+            report = self.store.compact()
+            self.reload()
+            return report
 
     def cast(self, dtype: str) -> MemoryBank:
         """Return a copy in RAM with slots of another type.

@@ -20,7 +20,7 @@ from sedem.bank.blocks import Blocks, Piece, scan_ranges
 from sedem.bank.documents import Documents
 from sedem.bank.store.interface import Contents, Store, check_fingerprint
 from sedem.bank.store.local import LocalStore
-from sedem.quantization import Quantized, join, vector_bytes
+from sedem.quantization import Quantized, join, quantize, vector_bytes
 from sedem.types import Citation, page_of
 
 
@@ -107,6 +107,9 @@ class BankReader(ABC):
     def stored(self, indices: Sequence[int]) -> Quantized:
         """Memory of some blocks `[n, J, D]` in the stored type, in the order of `indices`."""
         now = self.contents
+        if not now.pieces:
+            none = torch.zeros(0, now.blocks.slots, int(now.meta.made_by["width"]))
+            return quantize(none, now.meta.dtype)
         by_piece: dict[int, list[tuple[int, int]]] = {}
         for position, (piece, row) in enumerate(now.places[list(indices)].tolist()):
             by_piece.setdefault(piece, []).append((position, row))

@@ -1,7 +1,9 @@
-"""The commands of `sedem bank`: list, show, check, edit and warm a bank."""
+"""The commands of `sedem bank`: list, show, check, edit, copy and warm a bank."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,8 +11,9 @@ import typer
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import BankPath, EngineOption, Json, Model
 from sedem.cli.output import count, print_facts, print_json, print_table, progress, write
+from sedem.errors import ConfigError
 
-bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit and warm a bank.")
+bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit, copy and warm a bank.")
 
 
 @bank_app.command("ls")
@@ -50,28 +53,163 @@ def show(bank: BankPath, as_json: Json = False) -> None:
 
 
 @bank_app.command()
-def verify(bank: BankPath) -> None:
-    """Check a bank against its checksums."""
-    from sedem.bank.store.local import LocalStore
+def verify(
+    bank: BankPath,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Set damaged shards aside, read damaged documents again and drop the rest.",
+        ),
+    ] = False,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="File of a document whose text is damaged too; repeatable.",
+        ),
+    ] = None,
+    drop: Annotated[
+        bool,
+        typer.Option("--drop", help="Read nothing again: drop every damaged document."),
+    ] = False,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Check a bank against its checksums, and repair it.
 
-    problems = LocalStore(bank).verify()
-    for problem in problems:
-        write(f"{bank}: {problem}")
-    if problems:
+    A document that lost a block is read again from the text in the bank, or from a file of the
+    same name and content. Damaged shards get the ending .damaged; nothing deletes them.
+    """
+    from sedem.bank.store.verify import examine
+
+    if repair:
+        _repair(bank, sources or [], drop, model, as_json)
+        return
+    if sources or drop:
+        raise ConfigError("--from and --drop belong to --repair; add it")
+    damage = examine(bank)
+    if as_json:
+        print_json({"problems": damage.problems, "documents": damage.documents})
+    else:
+        for line in damage.problems or ["all is well"]:
+            write(f"{bank}: {line}")
+    if damage.problems:
         raise typer.Exit(1)
-    write(f"{bank}: all is well")
+
+
+def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_json: bool) -> None:
+    """Repair a bank and say what was done."""
+    from sedem.bank.store.repair import examine
+    from sedem.data.documents import read_documents
+    from sedem.inference import repair
+
+    problems = examine(bank).problems
+    again = [] if drop else repair.texts_at_hand(bank, read_documents(files))
+    if again:
+        opened = open_model(model or model_of(bank))
+        with progress("reading again") as report_progress:
+            repair.read_again(opened, opened.engine, bank, again, report_progress)
+    report = repair.finish(bank, problems, again)
+    if as_json:
+        print_json(asdict(report))
+        return
+    for problem in report.problems or ["all is well"]:
+        write(f"{bank}: {problem}")
+    lists = {
+        "set aside": report.set_aside,
+        "repaired": report.repaired,
+        "read again": report.read_again,
+        "dropped": report.dropped,
+    }
+    for what, names in lists.items():
+        for name in names:
+            write(f"{bank}: {what} '{name}'")
 
 
 @bank_app.command("rm")
 def remove(
     bank: BankPath,
-    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="Name of the document.")],
+    documents: Annotated[
+        list[str], typer.Argument(metavar="DOCUMENT", help="Names of the documents.")
+    ],
+    as_json: Json = False,
 ) -> None:
-    """Remove a document from a bank."""
+    """Remove documents from a bank.
+
+    All of them are removed in one commit, or none. 'sedem bank compact' gives their space back.
+    """
     from sedem.bank.store.local import LocalStore
 
-    LocalStore(bank).remove(document)
-    write(f"{bank}: removed '{document}'")
+    LocalStore(bank).remove(*documents)
+    names = list(dict.fromkeys(documents))
+    if as_json:
+        print_json({"removed": names})
+        return
+    for name in names:
+        write(f"{bank}: removed '{name}'")
+
+
+@bank_app.command()
+def compact(bank: BankPath, as_json: Json = False) -> None:
+    """Give the space of removed documents back, and merge small shards.
+
+    Answers stay the same. Who asks the bank meanwhile keeps what is open.
+    """
+    from sedem.bank.store.local import LocalStore
+
+    report = LocalStore(bank).compact()
+    if as_json:
+        print_json(asdict(report))
+        return
+    write(
+        f"{bank}: {report.bytes_before:,} bytes in {count(report.shards_before, 'shard')} before, "
+        f"{report.bytes_after:,} bytes in {count(report.shards_after, 'shard')} now"
+    )
+
+
+@bank_app.command()
+def backup(
+    bank: BankPath,
+    target: Annotated[Path, typer.Argument(metavar="DEST", help="New folder of the copy.")],
+    as_json: Json = False,
+) -> None:
+    """Copy a bank as of one commit, even while another process writes it."""
+    from sedem.bank.store.backup import backup as copy
+
+    _report_copy(bank, target, copy(bank, target), as_json)
+
+
+@bank_app.command("export")
+def export_archive(
+    bank: BankPath,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New .tar file.")],
+    as_json: Json = False,
+) -> None:
+    """Write a bank into one archive, without keys and kept values."""
+    from sedem.bank.store.archive import export_bank
+
+    _report_copy(bank, file, export_bank(bank, file), as_json)
+
+
+@bank_app.command("import")
+def import_archive(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive of 'sedem bank export'.")],
+    bank: BankPath,
+    as_json: Json = False,
+) -> None:
+    """Make a bank of an archive, after everything in it was checked."""
+    from sedem.bank.store.archive import import_bank
+
+    _report_copy(file, bank, import_bank(file, bank), as_json)
+
+
+def _report_copy(source: Path, target: Path, size: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"from": str(source), "to": str(target), "bytes": size})
+    else:
+        write(f"{target}: {size:,} bytes from {source}")
 
 
 @bank_app.command()
@@ -86,6 +224,7 @@ def warm(
     ] = None,
     model: Model = None,
     engine: EngineOption = "auto",
+    as_json: Json = False,
 ) -> None:
     """Store what the decoder computes of each block, so that answers need not compute it.
 
@@ -100,6 +239,10 @@ def warm(
     answering = open_model(model or model_of(bank), engine)
     with progress("warming") as report_progress:
         size = save_kept(answering.engine, opened, dtype, report_progress)
+    if as_json:
+        facts = {"blocks": len(opened), "bytes": size, "memory_bytes": opened.memory_bytes}
+        print_json(facts)
+        return
     write(
         f"{bank}: keys and values of {count(len(opened), 'block')} take {size:,} bytes, its memory "
         f"{opened.memory_bytes:,}"

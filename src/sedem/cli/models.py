@@ -36,12 +36,12 @@ def model_of(bank: Path) -> str:
     Raises:
         BankError: the bank names another model.
     """
-    from sedem.bank.memory_bank import MemoryBank
+    from sedem.bank.store.local import LocalStore
     from sedem.inference.checkpoint import embedded
 
     if not bank.exists():
         return DEFAULT_MODEL
-    claimed = str(MemoryBank.open(bank).made_by.get("model") or DEFAULT_MODEL)
+    claimed = str(LocalStore(bank).meta().made_by.get("model") or DEFAULT_MODEL)
     # The path, because a folder of the same name in the working directory would be opened instead.
     if (shipped := embedded(claimed)) is not None:
         return str(shipped)

@@ -83,7 +83,7 @@ def build_bank(
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
     taken = _Taken(_stored(model, path, dtype), size or (lambda document: len(document.text)))
-    for group in _commits(taken.changed(documents)):
+    for group in commits(taken.changed(documents)):
         group_size = sum(map(taken.size, group))
         before = taken.total - group_size
 
@@ -168,7 +168,7 @@ def _stored(model: SedemModules, path: Path, dtype: str | None) -> dict[str, str
     return LocalStore(path).digests()
 
 
-def _commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Group documents into commits of at least `COMMIT` characters, but for the last."""
     group: list[Document] = []
     size = 0

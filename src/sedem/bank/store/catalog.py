@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sedem.bank.blocks import Blocks
 from sedem.bank.store.checksums import Sum, row_checksum
@@ -66,6 +67,10 @@ class State:
     def with_sums(self, **sums: Sum) -> State:
         """With other sums of some tables."""
         return State(self.commit, {**self.sums, **sums})
+
+    def committed(self) -> State:
+        """With one commit more."""
+        return State(self.commit + 1, self.sums)
 
 
 @dataclass(frozen=True)
@@ -129,12 +134,7 @@ def insert(
         state = delete(connection, state, document.name)
     added = [_insert_document(connection, document) for document in documents]
     ids = np.array([number for number, _, _ in added], np.int64)
-    columns = (
-        ids[blocks.documents].astype("<i8").tobytes(),
-        np.stack([blocks.starts, blocks.ends], 1).astype("<i8").tobytes(),
-        blocks.slot_tokens.tobytes(),
-        np.array(checksums, "<u4").tobytes(),
-    )
+    columns = shard_columns(blocks.of_documents(ids[blocks.documents]), checksums)
     crc = insert_shard(connection, shard, columns)
     sums = state.sums
     return state.with_sums(
@@ -144,14 +144,30 @@ def insert(
     )
 
 
+def shard_columns(
+    blocks: Blocks, checksums: Sequence[int] | NDArray[np.uint32]
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """The columns of a shard's row: document ids, spans, slot tokens and checksums of its blocks.
+
+    Args:
+        blocks: one for each row of the file; `documents` are ids.
+        checksums: CRC-32 of each row.
+    """
+    return (
+        blocks.documents.astype("<i8").tobytes(),
+        np.stack([blocks.starts, blocks.ends], 1).astype("<i8").tobytes(),
+        blocks.slot_tokens.tobytes(),
+        np.array(checksums, "<u4").tobytes(),
+    )
+
+
 def insert_shard(connection: sqlite3.Connection, shard: ShardRow, columns: Sequence[bytes]) -> int:
     """Add the row of a shard; returns its checksum.
 
     Args:
         connection: inside a transaction.
         shard: the file.
-        columns: document ids, spans, slot tokens and checksums of its rows, as the catalog has
-            them.
+        columns: as `shard_columns` makes them.
     """
     row = (shard.file, shard.blocks, shard.size, shard.sha256)
     number = connection.execute(
@@ -185,6 +201,28 @@ def delete(connection: sqlite3.Connection, state: State, name: str) -> State:
         )
         documents = documents.minus([old]).plus([crc])
     return state.with_sums(documents=documents) if found else state
+
+
+def forget_removed(connection: sqlite3.Connection) -> None:
+    """Delete documents that are marked as removed, and their texts."""
+    connection.execute(
+        "DELETE FROM texts WHERE document NOT IN (SELECT id FROM documents WHERE removed = 0)"
+    )
+    connection.execute("DELETE FROM documents WHERE removed <> 0")
+
+
+def recounted(connection: sqlite3.Connection, state: State) -> State:
+    """The state with the sums of the tables as they are now."""
+    sums = {
+        table: Sum().plus(crc for (crc,) in connection.execute(f"SELECT crc32 FROM {table}"))
+        for table in TABLES
+    }
+    return State(state.commit, sums)
+
+
+def shard_files(connection: sqlite3.Connection) -> set[str]:
+    """Return the names of the files of all shards."""
+    return {file for (file,) in connection.execute("SELECT file FROM shards")}
 
 
 def stored_digest(connection: sqlite3.Connection, name: str) -> str | None:
@@ -250,6 +288,14 @@ def text_digest(text: str) -> str:
 
 
 # Opening
+
+
+def has_foreign_schema(connection: sqlite3.Connection) -> bool:
+    """Whether a catalog has other tables, views or triggers than `create` makes."""
+    listed = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
+    with closing(sqlite3.connect(":memory:")) as own:
+        own.executescript(_TABLES)
+        return connection.execute(listed).fetchall() != own.execute(listed).fetchall()
 
 
 @contextmanager

@@ -23,9 +23,11 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from sedem.bank.blocks import Blocks
-from sedem.bank.store import catalog, catalog_rows, verify
+from sedem.bank.store import catalog, catalog_rows, leftovers, verify
 from sedem.bank.store.catalog_rows import StoredShard
+from sedem.bank.store.compaction import Compacted, compact
 from sedem.bank.store.interface import Contents, Meta, check_fingerprint
+from sedem.bank.store.repair import Repaired, repair
 from sedem.bank.store.shard import SHARDS, Check, Maps, Shard, check_size, checksum, write_shard
 from sedem.bank.store.stored_documents import StoredDocuments
 from sedem.durable_files import make_folders, sync_folder
@@ -60,6 +62,34 @@ class LocalStore:
         Raises:
             BankError: something exists there, another process creates it, or writing fails.
         """
+        with self.appearing() as unfinished:
+            (unfinished.folder / SHARDS).mkdir()
+            catalog.create(unfinished.folder, meta)
+            yield unfinished
+
+    @contextmanager
+    def appearing(self) -> Iterator[LocalStore]:
+        """Fill a hidden folder that becomes the bank when the block ends without an error.
+
+        Yields:
+            The store of that folder, which is empty and beside this one.
+
+        Raises:
+            BankError: something exists there, another process creates it, or writing fails.
+        """
+        with self.hidden() as unfinished:
+            yield unfinished
+            sync_folder(unfinished.folder)
+            unfinished.folder.rename(self.folder)
+            sync_folder(self.folder.parent)
+
+    @contextmanager
+    def hidden(self) -> Iterator[LocalStore]:
+        """Hold an empty hidden folder beside, and the lock in it.
+
+        Raises:
+            BankError: this bank exists, another process creates it, or writing fails.
+        """
         _check_absent(self.folder)
         unfinished = LocalStore(self.folder.with_name(f".{self.folder.name}.partial"))
         with write_errors(self.folder):
@@ -67,23 +97,31 @@ class LocalStore:
             with unfinished._locked():
                 # The process that held the lock may have finished: its folder is now the bank.
                 _check_absent(self.folder)
-                unfinished._start_empty(meta)
+                unfinished._clear_folder()
                 yield unfinished
-                sync_folder(unfinished.folder)
-                unfinished.folder.rename(self.folder)
-                sync_folder(self.folder.parent)
 
     def append(
-        self, fingerprint: str, documents: Sequence[Document], blocks: Blocks, memory_NJD: Quantized
+        self,
+        fingerprint: str,
+        documents: Sequence[Document],
+        blocks: Blocks,
+        memory_NJD: Quantized,
+        *,
+        again: bool = False,
     ) -> None:
-        """Add documents and their blocks in one commit; see `interface.Store.append`."""
+        """Add documents and their blocks in one commit; see `interface.Store.append`.
+
+        With `again`, also those that the bank has with the same text, because their memory is
+        damaged.
+        """
         with self.writing(), catalog.connect(self.folder) as connection:
             meta, state = catalog_rows.read_meta(self.folder, connection)
             check_fingerprint(str(self.folder), meta.fingerprint, fingerprint)
             changed = [
                 index
                 for index, document in enumerate(documents)
-                if catalog.stored_digest(connection, document.name)
+                if again
+                or catalog.stored_digest(connection, document.name)
                 != catalog.text_digest(document.text)
             ]
             if not changed:
@@ -102,23 +140,47 @@ class LocalStore:
             shard = catalog.ShardRow(name, len(blocks), size, digest)
             with connection:
                 state = catalog.insert(connection, state, shard, documents, blocks, checksums)
-                catalog.write_state(connection, state)
+                catalog.write_state(connection, state.committed())
 
-    def remove(self, name: str) -> None:
-        """Remove a document and its blocks from the catalog; `compact` gives their bytes back.
+    def remove(self, name: str, *more: str) -> None:
+        """Remove documents and their blocks from the catalog; `compact` gives their bytes back.
 
         Raises:
-            BankError: no document has that name, or another process writes the bank.
+            BankError: no document has such a name, or another process writes the bank. Then none
+                is removed.
         """
         with self.writing(), catalog.connect(self.folder) as connection, connection:
             _, state = catalog_rows.read_meta(self.folder, connection)
-            after = catalog.delete(connection, state, name)
-            if after is state:
-                known = ", ".join(catalog.document_names(connection))
-                raise BankError(
-                    f"'{self.folder}' has no document '{name}'; it has {known or 'none'}"
-                )
-            catalog.write_state(connection, after)
+            for one in dict.fromkeys((name, *more)):
+                after = catalog.delete(connection, state, one)
+                if after is state:
+                    known = ", ".join(catalog.document_names(connection))
+                    raise BankError(
+                        f"'{self.folder}' has no document '{one}'; it has {known or 'none'}"
+                    )
+                state = after
+            catalog.write_state(connection, state.committed())
+
+    def compact(self) -> Compacted:
+        """Give the space of removed documents back and merge small shards.
+
+        The answers of the bank do not change. Who has opened it before keeps what is mapped; for
+        the rest the bank must be opened again.
+
+        Raises:
+            BankError: another process writes the bank, or a block is damaged; it is unchanged.
+        """
+        with self.writing():
+            return compact(self.folder)
+
+    def repair(self) -> Repaired:
+        """Set damaged shards aside; keep what is whole in them, drop documents that lost a part.
+
+        Raises:
+            BankError: another process writes the bank, or its catalog is damaged.
+        """
+        with self.writing():
+            return repair(self.folder)
 
     def open(self, known: Contents | None = None) -> Contents:
         """Read the catalog; shards are opened when they are first used.
@@ -126,6 +188,21 @@ class LocalStore:
         Raises:
             BankError: there is no bank, or its catalog is damaged or of an unknown format.
         """
+        while True:
+            contents, state = self._read(known)
+            try:
+                for piece in contents.pieces:
+                    if isinstance(piece, Shard):
+                        check_size(piece.path, piece.stored.row.size)
+                return contents
+            except BankError:
+                # A shard that was compacted in between is no damage.
+                with catalog.connect(self.folder) as connection:
+                    if catalog_rows.read_meta(self.folder, connection)[1] == state:
+                        raise
+
+    def _read(self, known: Contents | None) -> tuple[Contents, catalog.State]:
+        """What the catalog says, and its state then."""
         before = {p.stored.id: p for p in known.pieces if isinstance(p, Shard)} if known else {}
         with catalog.connect(self.folder) as connection:
             # One transaction, so that another process's commit is seen as a whole or not at all.
@@ -138,10 +215,17 @@ class LocalStore:
         stored, blocks, places_N2 = catalog_rows.live_blocks(self.folder, documents, stored)
         maps = next((p.maps for p in before.values()), None) or Maps()
         shards = [self._shard(one, meta, maps, before.get(one.id)) for one in stored]
-        for shard in shards:
-            check_size(shard.path, shard.stored.row.size)
         texts = StoredDocuments(self.folder, documents)
-        return Contents(meta, texts, blocks, shards, places_N2)
+        return Contents(meta, texts, blocks, shards, places_N2), state
+
+    def meta(self) -> Meta:
+        """Return what holds for the bank as a whole; its shards may be damaged.
+
+        Raises:
+            BankError: there is no bank, or its catalog is damaged.
+        """
+        with catalog.connect(self.folder) as connection:
+            return catalog_rows.read_meta(self.folder, connection)[0]
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of each document's text by name.
@@ -167,13 +251,15 @@ class LocalStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock of the one process that may write.
+        """Hold the lock of the one process that may write; leftovers of others are cleared.
 
         Raises:
             BankError: another process holds it, or the bank cannot be written.
         """
         catalog.check_is_bank(self.folder)
         with write_errors(self.folder), self._locked():
+            with catalog.connect(self.folder) as connection:
+                leftovers.clear(self.folder, connection)
             yield
 
     @contextmanager
@@ -194,15 +280,13 @@ class LocalStore:
         before.stored = stored
         return before
 
-    def _start_empty(self, meta: Meta) -> None:
-        """Make a bank without documents; files of a killed process are removed."""
+    def _clear_folder(self) -> None:
+        """Remove the files of a killed process."""
         for entry in self.folder.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
             elif entry.name != LOCK:
                 entry.unlink()
-        (self.folder / SHARDS).mkdir()
-        catalog.create(self.folder, meta)
 
 
 def _check_finite(documents: Sequence[Document], blocks: Blocks, memory_NJD: Quantized) -> None:

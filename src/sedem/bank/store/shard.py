@@ -121,14 +121,6 @@ class Shard:
             self._compare(row, memory[row])
         return memory
 
-    def readable(self) -> Quantized:
-        """Return the memory of every row as it stands, checked by nobody.
-
-        Raises:
-            BankError: the shard is missing, or its header is damaged.
-        """
-        return self._read()
-
     def _compare(self, row: int, memory: Quantized) -> None:
         if checksum(memory) != self.stored.checksums[row]:
             raise BankError(
@@ -163,7 +155,7 @@ class Shard:
             with safe_open(self.path, framework="pt") as file:
                 memory = read_quantized(file, MEMORY)
         except FileNotFoundError:
-            raise BankError(f"shard '{self.path}' is missing; restore it") from None
+            raise _missing(self.path) from None
         except (SafetensorError, OSError) as error:
             raise BankError(f"shard '{self.path}' is damaged ({error}); restore it") from None
         values, scales = memory.values, memory.scales
@@ -235,12 +227,17 @@ def check_size(path: Path, size: int) -> tuple[int, int]:
     except PermissionError:
         raise BankError(f"shard '{path}' may not be read; ask its owner for permission") from None
     except OSError:
-        raise BankError(
-            f"shard '{path}' is missing; restore it, or run 'sedem bank verify --repair'"
-        ) from None
+        raise _missing(path) from None
     if found.st_size != size:
         raise BankError(
             f"shard '{path}' has {found.st_size} bytes, {size} are needed; restore it or build the "
             "bank again"
         )
     return found.st_dev, found.st_ino
+
+
+def _missing(path: Path) -> BankError:
+    return BankError(
+        f"shard '{path}' is missing; restore it or run 'sedem bank verify --repair', or open the "
+        "bank again if it was compacted"
+    )

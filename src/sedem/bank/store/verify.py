@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from sedem.bank.store import catalog, catalog_rows
 from sedem.bank.store.catalog_rows import DocumentRows, StoredShard
 from sedem.bank.store.interface import Meta
-from sedem.bank.store.shard import SHARDS, Maps, Shard, checksum
+from sedem.bank.store.raw_rows import RawRows
+from sedem.bank.store.shard import SHARDS
 from sedem.durable_files import sha256
 from sedem.errors import BankError
 
@@ -24,11 +25,13 @@ class Damage:
     Attributes:
         problems: one sentence for each defect.
         documents: names of the documents whose memory or text is damaged, in reading order.
+        shards: files of shards that are damaged or missing.
         catalog: whether the catalog itself is damaged, so that nothing can be said of documents.
     """
 
     problems: list[str]
     documents: list[str]
+    shards: list[str] = field(default_factory=list)
     catalog: bool = False
 
 
@@ -51,41 +54,38 @@ def examine(folder: Path) -> Damage:
         lost_texts = _damaged_texts(folder, connection, documents)
     affected = set(lost_texts)
     problems += [f"the text of document '{name}' is damaged or missing" for name in lost_texts]
+    files = []
     for shard in shards:
         problem, names = _examine_shard(folder, meta, documents, shard)
         if problem:
             problems.append(problem)
+            files.append(shard.row.file)
             affected.update(names)
-    return Damage(problems, [n for n in documents.names if n in affected], integrity != "ok")
+    in_order = [name for name in documents.names if name in affected]
+    return Damage(problems, in_order, files, integrity != "ok")
 
 
-def damaged_rows(folder: Path, meta: Meta, stored: StoredShard) -> list[int]:
-    """Rows of a shard whose memory cannot be read, or does not match its checksum."""
-    shard = Shard(folder / SHARDS, stored, meta.made_by["width"], meta.dtype, Maps())
+def sound_text(
+    folder: Path, connection: sqlite3.Connection, documents: DocumentRows, index: int
+) -> str | None:
+    """The text of a document; None if a part of it is damaged or missing."""
+    number, length = int(documents.ids[index]), int(documents.characters[index])
     try:
-        memory = shard.readable()
-    except BankError:
-        return [*range(len(shard))]
-    return [row for row, crc in enumerate(stored.checksums) if checksum(memory[row]) != crc]
+        text = catalog_rows.read_text(folder, connection, number, 0, length)
+    except (BankError, sqlite3.Error, UnicodeError):
+        return None
+    return text if catalog.text_digest(text) == documents.digests[index] else None
 
 
 def _damaged_texts(
     folder: Path, connection: sqlite3.Connection, documents: DocumentRows
 ) -> list[str]:
     """Names of the documents whose text is damaged or missing."""
-    lost = []
-    lengths = documents.characters.tolist()
-    for number, name, digest, length in zip(
-        documents.ids.tolist(), documents.names, documents.digests, lengths, strict=True
-    ):
-        try:
-            text = catalog_rows.read_text(folder, connection, number, 0, length)
-        except (BankError, sqlite3.Error, UnicodeError):
-            lost.append(name)
-            continue
-        if catalog.text_digest(text) != digest:
-            lost.append(name)
-    return lost
+    return [
+        name
+        for index, name in enumerate(documents.names)
+        if sound_text(folder, connection, documents, index) is None
+    ]
 
 
 def _examine_shard(
@@ -99,7 +99,8 @@ def _examine_shard(
         what = "is damaged (its SHA-256 differs)"
     else:
         return "", []
-    ids = np.unique(shard.blocks.documents[damaged_rows(folder, meta, shard)])
+    lost = RawRows(folder / SHARDS, shard, meta).damaged()
+    ids = np.unique(shard.blocks.documents[lost])
     names = [documents.names[i] for i in np.flatnonzero(np.isin(documents.ids, ids)).tolist()]
     return f"shard '{path.name}' {what}; it affects {_listed(names)}", names
 

@@ -1,0 +1,49 @@
+"""Files that no table names: a crash, a removal or a compaction leaves them, a writer clears them.
+
+A shard that a repair has set aside is none of them; it stays until somebody deletes it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from sedem.bank.store import catalog, catalog_rows, kept_files, key_files
+from sedem.bank.store.shard import SHARDS
+
+_PART = re.compile(r"\d{6,}\.safetensors")
+_UNFINISHED = re.compile(r"\.\d{6,}\.safetensors\.partial")
+
+
+def clear(folder: Path, connection: sqlite3.Connection) -> None:
+    """Remove shards that the catalog does not name, their derived files, and unfinished files.
+
+    Args:
+        folder: of the bank, whose lock is held.
+        connection: to its catalog.
+
+    Raises:
+        BankError: something is left over, and the catalog is damaged, so that it may have lost the
+            name of a shard that is needed.
+    """
+    named = catalog.shard_files(connection)
+    left = [path for name in (SHARDS, key_files.FOLDER, kept_files.FOLDER)
+            for path in _left_over(folder / name, named)]  # fmt: skip
+    if not left:
+        return
+    _, state = catalog_rows.read_meta(folder, connection)
+    catalog_rows.read_shards(folder, connection, state)
+    for path in left:
+        path.unlink(missing_ok=True)
+
+
+def _left_over(folder: Path, named: set[str]) -> Iterator[Path]:
+    # A link may lead to the folder of another bank.
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        unnamed = _PART.fullmatch(path.name) and path.name not in named
+        if unnamed or _UNFINISHED.fullmatch(path.name):
+            yield path

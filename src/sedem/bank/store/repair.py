@@ -1,0 +1,154 @@
+"""Repairing a bank: damaged shards are set aside, whole blocks are kept, the rest is dropped.
+
+A document that lost one block or a piece of its text is dropped whole, because what is left of it
+would give answers that look complete. `inference/repair.py` reads such documents again before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sedem.bank.store import catalog, catalog_rows, leftovers, rewriting, verify
+from sedem.bank.store.catalog_rows import StoredShard
+from sedem.bank.store.raw_rows import RawRows
+from sedem.bank.store.shard import SHARDS
+from sedem.durable_files import link, sync_folder
+from sedem.errors import BankError
+from sedem.quantization import vector_bytes
+
+DAMAGED = ".damaged"
+"""Ends the name of a shard that was set aside; nothing removes it."""
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What a repair has done.
+
+    Attributes:
+        problems: the defects that it found, a sentence each.
+        set_aside: files that were damaged, under their new names.
+        repaired: documents whose blocks were whole in a damaged shard and were written anew.
+        dropped: documents that had lost something.
+    """
+
+    problems: list[str]
+    set_aside: list[str]
+    repaired: list[str]
+    dropped: list[str]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A document that has lost something.
+
+    Attributes:
+        name: its name.
+        sha256: of its text.
+        text: its text; None if it is damaged too.
+    """
+
+    name: str
+    sha256: str
+    text: str | None
+
+
+def repair(folder: Path) -> Repaired:
+    """Repair a bank whose lock is held.
+
+    One transaction drops and exchanges, so a crash leaves the bank as it was or repaired.
+
+    Raises:
+        BankError: its catalog is damaged.
+    """
+    damage = examine(folder)
+    if not damage.problems:
+        return Repaired([], [], [], [])
+    (folder / SHARDS).mkdir(exist_ok=True)
+    with catalog.connect(folder) as connection:
+        meta, state = catalog_rows.read_meta(folder, connection)
+        documents = catalog_rows.read_documents(folder, connection, state)
+        stored = catalog_rows.read_shards(folder, connection, state)
+        stored, blocks, places_N2 = catalog_rows.live_blocks(folder, documents, stored)
+        rows = rewriting.rows_of(stored, documents.ids, blocks, places_N2)
+        names = dict(zip(documents.ids.tolist(), documents.names, strict=True))
+        dropped = [number for number, name in names.items() if name in set(damage.documents)]
+        rows = rows.take(~np.isin(rows.blocks.documents, dropped))
+        broken = np.array([shard.row.file in damage.shards for shard in stored], bool)
+        kept = np.unique(rows.in_shards(broken).blocks.documents).tolist()
+        chosen = rewriting.with_whole_documents(broken, rows)
+        gone = {index: stored[index] for index in np.flatnonzero(chosen).tolist()}
+        new = rewriting.write_rows(
+            folder,
+            catalog.newest_shard(connection) + 1,
+            rows.in_shards(chosen),
+            {index: RawRows(folder / SHARDS, shard, meta) for index, shard in gone.items()},
+            max(1, blocks.slots * vector_bytes(int(meta.made_by["width"]), meta.dtype)),
+        )
+        set_aside = _set_aside(
+            folder, [shard for shard in stored if shard.row.file in damage.shards]
+        )
+        with connection:
+            for name in damage.documents:
+                state = catalog.delete(connection, state, name)
+            rewriting.exchange(connection, [*gone.values()], new)
+            catalog.write_state(connection, catalog.recounted(connection, state).committed())
+        leftovers.clear(folder, connection)
+    return Repaired(
+        damage.problems, set_aside, [names[number] for number in kept], damage.documents
+    )
+
+
+def examine(folder: Path) -> verify.Damage:
+    """What is damaged in a bank, if anything of it can be repaired.
+
+    Raises:
+        BankError: there is no bank, or its catalog is damaged.
+    """
+    damage = verify.examine(folder)
+    if damage.catalog:
+        raise BankError(
+            f"bank '{folder}' cannot be repaired, because only its catalog tells what its memory "
+            f"is of ({damage.problems[0]}); restore a backup, or read the documents again with "
+            "'sedem build NEW_BANK FILE...'"
+        )
+    return damage
+
+
+def lost_documents(folder: Path) -> list[Lost]:
+    """The documents of a bank that have lost something, in reading order.
+
+    Raises:
+        BankError: there is no bank, or its catalog is damaged.
+    """
+    names = set(examine(folder).documents)
+    with catalog.connect(folder) as connection:
+        _, state = catalog_rows.read_meta(folder, connection)
+        documents = catalog_rows.read_documents(folder, connection, state)
+        return [
+            Lost(name, digest, verify.sound_text(folder, connection, documents, index))
+            for index, (name, digest) in enumerate(
+                zip(documents.names, documents.digests, strict=True)
+            )
+            if name in names
+        ]
+
+
+def _set_aside(folder: Path, damaged: Sequence[StoredShard]) -> list[str]:
+    """Give damaged files a second name that no writer clears; returns the names.
+
+    They lose their first names after the commit: before it, the catalog names them.
+    """
+    names = []
+    for shard in damaged:
+        path = folder / SHARDS / shard.row.file
+        aside = path.with_name(path.name + DAMAGED)
+        if path.is_file():
+            aside.unlink(missing_ok=True)
+            link(path, aside)
+            names.append(f"{SHARDS}/{aside.name}")
+    sync_folder(folder / SHARDS)
+    return names
