@@ -22,7 +22,7 @@ from sedem.backbone.loading import INT8_FILE, open_backbone
 from sedem.backbone.lora import ADAPTER_WEIGHTS
 from sedem.backbone.safetensors import quantize_int8
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference import checkpoint
+from sedem.inference import checkpoint, portable
 from sedem.inference.manifest import MANIFEST
 from sedem.method.confidence import Confidence
 
@@ -336,16 +336,16 @@ def test_both_backbones_of_a_cross_model_are_found(
     folder = Path(tiny_folder())
     monkeypatch.chdir(folder.parent)
     crossed = config.with_changes(encoder="owner/name", decoder=folder.name)
-    travels = checkpoint.portable(crossed)
+    travels = portable.portable(crossed)
     assert (travels.encoder, travels.decoder) == ("owner/name", str(folder))
 
 
 def test_a_shipped_backbone_is_stored_by_its_name(tmp_path: Path) -> None:
     shipped = checkpoint.embedded("sedem-nano/backbone")
-    assert checkpoint.portable_name(str(shipped)) == "sedem-nano/backbone"
-    assert checkpoint.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
-    assert checkpoint.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
-    assert checkpoint.portable_name(str(tmp_path)) == str(tmp_path)
+    assert portable.portable_name(str(shipped)) == "sedem-nano/backbone"
+    assert portable.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
+    assert portable.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+    assert portable.portable_name(str(tmp_path)) == str(tmp_path)
 
 
 def test_an_older_checkpoint_travels_once_a_part_is_added(
