@@ -32,7 +32,7 @@ from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.durable_files import link_missing, replaced_folder, whole_folder
 from sedem.errors import CheckpointError
 from sedem.inference.manifest import MANIFEST, check_manifest, write_manifest
-from sedem.inference.portable import BACKBONE, shipped_folders
+from sedem.inference.portable import BACKBONE, portable, shipped_folders
 
 logger = logging.getLogger(__name__)
 
