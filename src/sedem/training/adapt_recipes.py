@@ -12,6 +12,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import (
+from sedem.inference.portable import portable_name
     EXTRA_ENTRIES,
     is_checkpoint,
     locate,

@@ -156,7 +156,7 @@ def test_damage_is_not_copied_into_a_checkpoint_with_one_part_more(
 def test_shipped_checkpoints_are_what_their_manifests_say() -> None:
     for folder in sorted(portable.shipped_folders("checkpoints")[0].iterdir()):
         assert (folder / MANIFEST).is_file()
-        checkpoint.check(folder, *checkpoint.OWN, checkpoint.BACKBONE)
+        checkpoint.check(folder, *checkpoint.OWN, portable.BACKBONE)
 
 
 # Killed writers
