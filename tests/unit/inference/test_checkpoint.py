@@ -452,7 +452,7 @@ def test_a_folder_without_config_says_what_a_checkpoint_is(saved: Path, tmp_path
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}", b"not json"])
 def test_a_config_that_is_not_json_is_refused(content: bytes, saved: Path) -> None:
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json' is not JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json' is not (JSON|UTF-8)"):
         SeDeM.from_pretrained(saved)
 
 
@@ -539,7 +539,7 @@ def test_a_backbone_without_a_readable_config_is_refused(saved: Path, tmp_path: 
     save_tiny(tmp_path / "backbone")
     (tmp_path / "backbone" / "config.json").write_text("{")
     change_config(saved, encoder=str(tmp_path / "backbone"))
-    with pytest.raises(ConfigError, match=r"backbone '.*backbone' cannot be opened: .*JSON"):
+    with pytest.raises(CheckpointError, match=r"backbone/config\.json' is not JSON"):
         SeDeM.from_pretrained(saved)
 
 
