@@ -24,6 +24,7 @@ from sedem.errors import ConfigError
 from sedem.inference import checkpoint, hub
 from sedem.inference.answer import AnswerStream, respond
 from sedem.inference.generation import Decoding
+from sedem.inference.portable import BACKBONE
 from sedem.inference.read import Progress, read
 from sedem.inference.requests import Request, encode_questions
 from sedem.method.modules import SedemModules
@@ -288,7 +289,7 @@ class SeDeM(SedemModules):
             ConfigError: the backbone cannot be copied, because it is not a folder or there are
                 two.
         """
-        inside = self.config.encoder == checkpoint.BACKBONE and not self.config.cross_model
+        inside = self.config.encoder == BACKBONE and not self.config.cross_model
         backbone = Path(self.encoder.name) if with_backbone or inside else None
         if backbone is not None and (self.config.cross_model or not backbone.is_dir()):
             raise ConfigError(

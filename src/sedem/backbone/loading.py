@@ -173,7 +173,8 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     _check_format(name)
     with _reporting_damage("weights", name):
-        _check_amount(name, config, options)
+        plain = {key: value for key, value in options.items() if key != "quantization_config"}
+        _check_amount(name, config, plain)
     with _reporting_damage("weights", name), _refusing_own_code(name):
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
@@ -330,13 +331,12 @@ def _reporting_damage(what: str, name: str) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         if "use_safetensors=True" in str(error):  # a hub repository without any
             raise _pickled(name, f"no {WEIGHTS_FILE}") from None
+        problem = f"cannot be read ({first_line(error)})"
+        if "conversion of the weights" in str(error):
+            problem = (
+                "do not fit together: an expert of a layer is missing or has another shape than "
+                "the others"
+            )
         raise CheckpointError(
-            f"the {what} of backbone '{name}' cannot be read ({first_line(error)}); fetch it again"
-        ) from None
-    except RuntimeError as error:
-        if "conversion of the weights" not in str(error):
-            raise
-        raise CheckpointError(
-            f"the {what} of backbone '{name}' do not fit together: an expert of a layer is missing "
-            "or has another shape than the others; fetch it again"
+            f"the {what} of backbone '{name}' {problem}; fetch it again"
         ) from None

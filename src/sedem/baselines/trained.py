@@ -28,6 +28,7 @@ from sedem.engine.device import Clock
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference import checkpoint
 from sedem.inference.generation import Decoding, Transcript
+from sedem.inference.portable import portable_name
 from sedem.inference.prompts import context_prompt, question_ids
 from sedem.method.losses import next_token_loss
 from sedem.types import Answer, Document, check_documents, check_tokens
@@ -321,7 +322,7 @@ class TrainedReader(nn.Module, ABC):
             folder: where to write it.
             int8: store matrices as int8 with one scale a row, and adapters as bfloat16.
         """
-        backbone = checkpoint.portable_name(self.config.backbone)
+        backbone = portable_name(self.config.backbone)
         with checkpoint.unfinished(Path(folder)) as partial:
             self.config.with_changes(backbone=backbone).save(partial, self.name)
             checkpoint.write_weights(partial, self.parts(), int8=int8)

@@ -97,7 +97,7 @@ class _ZstdFrames(io.RawIOBase):
         self.compressed = compressed
         self.decompressor = decompressor
         self.frame = decompressor.decompressobj()
-        self.pending = b""
+        self.pending = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -112,7 +112,8 @@ class _ZstdFrames(io.RawIOBase):
                 raise EOFError("it ended before the end of its last frame")
             if self.frame.eof:
                 self.frame = self.decompressor.decompressobj()
-            self.pending = self.frame.decompress(data)
+            # A view: copying what is left for every buffer would take the square of its length.
+            self.pending = memoryview(self.frame.decompress(data))
         size = min(len(buffer), len(self.pending))
         buffer[:size], self.pending = self.pending[:size], self.pending[size:]
         return size

@@ -8,7 +8,8 @@ from typing import Any
 
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError, first_line
-from sedem.inference.checkpoint import BACKBONE, locate
+from sedem.inference.checkpoint import locate
+from sedem.inference.portable import BACKBONE
 from sedem.untrusted import exists, is_folder
 
 Span = tuple[int, int]

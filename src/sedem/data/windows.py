@@ -77,6 +77,7 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
+        """Move the windows to where they lie in an epoch."""
         self._epoch = epoch
         self.starts = self._first
         if epoch:

@@ -16,7 +16,8 @@ from sedem.durable_files import sha256
 from sedem.evaluation.config import EvaluationConfig, MethodSettings, QuestionSettings
 from sedem.evaluation.registry import open_method
 from sedem.evaluation.run import Progress, evaluate, sample
-from sedem.inference.checkpoint import BACKBONE, EXTRA_ENTRIES, locate
+from sedem.inference.checkpoint import EXTRA_ENTRIES, locate
+from sedem.inference.portable import BACKBONE
 from sedem.inference.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
 
 LONG_ANSWERS = ("qasper", "ruler-qa2")

@@ -13,8 +13,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference.checkpoint import BACKBONE, OWN, check, embedded, seal
+from sedem.inference.checkpoint import OWN, check, embedded, seal
 from sedem.inference.model_card import backbones_of, model_card, summary_of
+from sedem.inference.portable import BACKBONE
 from sedem.untrusted import read_json
 
 CARD_FILE = "README.md"

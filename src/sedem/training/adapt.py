@@ -21,9 +21,10 @@ from sedem.data.document_questions import questions
 from sedem.data.document_split import packed, split_documents, tokens_of
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError, DataError
-from sedem.inference.checkpoint import portable_name, unfinished
+from sedem.inference.checkpoint import unfinished
 from sedem.inference.hub import CARD_FILE
 from sedem.inference.model_card import SUMMARY_FILE, adapted_card
+from sedem.inference.portable import portable_name
 from sedem.provenance import provenance
 from sedem.training.adapt_measure import Scores, held_out_scores
 from sedem.training.adapt_recipes import (

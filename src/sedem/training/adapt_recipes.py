@@ -11,13 +11,8 @@ from pydantic import Field
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import (
-    EXTRA_ENTRIES,
-    is_checkpoint,
-    locate,
-    open_named,
-    portable_name,
-)
+from sedem.inference.checkpoint import EXTRA_ENTRIES, is_checkpoint, locate, open_named
+from sedem.inference.portable import portable_name
 from sedem.inference.untrained import middle_layer
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem.training.stage1_losses import Stage1Losses

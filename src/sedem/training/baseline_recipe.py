@@ -12,7 +12,8 @@ from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_named, portable_name
+from sedem.inference.checkpoint import open_named
+from sedem.inference.portable import portable_name
 from sedem.training.recipe import (
     Mixture,
     Optimization,

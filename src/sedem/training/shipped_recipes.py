@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import shipped_folders
+from sedem.inference.portable import shipped_folders
 from sedem.training.recipe import read_entries
 from sedem.validation import nearest
 

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_backbones, portable
+from sedem.inference.checkpoint import open_backbones
+from sedem.inference.portable import portable
 from sedem.method.guidance import Guidance
 from sedem.method.selector import resolve_budget
 from sedem.model import SeDeM

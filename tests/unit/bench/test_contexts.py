@@ -8,7 +8,8 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.contexts import DOCUMENT, context, source
 from sedem.errors import DataError
-from sedem.inference.checkpoint import BACKBONE, locate
+from sedem.inference.checkpoint import locate
+from sedem.inference.portable import BACKBONE
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from sedem.backbone.loading import INT8_FILE, open_backbone
 from sedem.backbone.lora import ADAPTER_WEIGHTS
 from sedem.backbone.safetensors import quantize_int8
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference import checkpoint
+from sedem.inference import checkpoint, portable
 from sedem.inference.manifest import MANIFEST
 from sedem.method.confidence import Confidence
 
@@ -336,16 +336,16 @@ def test_both_backbones_of_a_cross_model_are_found(
     folder = Path(tiny_folder())
     monkeypatch.chdir(folder.parent)
     crossed = config.with_changes(encoder="owner/name", decoder=folder.name)
-    travels = checkpoint.portable(crossed)
+    travels = portable.portable(crossed)
     assert (travels.encoder, travels.decoder) == ("owner/name", str(folder))
 
 
 def test_a_shipped_backbone_is_stored_by_its_name(tmp_path: Path) -> None:
     shipped = checkpoint.embedded("sedem-nano/backbone")
-    assert checkpoint.portable_name(str(shipped)) == "sedem-nano/backbone"
-    assert checkpoint.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
-    assert checkpoint.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
-    assert checkpoint.portable_name(str(tmp_path)) == str(tmp_path)
+    assert portable.portable_name(str(shipped)) == "sedem-nano/backbone"
+    assert portable.portable_name("sedem-nano/backbone") == "sedem-nano/backbone"
+    assert portable.portable_name("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+    assert portable.portable_name(str(tmp_path)) == str(tmp_path)
 
 
 def test_an_older_checkpoint_travels_once_a_part_is_added(
@@ -452,7 +452,7 @@ def test_a_folder_without_config_says_what_a_checkpoint_is(saved: Path, tmp_path
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe{}", b"not json"])
 def test_a_config_that_is_not_json_is_refused(content: bytes, saved: Path) -> None:
     (saved / "config.json").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"config\.json' is not JSON"):
+    with pytest.raises(CheckpointError, match=r"config\.json' is not (JSON|UTF-8)"):
         SeDeM.from_pretrained(saved)
 
 
@@ -539,7 +539,7 @@ def test_a_backbone_without_a_readable_config_is_refused(saved: Path, tmp_path: 
     save_tiny(tmp_path / "backbone")
     (tmp_path / "backbone" / "config.json").write_text("{")
     change_config(saved, encoder=str(tmp_path / "backbone"))
-    with pytest.raises(ConfigError, match=r"backbone '.*backbone' cannot be opened: .*JSON"):
+    with pytest.raises(CheckpointError, match=r"backbone/config\.json' is not JSON"):
         SeDeM.from_pretrained(saved)
 
 

@@ -19,7 +19,7 @@ import torch
 from sedem import SeDeM
 from sedem.backbone import safetensors
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference import checkpoint
+from sedem.inference import checkpoint, portable
 from sedem.inference.checkpoint import locate, opening, seal
 from sedem.inference.manifest import MANIFEST
 
@@ -154,9 +154,9 @@ def test_damage_is_not_copied_into_a_checkpoint_with_one_part_more(
 
 
 def test_shipped_checkpoints_are_what_their_manifests_say() -> None:
-    for folder in sorted(checkpoint.shipped_folders("checkpoints")[0].iterdir()):
+    for folder in sorted(portable.shipped_folders("checkpoints")[0].iterdir()):
         assert (folder / MANIFEST).is_file()
-        checkpoint.check(folder, *checkpoint.OWN, checkpoint.BACKBONE)
+        checkpoint.check(folder, *checkpoint.OWN, portable.BACKBONE)
 
 
 # Killed writers
