@@ -29,6 +29,9 @@ from sedem.errors import SedemError
 CUT = 0.1
 """Share of the cases in which a file is cut instead of a bit being flipped."""
 
+CATALOGS = 5
+"""How many times more often a catalog is damaged than any other file: it has the most to tell."""
+
 
 def flips(points: int, folder: Path, seed: int = 0) -> Result:
     """Damage one place after the other in the files of banks and of a checkpoint."""
@@ -42,6 +45,7 @@ def flips(points: int, folder: Path, seed: int = 0) -> Result:
         LocalStore(whole / dtype).remove("doc-0")
     save_checkpoint(whole / CHECKPOINT, 1)
     places = [path for path in sorted(whole.rglob("*")) if path.is_file() and path.stat().st_size]
+    places += [path for path in places if path.suffix == ".sqlite"] * CATALOGS
     for number in range(points):
         path = places[number % len(places)]
         name = path.relative_to(whole)
