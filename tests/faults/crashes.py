@@ -11,10 +11,12 @@ from pathlib import Path
 from faults.disk import KINDS, Disk
 from faults.operations import OPERATIONS, Operation, Scene, WrongError, check_whole
 from faults.result import Result
-from faults.tracing import Change, Fate, Trace, trace
+from faults.tracing import Change, Decide, Fate, Trace, go_on, trace
 
 SCENE = 300
 """Points of one scene and all operations before another scene is built."""
+RETURNED = 0.2
+"""Share of the power cuts that come when the operation has returned."""
 TAKES_SPACE = ("create", "mkdir", "write", "truncate", "link")
 
 
@@ -27,8 +29,7 @@ def kills(points: int, folder: Path, seed: int = 0) -> Result:
         every = [(at, False) for at in range(len(changes))]
         every += [(at, True) for at, change in enumerate(changes) if len(change.data) > 1]
         for at, half in chance.sample(every, min(share, len(every))):
-            kill = Fate(kill=True, half=half)
-            done = _traced(operation, scene, template, work, at=at, fate=kill)
+            done = _traced(operation, scene, template, work, Kill(at, half))
             where = f"{name} of {scene}, killed {'within' if half else 'before'} change {at}"
             with result.case(name, where):
                 if done.error:
@@ -42,12 +43,14 @@ def power_cuts(points: int, folder: Path, seed: int = 0) -> Result:
     result = Result("cases")
     for name, operation, scene, template, share, chance in _cases(points, folder, seed):
         work, left = folder / "work", folder / "left"
-        _copy(template, work)
-        disk = Disk(work)
-        done = trace(lambda o=operation, s=scene: o.act(work, s), work)
+        disk = Disk(template, work)
+        done = _traced(operation, scene, template, work)
         if not done.finished:
             raise WrongError(f"{name} does not work: {done.error}")
-        cuts = sorted(chance.choices(range(len(done.changes) + 1), k=share))
+        last = len(done.changes)
+        cuts = sorted(
+            last if chance.random() < RETURNED else chance.randrange(last) for _ in range(share)
+        )
         applied = 0
         for cut in cuts:
             for change in done.changes[applied:cut]:
@@ -57,7 +60,7 @@ def power_cuts(points: int, folder: Path, seed: int = 0) -> Result:
             shutil.rmtree(left, ignore_errors=True)
             disk.after_power_cut(left, kind, chance)
             where = f"{name} of {scene}, power cut after change {cut}, {kind} kept"
-            promised = cut == len(done.changes)
+            promised = cut == last
             with result.case(name, where):
                 check_whole(operation, scene, left, promised=promised, where=where)
     return result
@@ -73,14 +76,30 @@ def full_disks(points: int, folder: Path, seed: int = 0) -> Result:
         every = [(at, once, half) for at in takes for once in (False, True) for half in (0, 1)]
         for at, once, half in chance.sample(every, min(share, len(every))):
             full = Full(at, once, bool(half))
-            _copy(template, work)
-            done = trace(lambda o=operation, s=scene: o.act(work, s), work, full)
+            done = _traced(operation, scene, template, work, full)
             when = "for one change" if once else "from then on"
             where = f"{name} of {scene}, disk full at change {at} {when}{', cut short' * half}"
             with result.case(name, where):
                 _check_full(operation, scene, work, done, where)
                 result.count("refused" if done.error else "done without it")
     return result
+
+
+class Kill:
+    """Kills a process, as `trace` asks.
+
+    Args:
+        at: the change before which it ends.
+        half: whether the first half of it is still written.
+    """
+
+    def __init__(self, at: int, half: bool) -> None:
+        self.at = at
+        self.fate = Fate(kill=True, half=half)
+
+    def __call__(self, number: int, _: Change) -> Fate | None:
+        """What becomes of a change."""
+        return self.fate if number == self.at else None
 
 
 class Full:
@@ -140,20 +159,9 @@ def _cases(
 
 
 def _traced(
-    operation: Operation,
-    scene: Scene,
-    template: Path,
-    work: Path,
-    at: int = -1,
-    fate: Fate | None = None,
+    operation: Operation, scene: Scene, template: Path, work: Path, decide: Decide = go_on
 ) -> Trace:
-    """Do an operation in a child, in a copy of the scene; one change meets its fate."""
-    _copy(template, work)
-    return trace(
-        lambda: operation.act(work, scene), work, lambda n, _: fate if n == at else None
-    )
-
-
-def _copy(template: Path, work: Path) -> None:
+    """Do an operation in a child, in a copy of the scene."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(template, work)
+    return trace(lambda: operation.act(work, scene), work, decide)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -56,12 +57,13 @@ class Disk:
     """A folder on a disk, all of which is durable at first.
 
     Args:
-        root: the folder as it is now.
+        content: a folder with the same content.
+        place: where processes see the folder.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.place = root
-        self.root = _read(root)
+    def __init__(self, content: Path, place: Path) -> None:
+        self.place = place
+        self.root = _read(content)
 
     def apply(self, change: Change) -> None:
         """Do what a process did."""
@@ -115,9 +117,7 @@ def _read(path: Path) -> Node:
     return Node(False, path.read_bytes())
 
 
-def _renamed(
-    names: dict[str, Node], changes: Iterable[dict[str, Node | None]]
-) -> dict[str, Node]:
+def _renamed(names: dict[str, Node], changes: Iterable[dict[str, Node | None]]) -> dict[str, Node]:
     found: dict[str, Node | None] = {**names}
     for change in changes:
         found.update(change)
@@ -144,7 +144,7 @@ def _torn(write: Write, chance: random.Random) -> list[Write]:
     sector = chance.choice(SECTORS)
     first = offset - offset % sector
     borders = [*range(first, offset + len(data), sector), offset + len(data)]
-    pieces = [(max(a, offset), b) for a, b in zip(borders, borders[1:], strict=False)]
+    pieces = [(max(a, offset), b) for a, b in pairwise(borders)]
     return [(a, data[a - offset : b - offset]) for a, b in pieces if chance.random() < 0.5]
 
 
@@ -171,4 +171,3 @@ def _survivors(changes: list[T], kind: str, all_of: str, chance: random.Random) 
     if kind.startswith("some"):
         return [change for change in changes if chance.random() < 0.5]
     return []
-

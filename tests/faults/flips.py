@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from faults.operations import (
-    BANK,
     CHECKPOINT,
     Scene,
     WrongError,

@@ -108,7 +108,9 @@ def _read(folder: Path, each: int, seed: int, queue: Any) -> None:
     shared = MemoryBank.open(folder)
     results = Result("")
     threads = [
-        threading.Thread(target=_read_often, args=(folder, shared, each, seed * THREADS + n, results))
+        threading.Thread(
+            target=_read_often, args=(folder, shared, each, seed * THREADS + n, results)
+        )
         for n in range(THREADS)
     ]
     for thread in threads:
@@ -118,9 +120,7 @@ def _read(folder: Path, each: int, seed: int, queue: Any) -> None:
     queue.put(("reads", each * THREADS, results.counts["again"], results.wrong))
 
 
-def _read_often(
-    folder: Path, shared: MemoryBank, times: int, seed: int, results: Result
-) -> None:
+def _read_often(folder: Path, shared: MemoryBank, times: int, seed: int, results: Result) -> None:
     chance = random.Random(seed)
     for _ in range(times):
         try:

@@ -101,6 +101,11 @@ class Fate:
 Decide = Callable[[int, Change], Fate | None]
 
 
+def go_on(_: int, __: Change) -> Fate | None:
+    """Let every change happen."""
+    return None
+
+
 @dataclass
 class Trace:
     """What a child did.
@@ -121,7 +126,7 @@ class Trace:
         return not self.killed and not self.error
 
 
-def trace(action: Callable[[], object], root: Path, decide: Decide = lambda *_: None) -> Trace:
+def trace(action: Callable[[], object], root: Path, decide: Decide = go_on) -> Trace:
     """Run a function in a child process and watch what it changes in a folder.
 
     Args:
@@ -306,4 +311,3 @@ def _until_zero(memory: FileIO) -> bytes:
 def _ptrace(request: int, process: int, data: int) -> None:
     if _libc.ptrace(request, process, 0, data) < 0 and ctypes.get_errno() != 3:
         raise OSError(ctypes.get_errno(), f"ptrace {request}")
-
