@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check fmt docs setup
+FACTOR := 1
+
+.PHONY: demo test test-faults check fmt docs setup
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
@@ -16,6 +18,10 @@ demo: setup
 # Tensors of tests are small: they gain from processes, not from threads.
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
+
+# Bounded; the long form is FACTOR=20. REPORT=--report renews docs/faults.md.
+test-faults: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(FACTOR) $(REPORT)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -664,6 +664,12 @@ def test_a_lost_row_is_found(table: str, bank: Path) -> None:
         MemoryBank.open(bank)
 
 
+def test_a_count_of_shards_that_was_changed_overwrites_no_shard(bank: Path) -> None:
+    execute(bank, "UPDATE sqlite_sequence SET seq = 0 WHERE name = 'shards'")
+    append(bank, 2)
+    assert_holds(bank, [0, 1, 2])
+
+
 def test_a_row_that_comes_back_is_found(bank: Path) -> None:
     with contextlib.closing(sqlite3.connect(bank / catalog.CATALOG)) as connection:
         before = connection.execute("SELECT * FROM documents WHERE id = 1").fetchone()

@@ -235,8 +235,12 @@ def stored_digest(connection: sqlite3.Connection, name: str) -> str | None:
 
 def newest_shard(connection: sqlite3.Connection) -> int:
     """Return the number of the newest shard that there has ever been; 0 without one."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'shards'").fetchone()
-    return 0 if row is None else int(row[0])
+    # SQLite's own count has no checksum: one that is too low would name a shard that is in use.
+    (newest,) = connection.execute(
+        "SELECT max((SELECT ifnull(max(id), 0) FROM shards), "
+        "(SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'shards'))"
+    ).fetchone()
+    return int(newest)
 
 
 def document_names(connection: sqlite3.Connection) -> list[str]:

@@ -1,0 +1,55 @@
+"""A sample of the faults that `make test-faults` makes in thousands; that it finds any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import crashes
+from faults.campaigns import CAMPAIGNS
+from faults.operations import OPERATIONS
+from faults.report import PAGE, rendered
+from faults.tracing import WORKS
+
+from sedem import durable_files
+from sedem.bank.store import local
+
+traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
+
+
+@pytest.mark.parametrize("name", CAMPAIGNS)
+def test_a_sample_of_each_campaign_finds_nothing_wrong(name: str, tmp_path: Path) -> None:
+    campaign = CAMPAIGNS[name]
+    if not campaign.works:
+        pytest.skip("processes are traced on Linux on x86-64 alone")
+    result = campaign.run(campaign.sample, tmp_path, 0)
+    assert result.wrong == []
+    assert result.cases.total() >= campaign.sample
+
+
+@traced
+def test_power_cuts_lose_a_bank_whose_new_parent_folders_are_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(local, "make_folders", careless)
+    monkeypatch.setattr(crashes, "OPERATIONS", {"create": OPERATIONS["create"]})
+    wrong = crashes.power_cuts(12, tmp_path).wrong
+    assert wrong
+    assert all("found None" in sentence for sentence in wrong)
+
+
+@traced
+def test_power_cuts_damage_a_bank_whose_shards_are_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable_files.os, "fsync", lambda _: None)
+    monkeypatch.setattr(crashes, "OPERATIONS", {"append": OPERATIONS["append"]})
+    assert crashes.power_cuts(12, tmp_path).wrong
+
+
+def test_the_page_shows_the_committed_report() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert rendered(page) == page
