@@ -66,7 +66,7 @@ def read_bank(bank: Path) -> tuple[dict, list]:
         assert meta["schema_version"] == "3", "another format"
         rows = {}
         for table, columns in (
-            ("documents", "id, name, characters, sha256, removed"),
+            ("documents", "id, name, characters, sha256, removed, pages"),
             ("shards", "id, file, blocks, bytes, sha256, documents, spans, slot_tokens, checksums"),
             ("texts", "document, start, text"),
         ):
@@ -75,7 +75,7 @@ def read_bank(bank: Path) -> tuple[dict, list]:
     pieces = {number: [] for number, *_ in rows["documents"]}
     for number, _, text in rows["texts"]:
         pieces[number].append(text)
-    names = {number: name for number, name, _, _, removed in rows["documents"] if not removed}
+    names = {number: name for number, name, *_, removed, _ in rows["documents"] if not removed}
     blocks = [row for shard in rows["shards"] for row in read_shard(bank, shard)]
     blocks = sorted((b for b in blocks if b[0] in names), key=lambda b: b[0])
     texts = {name: "".join(pieces[number]) for number, name in names.items()}

@@ -130,6 +130,8 @@ def read_documents(folder: Path, connection: sqlite3.Connection, state: State) -
             characters.append(length)
             all_pages.append(pages)
     _check_sum(folder, state, "documents", checksums)
+    if len(set(names)) < len(names):
+        raise damaged(folder, "two documents have the same name")
     as_numbers = (np.array(values, np.int64) for values in (ids, characters, all_ids))
     ids_n, characters_n, all_ids_n = as_numbers
     return DocumentRows(ids_n, names, digests, characters_n, all_pages, all_ids_n)

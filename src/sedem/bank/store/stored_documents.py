@@ -21,6 +21,7 @@ class StoredDocuments(Documents):
         self.names = rows.names
         self._ids = rows.ids
         self._characters = rows.characters
+        self._pages = rows.pages
 
     def characters(self, index: int) -> int:
         """Length of a document's text."""
@@ -38,4 +39,4 @@ class StoredDocuments(Documents):
 
     def pages(self, index: int) -> tuple[int, ...]:
         """First character of each page of a document's text."""
-        return catalog_rows.pages_of(self.rows.pages[index])
+        return catalog_rows.pages_of(self._pages[index])
