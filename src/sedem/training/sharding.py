@@ -36,7 +36,8 @@ def shard(model: SeDeM, optimization: Optimization) -> None:
         for layer in backbone.model.get_decoder().layers:
             # One layer at a time reaches the device whole.
             adapters = {p for name, p in layer.named_parameters() if "lora_" in name}
-            fully_shard(layer, mesh=mesh, ignored_params=adapters)
+            # By itself it would drop what it gathered only after the way back.
+            fully_shard(layer, mesh=mesh, ignored_params=adapters, reshard_after_forward=True)
     model.to(own.device)
 
 

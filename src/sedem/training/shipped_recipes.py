@@ -9,7 +9,6 @@ from sedem.inference.checkpoint import shipped_folders
 from sedem.training.recipe import read_entries
 from sedem.validation import nearest
 
-
 LAUNCH = "launch"
 """The folder of files for `accelerate launch`, which say how many processes train."""
 

@@ -230,6 +230,23 @@ def test_an_impossible_value_of_stage_2_is_refused(
         load_recipe(Stage2Recipe, save(changed(STAGE2, key, value)))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("losses", {"agree": 0.5}),
+        ("data.cache_states", True),
+        ("data.conditions", {"memory": 1, "text": 1}),
+    ],
+)
+def test_divided_layers_need_processes_that_run_the_same_ones(
+    save: Save, key: str, value: Any
+) -> None:
+    path = save(changed(STAGE2, key, value))
+    load_recipe(Stage2Recipe, path)
+    with pytest.raises(ConfigError, match=f"shard_backbone is true, .* but with {key}.* leave one"):
+        load_recipe(Stage2Recipe, path, ["optimization.shard_backbone=true"])
+
+
 def test_recall_needs_a_continuation_that_fits_into_a_context(save: Save) -> None:
     long = changed(changed(STAGE1, "losses.recall", 0.5), "text.continuation", 129)
     with pytest.raises(ConfigError, match=r"continuation is 129 .* segment_length 128"):
