@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from sedem.baselines.registry import TRAINED
 from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
-from sedem.training.stages import Stage1Recipe, Stage2Recipe
+from sedem.training.run_setup import share_of_batches
+from sedem.training.shipped_recipes import shipped_recipe
+from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
@@ -84,6 +87,24 @@ def test_a_second_setting_of_1b_extracts_where_the_flop_table_fits() -> None:
         assert first.model.extract_layers == (11,)
         assert recipe.model == first.model.with_changes(extract_layers=(14,))
         assert recipe.optimization == first.optimization
+
+
+def test_the_commands_for_eight_gpus_train_what_the_recipes_say() -> None:
+    page = (RECIPES.parents[1] / "docs" / "training.md").read_text("utf-8")
+    commands = re.findall(
+        r"^torchrun --nproc-per-node 8 .* (stage\d) --recipe (\S+)(.*)", page, re.M
+    )
+    assert len(commands) == 3
+    for stage, name, options in commands:
+        kind, changes = STAGES[stage][0], re.findall(r"--set (\S+)", options)
+        recipe = load_recipe(kind, shipped_recipe(name))
+        on_eight = load_recipe(kind, shipped_recipe(name), changes)
+        whole, shared = recipe.optimization, on_eight.optimization
+        assert shared.batch_size * shared.accumulation == whole.batch_size * whole.accumulation
+        assert share_of_batches(shared, 8) * 8 == shared.accumulation
+        same = {name: getattr(whole, name) for name in ("batch_size", "accumulation")}
+        same["shard_backbone"] = whole.shard_backbone
+        assert on_eight.with_changes(optimization=shared.with_changes(**same)) == recipe
 
 
 # Baselines at paper scale: appendix Reproduction Details, and the official code where it is silent.

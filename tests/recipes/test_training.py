@@ -19,11 +19,12 @@ from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.baselines.registry import TRAINED
 from sedem.inference.checkpoint import EXTRA_ENTRIES
 from sedem.training.recipe import as_yaml, load_recipe
+from sedem.training.shipped_recipes import shipped_recipes
 from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-FILES = sorted(path for path in RECIPES.rglob("*.yaml") if not path.name.startswith("_"))
+FILES = sorted(shipped_recipes().values())
 BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
 STAGE1 = [path for path in FILES if path.name.startswith("stage1")]
 STAGE2 = [path for path in FILES if path.name.startswith("stage2")]

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 
+from sedem.backbone.compiling import check_compiler
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import generate_timed
 from sedem.baselines.memory import text_bytes
@@ -178,7 +179,7 @@ class Compiled(HuggingFace):
     def __init__(self, backbone: Backbone, decoding: Decoding) -> None:
         super().__init__(backbone, decoding)
         mode = "reduce-overhead" if backbone.device.type == "cuda" else "default"
-        _check_compiler(backbone.device)
+        check_compiler(backbone.device, self.name)
         self._step = torch.compile(self.forward, mode=mode, fullgraph=True)
         self._caches: dict[int, StaticCache] = {}
 
@@ -208,14 +209,6 @@ class Compiled(HuggingFace):
 def _bytes(cache: Cache) -> int:
     tensors = [t for layer in cache.layers for t in (layer.keys, layer.values)]
     return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def _check_compiler(device: torch.device) -> None:
-    try:
-        torch.compile(torch.neg)(torch.ones(1, device=device))
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"nothing can be compiled on this machine ({reason})") from None
 
 
 PEERS: dict[str, tuple[type[HuggingFace] | type[TextBlocks], str]] = {

@@ -104,7 +104,7 @@ def training_cost(path: Path, overrides: list[str], assumed: Assumed) -> dict[st
             "with_gradient": work.gradient_tokens * seen,
         },
         "flops": {**flops, "total": total},
-        "bytes": {**_memory(recipe, shapes, work), "cache_on_disk": disk},
+        "bytes": {**_memory(recipe, shapes, work, assumed.gpus), "cache_on_disk": disk},
         "hours": total / (assumed.tflops * 1e12 * assumed.gpus) / 3600,
         "assumptions": {
             "tflops": assumed.tflops,
@@ -180,14 +180,18 @@ def _steps(optimization: Optimization, count: int | None) -> tuple[int, int]:
     return steps, math.ceil(optimization.epochs * count)
 
 
-def _memory(recipe: Stage1Recipe | Stage2Recipe, shapes: Shapes, work: Work) -> dict[str, int]:
+def _memory(
+    recipe: Stage1Recipe | Stage2Recipe, shapes: Shapes, work: Work, gpus: int
+) -> dict[str, int]:
     """Bytes of one GPU; activations and logits are estimates."""
     config, optimization = shapes.config, recipe.optimization
     width = FLOAT32 if optimization.backbone_dtype == "float32" else BFLOAT16
     counts = count_parameters(config, shapes.encoder, shapes.decoder)
-    weights = counts["backbone"]
+    shared = gpus if optimization.shard_backbone else 1
+    weights = _kept(counts["backbone"], shapes.decoder, shared)
     if config.cross_model:
-        weights += count_parameters(config, shapes.encoder, shapes.encoder)["backbone"]
+        size = count_parameters(config, shapes.encoder, shapes.encoder)["backbone"]
+        weights += _kept(size, shapes.encoder, shared)
     names = ["compressor", "decompressor"]
     names += ["selector", "lora"] if isinstance(recipe, Stage2Recipe) else []
     trained = sum(counts[name] for name in names)
@@ -207,6 +211,14 @@ def _memory(recipe: Stage1Recipe | Stage2Recipe, shapes: Shapes, work: Work) -> 
         "logits": positions * shapes.decoder.vocab_size * of_logit,
     }
     return {**parts, "memory": sum(parts.values())}
+
+
+def _kept(size: int, shape: PretrainedConfig, gpus: int) -> int:
+    """Parameters of a backbone on one GPU: its share of the layers, and the layer that runs."""
+    if gpus == 1:
+        return size
+    layers = size - shape.vocab_size * shape.hidden_size * (1 + (not shape.tie_word_embeddings))
+    return size - layers + -(-layers // gpus) + layers // shape.num_hidden_layers
 
 
 def _layer_bytes(shape: PretrainedConfig, width: int) -> int:

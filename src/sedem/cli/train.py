@@ -45,9 +45,20 @@ def trainings(
     list_recipes: Annotated[
         bool, typer.Option("--list", help="List the recipes that ship with sedem.")
     ] = False,
+    launch_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Print the path of a file for 'accelerate launch': one-gpu or eight-gpus.",
+        ),
+    ] = None,
 ) -> None:
     """Train SeDeM or a baseline from a recipe."""
-    if list_recipes:
+    if launch_file is not None:
+        from sedem.training import shipped_recipes as shipped
+
+        write(str(shipped.launch_file(launch_file)))
+    elif list_recipes:
         from sedem.training.shipped_recipes import shipped_recipes, what_trains
 
         rows = [

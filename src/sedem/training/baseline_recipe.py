@@ -107,7 +107,7 @@ class BaselineRecipe(Settings):
 
     @model_validator(mode="after")
     def _has_no_switch_of_sedem(self) -> Self:
-        for name in ("logits_at_once", "compile"):
+        for name in ("logits_at_once", "compile", "shard_backbone"):
             if value := getattr(self.optimization, name):
                 raise ValueError(
                     f"optimization.{name} is {value}, which only stage1 and stage2 of SeDeM can "

@@ -54,6 +54,8 @@ class Optimization(Settings):
         logits_at_once: positions whose logits a loss holds at a time; None means all. Fewer take
             less memory, and their logits are computed a second time on the way back.
         compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
+        shard_backbone: divide the frozen layers among the processes, for backbones that one GPU
+            does not hold. A process alone keeps them whole.
         seed: seed of order, sampling and initial values.
     """
 
@@ -71,6 +73,7 @@ class Optimization(Settings):
     backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     logits_at_once: WholeAbove0 | None = None
     compile: Flag = False
+    shard_backbone: Flag = False
     seed: Whole = 0
 
     @model_validator(mode="after")

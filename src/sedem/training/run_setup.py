@@ -18,7 +18,15 @@ from sedem.training.recipe import Optimization, Recipe, as_yaml, read_entries
 
 RECIPE_FILE = "recipe.yaml"
 FINAL = "final"
-FREE = ("run.output", "run.log_every", "run.save_every", "run.keep", "run.workers", "cache")
+FREE = (
+    "run.output",
+    "run.log_every",
+    "run.save_every",
+    "run.keep",
+    "run.workers",
+    "cache",
+    "optimization.shard_backbone",
+)
 """Settings that a resumed run may change, because no weight depends on them."""
 
 
@@ -83,11 +91,19 @@ def share_of_batches(optimization: Optimization, count: int) -> int:
     return optimization.accumulation // count
 
 
+def shards_backbone(optimization: Optimization) -> bool:
+    """Whether the processes of a run divide the frozen layers; one alone keeps them whole."""
+    return optimization.shard_backbone and processes().num_processes > 1
+
+
 def backbone_options(optimization: Optimization) -> dict[str, Any]:
-    """The `dtype` and `device` that a process opens its backbones with."""
+    """The `dtype` and `device` that a process opens its backbones with.
+
+    Those that `shard` divides are opened on the CPU: a GPU may not hold a whole one.
+    """
     return {
         "dtype": getattr(torch, optimization.backbone_dtype),
-        "device": processes().device,
+        "device": "cpu" if shards_backbone(optimization) else processes().device,
     }
 
 

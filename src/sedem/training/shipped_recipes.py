@@ -9,6 +9,9 @@ from sedem.inference.portable import shipped_folders
 from sedem.training.recipe import read_entries
 from sedem.validation import nearest
 
+LAUNCH = "launch"
+"""The folder of files for `accelerate launch`, which say how many processes train."""
+
 
 def shipped_recipes() -> dict[str, Path]:
     """The file of each recipe by its name, in alphabetical order."""
@@ -16,8 +19,28 @@ def shipped_recipes() -> dict[str, Path]:
         path.relative_to(folder).with_suffix("").as_posix(): path
         for folder in shipped_folders("recipes")
         for path in sorted(folder.rglob("*.yaml"))
-        if not path.name.startswith("_")  # the base of several
+        # The base of several is no recipe, nor is a file for accelerate.
+        if not path.name.startswith("_") and path.parent.name != LAUNCH
     }
+
+
+def launch_file(name: str) -> Path:
+    """The file with which `accelerate launch` starts a training.
+
+    Args:
+        name: such as "eight-gpus".
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    known = {
+        path.stem: path
+        for folder in shipped_folders("recipes")
+        for path in sorted((folder / LAUNCH).glob("*.yaml"))
+    }
+    if name not in known:
+        raise ConfigError(f"there is no launch file '{name}'; there are {', '.join(known)}")
+    return known[name]
 
 
 def shipped_recipe(name: str) -> Path:

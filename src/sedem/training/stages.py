@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from torch.utils.data import Dataset
 
+from sedem.backbone.compiling import check_compiler
 from sedem.config import Condition, SedemConfig
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones
@@ -26,7 +27,8 @@ from sedem.training.recipe import (
     TextSource,
     check_evaluation,
 )
-from sedem.training.run_setup import backbone_options, check_start, start_run
+from sedem.training.run_setup import backbone_options, check_start, processes, start_run
+from sedem.training.sharding import shard
 from sedem.training.sources import open_windows, read_mixture
 from sedem.training.stage1 import Stage1
 from sedem.training.stage1_losses import Stage1Losses
@@ -126,6 +128,21 @@ class Stage2Recipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _processes_run_the_same_layers(self) -> Self:
+        differing = {
+            "losses.agree": self.losses.agree != 0,
+            "data.cache_states": self.data.cache_states,
+            "data.conditions other than memory": set(self.data.conditions) != {"memory"},
+        }
+        if self.optimization.shard_backbone and any(differing.values()):
+            names = ", ".join(name for name, differs in differing.items() if differs)
+            raise ValueError(
+                "optimization.shard_backbone is true, so all processes must run the same layers, "
+                f"but with {names} each runs those of its own batch; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _best_is_evaluated(self) -> Self:
         if self.best and not self.run.eval_every:
             raise ValueError(
@@ -146,6 +163,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     """
     output = start_run(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
+    shard(model, recipe.optimization)
     windows, held_out = open_windows(
         recipe.text,
         model.encoder,
@@ -181,6 +199,7 @@ def train_stage2(recipe: Stage2Recipe) -> Path:
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     if recipe.model.lora_rank and not model.decoder.has_lora:
         model.decoder.add_lora(recipe.model.lora_rank, recipe.model.lora_alpha)
+    shard(model, recipe.optimization)
     dataset = BlockDataset(model, recipe.data.answer_limit, cache=Path(recipe.cache))
     training, evaluation = read_mixture(
         dataset, recipe.data, Path(recipe.data_root), selects=recipe.losses.select > 0
@@ -202,13 +221,15 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
 
     Raises:
         ConfigError: the checkpoint has another shape than the recipe, or other backbones, or the
-            recipe asks for a confidence.
+            recipe asks for a confidence, or for compiled layers on a machine without a compiler.
     """
     if config.confidence:
         raise ConfigError(
             "model.confidence is true in the recipe, but training does not fit it; leave it out "
             "and run 'sedem calibrate' on the trained checkpoint"
         )
+    if optimization.compile:
+        check_compiler(processes().device, "optimization.compile")
     model = _opened(config, optimization, start_from)
     if optimization.compile:
         for backbone in (model.encoder, model.decoder):

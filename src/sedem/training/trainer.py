@@ -27,6 +27,7 @@ from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.training.checkpoints import checkpoints, is_complete, remove, seal
+from sedem.training.sharding import averaging, is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +183,14 @@ class SedemTrainer(Trainer):
             betas = (self.args.adam_beta1, self.args.adam_beta2)
             self.optimizer = torch.optim.AdamW(groups, betas=betas, eps=self.args.adam_epsilon)
         return self.optimizer
+
+    def _wrap_model(
+        self, model: nn.Module, training: bool = True, dataloader: Any = None
+    ) -> nn.Module:
+        # Accelerate refuses to average gradients beside sharded weights, which have none here.
+        if training and model is self.model and is_sharded(model):
+            return averaging(self.accelerator.prepare_model(model, evaluation_mode=True))
+        return super()._wrap_model(model, training, dataloader)
 
     def compute_loss(
         self,

@@ -199,6 +199,16 @@ def test_a_recipe_with_both_text_and_questions_is_rejected(
         question_recipe("icae", text=text)
 
 
+@pytest.mark.parametrize("switch", ["logits_at_once=64", "compile=true", "shard_backbone=true"])
+def test_the_switches_of_sedem_are_refused(switch: str) -> None:
+    path, (name, value) = RECIPES / "nano" / "icae-text.yaml", switch.split("=")
+    message = (
+        f"optimization.{name} is {value.title()}, which only stage1 and stage2 of SeDeM can do"
+    )
+    with pytest.raises(ConfigError, match=message):
+        load_baseline_recipe("icae", path, [f"optimization.{switch}"])
+
+
 def test_a_recipe_of_another_method_is_rejected() -> None:
     path = RECIPES / "nano" / "icae-text.yaml"
     with pytest.raises(ConfigError, match="is a recipe of 'other'; run 'sedem train other'"):

@@ -133,6 +133,17 @@ def test_fewer_logits_at_once_take_less_memory() -> None:
     assert full["memory"] - few["memory"] == full["logits"] - few["logits"]
 
 
+def test_divided_layers_take_less_memory_on_each_of_several_gpus() -> None:
+    name, switch = "paper/llama-3.2-3b/stage1", "optimization.shard_backbone=true"
+    whole = cost(name, gpus=8)["bytes"]["weights"]
+    assert cost(name, switch)["bytes"]["weights"] == whole
+    # Llama-3.2-3B: 28 equal layers in bfloat16 beside an embedding of 128,256 x 3,072, which is
+    # the head too. A GPU holds an eighth of the layers, and the one that runs.
+    embedding = 2 * 128_256 * 3072
+    expected = embedding + (whole - embedding) * (1 / 8 + 1 / 28)
+    assert cost(name, switch, gpus=8)["bytes"]["weights"] == pytest.approx(expected, rel=1e-4)
+
+
 def test_cached_states_are_on_disk_and_not_in_the_steps() -> None:
     result = cost("nano/stage2")
     assert result["bytes"]["cache_on_disk"] > 0

@@ -86,7 +86,8 @@ def two_steps(optimization: Optimization) -> Optimization:
 
 
 def small_run(run: RunSettings, folder: Path) -> RunSettings:
-    return run.with_changes(output=str(folder / "out"), log_every=1, save_every=2, eval_every=0)
+    output = str(folder / "out")
+    return run.with_changes(output=output, log_every=1, save_every=2, eval_every=0, workers=0)
 
 
 def small_source(source: DataSource) -> DataSource:

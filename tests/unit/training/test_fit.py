@@ -208,9 +208,20 @@ def test_only_the_newest_checkpoints_are_kept(stage1_recipe: Stage1Recipe) -> No
     assert names == {"checkpoint-5", "checkpoint-6"}
 
 
+def test_processes_that_load_data_change_nothing(finished_stage2: Stage2Recipe) -> None:
+    recipe = elsewhere(finished_stage2, "workers", workers=1)
+    train(recipe)
+    assert_same_training(recipe, finished_stage2)
+
+
 # Two processes
 
 Pair = tuple[Recipe, Recipe]
+
+
+def sharded(recipe: Any) -> Any:
+    """The recipe with the frozen layers divided among its processes."""
+    return recipe.with_changes(optimization=recipe.optimization.with_changes(shard_backbone=True))
 
 
 @pytest.fixture(scope="module")
@@ -232,12 +243,15 @@ def pairs(
         "stage1": (elsewhere(alone, "together"), alone),
         "stage2": (finished_stage2.with_changes(run=output), finished_stage2),
         "resumed": (copied(killed_stage2, folder), finished_stage2),
+        "sharded-stage1": (sharded(elsewhere(alone, "sharded")), alone),
+        # A run begun with whole layers goes on with divided ones.
+        "sharded-resumed": (sharded(copied(killed_stage2, folder / "sharded")), finished_stage2),
     }
     train_in_two_processes([together for together, _ in found.values()], folder)
     return found
 
 
-@pytest.fixture(params=["stage1", "stage2", "resumed"])
+@pytest.fixture(params=["stage1", "stage2", "resumed", "sharded-stage1", "sharded-resumed"])
 def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair]) -> Pair:
     return pairs[request.param]
 

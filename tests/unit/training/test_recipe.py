@@ -138,7 +138,7 @@ def test_a_value_of_another_type_is_refused(save: Save, key: str, value: Any, me
         ("data.training", [{"path": "a", "label": "evidnce"}], "label is 'evidnce'; it can be evi"),
         ("data.training", [{"path": "a", "options": 3}], "options: keys are needed here, got 3"),
         ("data.budgets", 2, "budgets is 2; a list is needed"),
-        ("data.budgets", [1, "all"], r"budgets\[1\] is 'all'; a whole number is needed"),
+        ("data.budgets", [1, "some"], r"budgets\[1\] is 'some'; "),
         ("data.cache_states", 1, "cache_states is 1; true or false is needed"),
         ("losses.conditioning", "golden", "conditioning is 'golden'; it can be selected, mixed"),
     ],
@@ -228,6 +228,23 @@ def test_an_impossible_value_of_stage_2_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(Stage2Recipe, save(changed(STAGE2, key, value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("losses", {"agree": 0.5}),
+        ("data.cache_states", True),
+        ("data.conditions", {"memory": 1, "text": 1}),
+    ],
+)
+def test_divided_layers_need_processes_that_run_the_same_ones(
+    save: Save, key: str, value: Any
+) -> None:
+    path = save(changed(STAGE2, key, value))
+    load_recipe(Stage2Recipe, path)
+    with pytest.raises(ConfigError, match=f"shard_backbone is true, .* but with {key}.* leave one"):
+        load_recipe(Stage2Recipe, path, ["optimization.shard_backbone=true"])
 
 
 def test_recall_needs_a_continuation_that_fits_into_a_context(save: Save) -> None:

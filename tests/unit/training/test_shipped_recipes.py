@@ -3,18 +3,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from accelerate.commands.config.config_args import load_config_from_file
 
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import embedded
 from sedem.training.recipe import read_entries
-from sedem.training.shipped_recipes import shipped_recipe, shipped_recipes, what_trains
+from sedem.training.shipped_recipes import launch_file, shipped_recipe, shipped_recipes, what_trains
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_every_recipe_that_is_no_base_ships_under_a_name() -> None:
-    files = (ROOT / "recipes").rglob("*.yaml")
-    expected = {path for path in files if not path.name.startswith("_")}
+    files = [path for kind in ("nano", "paper") for path in (ROOT / "recipes" / kind).rglob("*")]
+    expected = {path for path in files if path.is_file() and not path.name.startswith("_")}
     assert set(shipped_recipes().values()) == expected
     assert shipped_recipe("nano/stage1") == ROOT / "recipes" / "nano" / "stage1.yaml"
 
@@ -38,6 +39,22 @@ def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
         shipped_recipe("nano/stag1")
     with pytest.raises(ConfigError, match="'sedem train --list' lists those that do"):
         shipped_recipe("xyz")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"), [("one-gpu", "NO", 1), ("eight-gpus", "MULTI_GPU", 8)]
+)
+def test_accelerate_reads_a_launch_file(name: str, kind: str, count: int) -> None:
+    found = load_config_from_file(str(launch_file(name)))
+    assert (found.distributed_type, found.num_processes) == (kind, count)
+    # The recipe decides the precision; another one given here would override it.
+    assert found.mixed_precision == "no"
+
+
+def test_launch_files_are_no_recipes_and_have_names() -> None:
+    assert not [name for name in shipped_recipes() if name.startswith("launch/")]
+    with pytest.raises(ConfigError, match=r"no launch file 'two'; there are eight-gpus, one-gpu"):
+        launch_file("two")
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_recipes() if name.startswith("nano/")])

@@ -56,6 +56,21 @@ def prepared_for(
 # Stage 1
 
 
+def test_a_recipe_that_cannot_be_compiled_fails_before_anything_is_opened(
+    stage1_recipe: Stage1Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda function: fails)
+    optimization = stage1_recipe.optimization.with_changes(compile=True)
+    missing = stage1_recipe.model.with_changes(encoder="missing")
+    with pytest.raises(
+        ConfigError, match=r"optimization.compile needs .* \(no compiler\); install"
+    ):
+        open_model(missing, optimization, None)
+
+
 def test_stage_1_trains_on_windows_and_evaluates_held_out_texts(
     stage1_recipe: Stage1Recipe, fitted: dict[str, Any]
 ) -> None:
