@@ -16,6 +16,8 @@ import torch
 from sedem import Document, MemoryBank
 from sedem.backbone.safetensors import load_weights, save_tensors
 from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.store.archive import export_bank, import_bank
+from sedem.bank.store.backup import backup
 from sedem.bank.store.interface import Meta
 from sedem.bank.store.local import LocalStore
 from sedem.config import CONFIG_FILE
@@ -219,6 +221,12 @@ def _replacement(scene: Scene) -> Version:
     return (scene.documents[0][0], scene.documents[0][1] + 7)
 
 
+def _through_an_archive(folder: Path, _: Scene) -> None:
+    (folder / "a.tar").unlink(missing_ok=True)
+    export_bank(folder / BANK, folder / "a.tar")
+    import_bank(folder / "a.tar", folder / NEW_BANK)
+
+
 OPERATIONS = {
     "append": Operation(
         lambda folder, scene: append(LocalStore(folder / BANK), scene.fresh(2)),
@@ -237,6 +245,25 @@ OPERATIONS = {
     ),
     "create": Operation(
         lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype),
+        lambda scene: None,
+        _before,
+        look=lambda folder: look(folder / NEW_BANK),
+        again=lambda folder, scene, found: append_next(folder / NEW_BANK, scene, found),
+    ),
+    "compact": Operation(
+        lambda folder, scene: LocalStore(folder / BANK).compact(),
+        _before,
+        _before,
+    ),
+    "backup": Operation(
+        lambda folder, scene: backup(folder / BANK, folder / NEW_BANK),
+        lambda scene: None,
+        _before,
+        look=lambda folder: look(folder / NEW_BANK),
+        again=lambda folder, scene, found: append_next(folder / NEW_BANK, scene, found),
+    ),
+    "export and import": Operation(
+        _through_an_archive,
         lambda scene: None,
         _before,
         look=lambda folder: look(folder / NEW_BANK),
