@@ -6,7 +6,7 @@ from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 
-SIZES = {"smoke": (800, 1_600)}
+SIZES = {"smoke": (800, 4_000)}
 NANO = (10_000, 100_000, 1_000_000)
 COLUMNS = {
     "open_s": ("opening, s", 3),

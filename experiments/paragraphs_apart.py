@@ -8,7 +8,7 @@ from experiments.system.study import Number, Study, command, scores
 from experiments.system.variants import main_model
 
 BUDGETS = (1, 2, 4, 8)
-SETTINGS = {"together": "", "apart": "-apart"}
+SETTINGS = {"together": "", "apart": "_apart"}
 """The recipe of raw-text RAG, by how paragraphs are read."""
 
 

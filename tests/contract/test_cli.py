@@ -250,7 +250,7 @@ def test_adapt_refuses_what_it_cannot_use(here: Path, checkpoint: Path) -> None:
     refused(*adapt, "--device", "tpu", words="device is 'tpu'; it can be cpu or cuda")
     refused(*adapt, "-C", "8", words=f"compression is 8, but checkpoint '{TINY}' has 4")
     Path("empty").mkdir()
-    refused("adapt", TINY, "empty", "--out", "new", words="folder 'empty' holds no .txt or .md")
+    refused("adapt", TINY, "empty", "--out", "new", words="'empty' holds no file that can be read")
     refused("adapt", TINY, ".", "--out", "empty", words="'empty' exists already")
     assert not list(here.glob("new*"))
 
@@ -601,7 +601,7 @@ def test_an_untrained_checkpoint_asks_in_a_chat_unless_told_not_to(
         (["--layer", "4"], "layer is 4, but backbone '.*' has 4 layers; give a layer from 1 to 3"),
         (["--segment-length", "0"], "segment_length is 0; it must be above 0"),
         (["--segment-length", "512"], "segment_length 512 and a start token exceed the 512"),
-        (["-k", "all"], "k is 'all'"),
+        (["-k", "most"], "k is 'most'"),
         (["-k", "0"], "k is 0"),
     ],
 )
@@ -908,7 +908,8 @@ def test_verify_reports_damage_with_exit_code_1(bank: Path) -> None:
     result = sedem("bank", "verify", bank)
     assert result.exit_code == 1
     assert (
-        result.stdout == "both.bank: shard '000001.safetensors' is damaged (its SHA-256 differs)\n"
+        result.stdout == "both.bank: shard '000001.safetensors' is damaged (its SHA-256 differs); "
+        "it affects 'recipe.md'\n"
     )
     refused("ask", bank, RENT, "-k", "all", words="is damaged .its checksum differs.; restore")
 
@@ -1237,9 +1238,9 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
     for name, words in (
         ("no.jsonl", r"there is no file 'no\.jsonl'"),
         ("odd.jsonl", r"'odd\.jsonl' is in no schema that its fields identify"),
-        ("half.jsonl", r"'half\.jsonl', line 1: not JSON"),
+        ("half.jsonl", r"'half\.jsonl', line 1 is not JSON"),
         ("none.jsonl", r"none\.jsonl"),
-        (".", r"'half\.jsonl', line 1: not JSON"),
+        (".", r"'half\.jsonl', line 1 is not JSON"),
         ("empty", "folder 'empty' holds no .json, .jsonl, .parquet file"),
     ):
         refused("eval", "sedem", "--data", name, "-m", checkpoint, words=words)

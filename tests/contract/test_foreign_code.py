@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,10 @@ from conftest import LEASE
 from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
-from sedem import SeDeM, SedemConfig
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
+from sedem.bank.blocks import InMemory
+from sedem.bank.store import catalog
 from sedem.cli.main import app
 from sedem.errors import CheckpointError
 
@@ -251,10 +251,9 @@ def test_cost_does_not_fetch_the_attention_that_a_configuration_names(folder: Pa
 
 def claim(bank: Path, model: object) -> None:
     """Change the model that a bank names as its builder."""
-    with closing(sqlite3.connect(bank / "catalog.sqlite")) as connection, connection:
+    with catalog.connect(bank) as connection:
         ((told,),) = connection.execute("SELECT value FROM meta WHERE key = 'made_by'")
-        changed = json.dumps({**json.loads(told), "model": model})
-        connection.execute("UPDATE meta SET value = ? WHERE key = 'made_by'", (changed,))
+        catalog.write_meta(connection, "made_by", json.dumps({**json.loads(told), "model": model}))
 
 
 BANK_COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -320,8 +319,17 @@ def test_the_name_of_a_shipped_model_is_not_looked_up_in_the_working_directory(
 
 def test_names_in_a_bank_do_not_steer_the_terminal(commands: dict[str, list[object]]) -> None:
     claim(Path("a.bank"), "\x1b[2J")
-    with closing(sqlite3.connect("a.bank/catalog.sqlite")) as connection, connection:
-        connection.execute("UPDATE documents SET name = ?", ("\x1b[2J.txt",))
+    bank = MemoryBank.open("a.bank")
+    bank.append(
+        MemoryBank(
+            bank.fingerprint,
+            bank.made_by,
+            [Document("\x1b[2J.txt", bank.documents[0].text)],
+            bank.blocks,
+            [InMemory(bank.stored(range(len(bank))))],
+        )
+    )
+    bank.remove("lease.txt")
     shown = sedem("bank", "show", "a.bank").stdout
     assert r"\x1b[2J" in shown and "\x1b" not in shown
     listed = sedem("bank", "ls", "a.bank").stdout

@@ -59,8 +59,11 @@ def stage1(
     folder: Path, backbone: str, losses: Stage1Losses, steps: int, inject_layer: int
 ) -> dict[str, float]:
     """Train on three windows of letters; the losses of the last step."""
-    letters = "".join(chr(97 + (i * i + 3 * i) % 26) for i in range(50))
-    (folder / "text.txt").write_text(letters)
+    letters = "".join(chr(97 + (i * i + 3 * i) % 26) for i in range(36))
+    # Each text is as long as a window, so its window lies in the same place in every epoch.
+    (folder / "texts").mkdir()
+    for number in range(3):
+        (folder / "texts" / f"{number}.txt").write_text(letters[12 * number : 12 * (number + 1)])
     config = SedemConfig(
         encoder=backbone,
         extract_layers=(3,),
@@ -71,7 +74,7 @@ def stage1(
     )
     recipe = Stage1Recipe(
         model=config,
-        text=TextSource(path="text.txt", continuation=4, windows=3),
+        text=TextSource(path="texts", continuation=4, windows=3),
         optimization=optimization(steps, {"compressor": 5e-3, "decompressor": 5e-3}, 3),
         run=small_run(folder, steps),
         losses=losses,

@@ -196,7 +196,7 @@ PAPER = {
         (
             "2wikimultihopqa",
             [{**HOTPOT, "context": "[broken"}],
-            r"\(id 'a'\): context: Expecting value",
+            r"\(id 'a'\): context: the text is not JSON: Expecting value",
         ),
         (
             "2wikimultihopqa",

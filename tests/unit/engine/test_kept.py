@@ -70,7 +70,7 @@ def starts(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> list
     for row, question in zip(rows, QUESTIONS, strict=False):
         scores = torch.arange(len(row)) * 0.7
         prefix = torch.tensor(question_ids(model.decoder, question))
-        made.append(Start(bank, row, scores, prefix))
+        made.append(Start(bank.snapshot(), row, scores, prefix))
     return made
 
 
@@ -84,7 +84,7 @@ def logits(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> Tens
 
 
 def entry_bytes(model: SeDeM, bank: MemoryBank, block: int = 0) -> int:
-    (entry,) = kept(model).fetch(bank, [block])
+    (entry,) = kept(model).fetch(bank.snapshot(), [block])
     return entry.nbytes
 
 
@@ -169,8 +169,13 @@ def test_the_least_recently_used_block_makes_room(model: SeDeM, bank: MemoryBank
     level, each = kept(model).levels[0], entry_bytes(model, bank)
     level.limit = 3 * each
     for blocks in ([1, 2], [0], [3]):
-        kept(model).fetch(bank, blocks)
-    assert [level.get(bank, block) is not None for block in range(4)] == [True, False, True, True]
+        kept(model).fetch(bank.snapshot(), blocks)
+    assert [level.get(bank.snapshot(), block) is not None for block in range(4)] == [
+        True,
+        False,
+        True,
+        True,
+    ]
     assert level.nbytes == 3 * each == model.engine.memory()["kept"]
 
 
@@ -206,17 +211,17 @@ def test_blocks_move_down_a_level_and_up_again(model: SeDeM, bank: MemoryBank) -
     first, second = two_levels(model, 2 * each, 3 * each)
 
     def where() -> list[list[int]]:
-        return [[b for b in range(7) if level.get(bank, b)] for level in (first, second)]
+        return [[b for b in range(7) if level.get(bank.snapshot(), b)] for level in (first, second)]
 
     for block in range(5):
-        kept(model).fetch(bank, [block])
+        kept(model).fetch(bank.snapshot(), [block])
     assert where() == [[3, 4], [0, 1, 2]]
     misses = kept(model).misses
-    kept(model).fetch(bank, [0])
+    kept(model).fetch(bank.snapshot(), [0])
     # Block 0 stays in the lower level too; 3 makes room for it, and 1 for 3.
     assert where() == [[0, 4], [0, 2, 3]]
     assert kept(model).misses == misses
-    kept(model).fetch(bank, [5, 6])
+    kept(model).fetch(bank.snapshot(), [5, 6])
     assert where()[0] == [5, 6]
     assert kept(model).nbytes == 5 * each == first.nbytes + second.nbytes
     assert torch.equal(logits(model, bank), expected)
@@ -226,9 +231,9 @@ def test_blocks_of_a_long_row_fill_the_levels_and_then_a_file(
     model: SeDeM, bank: MemoryBank
 ) -> None:
     each, blocks = entry_bytes(model, bank), list(range(12))
-    expected = [entry.values for entry in kept(model).fetch(bank, blocks)]
+    expected = [entry.values for entry in kept(model).fetch(bank.snapshot(), blocks)]
     first, second = two_levels(model, 3 * each, 4 * each)
-    kept(model).fetch(bank, [20, 1, 21])
+    kept(model).fetch(bank.snapshot(), [20, 1, 21])
     held = hold(kept(model), bank, blocks)
     assert all(torch.equal(h.values, e) for h, e in zip(held, expected, strict=True))
     # Other blocks made room, those of the row did not.

@@ -69,7 +69,7 @@ def test_text_of_the_hub_is_not_looked_for_in_a_folder(
 
     monkeypatch.setattr(sources.TokenizedCorpus, "open", local)
     windows_of(path=source, tokens=9000, held_out=0)
-    assert asked == [(source, ((), 9000))]
+    assert asked == [(source, ((), 9000, None))]
 
 
 def test_windows_can_be_limited(windows_of: Any) -> None:

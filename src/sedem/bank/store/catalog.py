@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sedem.bank.blocks import Blocks
-from sedem.bank.store.checksums import Sum, row_checksum
+from sedem.bank.store.checksums import State, Sum, row_checksum
 from sedem.bank.store.interface import Meta
 from sedem.errors import BankError
 from sedem.types import Document
@@ -50,27 +50,6 @@ CREATE TABLE texts (
 );
 CREATE INDEX texts_place ON texts (document, start);
 """
-
-
-@dataclass(frozen=True)
-class State:
-    """What must change with every commit.
-
-    Attributes:
-        commit: number of commits.
-        sums: of the tables "documents", "shards" and "texts".
-    """
-
-    commit: int
-    sums: Mapping[str, Sum]
-
-    def with_sums(self, **sums: Sum) -> State:
-        """With other sums of some tables."""
-        return State(self.commit, {**self.sums, **sums})
-
-    def committed(self) -> State:
-        """With one commit more."""
-        return State(self.commit + 1, self.sums)
 
 
 @dataclass(frozen=True)

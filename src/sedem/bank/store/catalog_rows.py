@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sedem.bank.blocks import Blocks
-from sedem.bank.store.catalog import FORMAT, STATE, TABLES, TEXT_PIECE, ShardRow, State
-from sedem.bank.store.checksums import Sum, row_checksum
+from sedem.bank.store.catalog import FORMAT, STATE, TABLES, TEXT_PIECE, ShardRow
+from sedem.bank.store.checksums import State, Sum, row_checksum
 from sedem.bank.store.interface import Meta
 from sedem.errors import BankError
 from sedem.quantization import DTYPES

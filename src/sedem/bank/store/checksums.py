@@ -7,7 +7,7 @@ changes the sum.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -44,3 +44,24 @@ class Sum:
         """With some rows less."""
         gone = list(checksums)
         return Sum(self.count - len(gone), self.total - sum(gone))
+
+
+@dataclass(frozen=True)
+class State:
+    """What must change with every commit.
+
+    Attributes:
+        commit: number of commits.
+        sums: of the tables "documents", "shards" and "texts".
+    """
+
+    commit: int
+    sums: Mapping[str, Sum]
+
+    def with_sums(self, **sums: Sum) -> State:
+        """With other sums of some tables."""
+        return State(self.commit, {**self.sums, **sums})
+
+    def committed(self) -> State:
+        """With one commit more."""
+        return State(self.commit + 1, self.sums)

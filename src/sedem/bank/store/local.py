@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from sedem.bank.blocks import Blocks
 from sedem.bank.store import catalog, catalog_rows, leftovers, verify
 from sedem.bank.store.catalog_rows import StoredShard
+from sedem.bank.store.checksums import State
 from sedem.bank.store.compaction import Compacted, compact
 from sedem.bank.store.interface import Contents, Meta, check_fingerprint
 from sedem.bank.store.repair import Repaired, repair
@@ -201,7 +202,7 @@ class LocalStore:
                     if catalog_rows.read_meta(self.folder, connection)[1] == state:
                         raise
 
-    def _read(self, known: Contents | None) -> tuple[Contents, catalog.State]:
+    def _read(self, known: Contents | None) -> tuple[Contents, State]:
         """What the catalog says, and its state then."""
         before = {p.stored.id: p for p in known.pieces if isinstance(p, Shard)} if known else {}
         with catalog.connect(self.folder) as connection:
