@@ -36,7 +36,7 @@ def test_power_cuts_lose_a_bank_whose_new_parent_folders_are_not_synced(
 
     monkeypatch.setattr(local, "make_folders", careless)
     monkeypatch.setattr(crashes, "OPERATIONS", {"create": OPERATIONS["create"]})
-    wrong = crashes.power_cuts(12, tmp_path).wrong
+    wrong = crashes.power_cuts(30, tmp_path).wrong
     assert wrong
     assert all("found None" in sentence for sentence in wrong)
 
