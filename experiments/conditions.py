@@ -111,7 +111,7 @@ def draw(scale: Scale, path: Path) -> None:
     handles, labels = axes.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(f"{STUDY.title}, {scale.name} scale, 95 %", fontsize=10)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
     figures.save(figure, path)
 
 
