@@ -24,7 +24,7 @@ from unit.bank.test_store import (
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import Blocks
-from sedem.bank.store import local, rewriting
+from sedem.bank.store import catalog, local, rewriting
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import check_size
 from sedem.errors import BankError
@@ -207,3 +207,14 @@ def test_a_linked_folder_is_never_cleared(tmp_path: Path) -> None:
     (bank / "keys").symlink_to(other / "shards")
     removed(bank, "doc-0")
     assert_holds(other, [0, 1, 2])
+
+
+def test_a_damaged_index_of_the_catalog_condemns_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = make_bank(tmp_path / "a.bank", 2)
+    (bank / "shards" / "000009.safetensors").write_bytes(b"left by a crash")
+    monkeypatch.setattr(catalog, "shard_files", lambda _: {"000002.safetensors"})
+    with LocalStore(bank).writing():
+        assert shards_of(bank) == ["000001.safetensors", "000002.safetensors"]
+    assert_holds(bank, [0, 1])

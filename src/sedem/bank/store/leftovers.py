@@ -28,15 +28,17 @@ def clear(folder: Path, connection: sqlite3.Connection) -> None:
         BankError: something is left over, and the catalog is damaged, so that it may have lost the
             name of a shard that is needed.
     """
+    places = [folder / name for name in (SHARDS, key_files.FOLDER, kept_files.FOLDER)]
     named = catalog.shard_files(connection)
-    left = [path for name in (SHARDS, key_files.FOLDER, kept_files.FOLDER)
-            for path in _left_over(folder / name, named)]  # fmt: skip
-    if not left:
+    if not any(path for place in places for path in _left_over(place, named)):
         return
+    # SQLite answers from an index, which has no checksum; only rows that were checked may condemn.
     _, state = catalog_rows.read_meta(folder, connection)
-    catalog_rows.read_shards(folder, connection, state)
-    for path in left:
-        path.unlink(missing_ok=True)
+    shards = catalog_rows.read_shards(folder, connection, state)
+    named = {shard.row.file for shard in shards}
+    for place in places:
+        for path in [*_left_over(place, named)]:
+            path.unlink(missing_ok=True)
 
 
 def _left_over(folder: Path, named: set[str]) -> Iterator[Path]:
