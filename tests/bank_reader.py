@@ -63,7 +63,7 @@ def read_bank(bank: Path) -> tuple[dict, list]:
     """Texts by name, and name, span and memory of each block, both in reading order."""
     with sqlite3.connect(f"{bank.absolute().as_uri()}/catalog.sqlite?mode=ro", uri=True) as catalog:
         meta = dict(checked(catalog.execute("SELECT key, value, crc32 FROM meta").fetchall()))
-        assert meta["schema_version"] == "3", "another format"
+        assert meta["schema_version"] in ("3", "4"), "another format"
         rows = {}
         for table, columns in (
             ("documents", "id, name, characters, sha256, removed, pages"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,8 +19,10 @@ from sedem.backbone.safetensors import load_weights, save_tensors
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.store.archive import export_bank, import_bank
 from sedem.bank.store.backup import backup
+from sedem.bank.store.catalog import text_digest
 from sedem.bank.store.interface import Meta
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.unfinished import append_part, stored_parts
 from sedem.config import CONFIG_FILE
 from sedem.inference import checkpoint
 from sedem.quantization import Quantized, join, quantize
@@ -68,9 +71,20 @@ def append(store: LocalStore, versions: Sequence[Version]) -> None:
     store.append(FINGERPRINT, documents, Blocks.of(rows), memory)
 
 
-def create(folder: Path, state: State, dtype: str = "bfloat16") -> None:
+def append_in_parts(store: LocalStore, version: Version) -> None:
+    """Append a document in two parts, but for those that an earlier attempt has left."""
+    name, number = version
+    document, memory, rows = Document(name, text_of(number)), memory_of(number), rows_of(number, 0)
+    for row in range(len(stored_parts(store, document)), len(rows)):
+        blocks, last = Blocks.of(rows[row : row + 1]), row == len(rows) - 1
+        part = memory[row : row + 1]
+        append_part(store, FINGERPRINT, document, blocks, part, before=row, last=last)
+
+
+def create(folder: Path, state: State, dtype: str = "bfloat16", texts: bool = True) -> None:
     """Make a bank; each document is appended in a commit of its own."""
-    with LocalStore(folder).creating(Meta(FINGERPRINT, {"width": WIDTH}, dtype)) as unfinished:
+    meta = Meta(FINGERPRINT, {"width": WIDTH}, dtype, texts)
+    with LocalStore(folder).creating(meta) as unfinished:
         for version in state:
             append(unfinished, [version])
 
@@ -83,7 +97,8 @@ def read_bank(folder: Path) -> State | None:
     """
     if not folder.exists():
         return None
-    bank = MemoryBank.open(folder)
+    digests = LocalStore(folder).digests()
+    bank = MemoryBank.open(folder, source=lambda name: _known_texts()[digests[name]])
     state = [(d.name, _version(d.text)) for d in bank.documents]
     rows = [row for index, (_, version) in enumerate(state) for row in rows_of(version, index)]
     if list(bank.blocks) != rows or bank.fingerprint != FINGERPRINT:
@@ -94,6 +109,12 @@ def read_bank(folder: Path) -> State | None:
         if not torch.equal(expected.dequantize(), bank.memory(range(len(bank)))):
             raise WrongError(f"the memory of {folder} is wrong")
     return tuple(state)
+
+
+@cache
+def _known_texts() -> dict[str, str]:
+    """Every text that a scene may have by its SHA-256, for banks that hold no texts."""
+    return {text_digest(text): text for text in map(text_of, range(2000))}
 
 
 def _version(text: str) -> int:
@@ -152,20 +173,22 @@ class Scene:
     Attributes:
         documents: of the bank.
         dtype: of its slots.
+        texts: whether it holds texts.
     """
 
     documents: State
     dtype: str
+    texts: bool
 
     @classmethod
     def number(cls, number: int) -> Scene:
         """One of endlessly many."""
         documents = tuple((f"doc-{i}", number * 10 + i) for i in range(1 + number % 3))
-        return cls(documents, ("bfloat16", "int8", "fp8")[number % 3])
+        return cls(documents, ("bfloat16", "int8", "fp8")[number % 3], number % 2 == 0)
 
     def build(self, folder: Path) -> None:
         """Make the bank and a checkpoint of version 1."""
-        create(folder / BANK, self.documents, self.dtype)
+        create(folder / BANK, self.documents, self.dtype, self.texts)
         save_checkpoint(folder / CHECKPOINT, 1)
 
     def fresh(self, count: int) -> State:
@@ -201,11 +224,18 @@ class Operation:
 def append_next(bank: Path, scene: Scene, found: State | None) -> State:
     """Append one document more; to a new bank if none was found."""
     if found is None:
-        create(bank, scene.documents, scene.dtype)
+        create(bank, scene.documents, scene.dtype, scene.texts)
         found = scene.documents
     added = ("next", scene.documents[0][1] + 9)
     append(LocalStore(bank), [added])
     return (*found, added)
+
+
+def _go_on(folder: Path, scene: Scene, found: State | None) -> State:
+    """Append what an attempt may have left unfinished, and then one document more."""
+    if found == scene.documents:
+        append_in_parts(LocalStore(folder / BANK), scene.fresh(1)[0])
+    return append_next(folder / BANK, scene, (*scene.documents, *scene.fresh(1)))
 
 
 def _save_next(folder: Path, _: Scene, __: State | None) -> State:
@@ -233,6 +263,12 @@ OPERATIONS = {
         _before,
         lambda scene: (*scene.documents, *scene.fresh(2)),
     ),
+    "append in parts": Operation(
+        lambda folder, scene: append_in_parts(LocalStore(folder / BANK), scene.fresh(1)[0]),
+        _before,
+        lambda scene: (*scene.documents, *scene.fresh(1)),
+        again=_go_on,
+    ),
     "replace": Operation(
         lambda folder, scene: append(LocalStore(folder / BANK), [_replacement(scene)]),
         _before,
@@ -244,7 +280,7 @@ OPERATIONS = {
         lambda scene: scene.documents[1:],
     ),
     "create": Operation(
-        lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype),
+        lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype, scene.texts),
         lambda scene: None,
         _before,
         look=lambda folder: look(folder / NEW_BANK),

@@ -26,18 +26,34 @@ def rendered(page: str) -> str:
 
 
 def _table(report: dict[str, Any]) -> str:
-    lines = ["| fault | cases | wrong | what is shown |", "|---|---|---|---|"]
+    lines = ["| fault | cases | wrong | minutes | what is shown |", "|---|---|---|---|---|"]
     details = []
     for name, found in report["campaigns"].items():
-        total = sum(found["cases"].values())
+        total, minutes = _cases(found), found["seconds"] / 60
         wrong, meaning = len(found["wrong"]), CAMPAIGNS[name].meaning
-        lines.append(f"| {name} | {total:,} {found['unit']} | {wrong} | {meaning} |")
+        lines.append(
+            f"| {name} | {total:,} {found['unit']} | {wrong} | {minutes:.1f} | {meaning} |"
+        )
         parts = [f"{kind} {count:,}" for kind, count in found["cases"].items()]
         parts += [f"{what}: {count:,}" for what, count in found["counts"].items()]
         details.append(f"- {name}: {', '.join(parts)}")
-    machine, versions = report["machine"], report["versions"]
-    told = ", ".join(f"{name} {number}" for name, number in versions.items())
-    made = (
-        f"Made on {machine['processor']}, {machine['system']}; Python {machine['python']}, {told}."
+    return "\n".join([*lines, "", *details, "", _summary(report)])
+
+
+def _cases(found: dict[str, Any]) -> int:
+    """Cases of one campaign, of all kinds."""
+    return sum(found["cases"].values())
+
+
+def _summary(report: dict[str, Any]) -> str:
+    """How much was tried, how long it took, and on what."""
+    campaigns = report["campaigns"].values()
+    cases, wrong = sum(map(_cases, campaigns)), sum(len(found["wrong"]) for found in campaigns)
+    minutes = sum(found["seconds"] for found in campaigns) / 60
+    machine = report["machine"]
+    told = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
+    return (
+        f"In all {cases:,} cases, {wrong} wrong, in {minutes:.1f} minutes with "
+        f"`FACTOR={report['factor']:g}`, on {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['system']}; Python {machine['python']}, {told}."
     )
-    return "\n".join([*lines, "", *details, "", made])

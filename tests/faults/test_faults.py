@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from faults import crashes
+from faults import crashes, report
 from faults.campaigns import CAMPAIGNS
 from faults.operations import OPERATIONS
 from faults.report import PAGE, rendered
@@ -53,3 +54,23 @@ def test_power_cuts_damage_a_bank_whose_shards_are_not_synced(
 def test_the_page_shows_the_committed_report() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert rendered(page) == page
+
+
+def test_a_report_says_how_much_was_tried_how_long_it_took_and_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = json.loads(report.REPORT.read_text(encoding="utf-8"))
+    flips = {"cases": {"catalog": 700, "shard": 500}, "counts": {"harmless": 3}, "unit": "offsets"}
+    sequences = {"cases": {"all": 34}, "counts": {}, "unit": "sequences", "wrong": []}
+    made["campaigns"] = {
+        "flips": {**flips, "wrong": ["byte 5 was used"], "seconds": 90},
+        "sequences": {**sequences, "seconds": 36},
+    }
+    made["factor"] = 2.0
+    monkeypatch.setattr(report, "REPORT", tmp_path / "report.json")
+    report.REPORT.write_text(json.dumps(made), encoding="utf-8")
+    page = rendered("<!-- faults -->\n<!-- end -->")
+    assert "| flips | 1,200 offsets | 1 | 1.5 | A bit flipped" in page
+    assert "| sequences | 34 sequences | 0 | 0.6 | Any sequence" in page
+    assert "\n- flips: catalog 700, shard 500, harmless: 3\n" in page
+    assert "\nIn all 1,234 cases, 1 wrong, in 2.1 minutes with `FACTOR=2`, on " in page

@@ -11,6 +11,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -159,6 +160,10 @@ class InMemory:
         return self.memory_NJD[list(rows)]
 
 
+LAST_CHARACTER = 2**62
+"""After every character of a document."""
+
+
 def to_blocks(
     segments: Segments, memory_SMD: Tensor, document: int, compression: int, block_slots: int
 ) -> tuple[list[BlockRow], Tensor]:
@@ -194,14 +199,19 @@ def partition(
     slots_L = torch.cat([torch.arange(len(tokens_L)), torch.full((missing,), -1)])
     slots_NJ = slots_L.unflatten(0, (-1, block_slots))
     tokens_NJ = torch.cat([tokens_L, tokens_L.new_zeros(missing)]).view_as(slots_NJ)
-    mask, starts, ends = (t.flatten() for t in (segments.mask, segments.starts, segments.ends))
-    width = block_slots * compression
-    blocks, nonempty = [], []
-    for index, tokens_J in enumerate(tokens_NJ.tolist()):
-        span = slice(index * width, (index + 1) * width)
-        real = mask[span]
-        if real.any():
-            start, end = starts[span][real].min(), ends[span][real].max()
-            blocks.append(BlockRow(document, int(start), int(end), tuple(tokens_J)))
-            nonempty.append(index)
+    width, count = block_slots * compression, len(tokens_NJ)
+
+    def by_block(values_ST: Tensor) -> Tensor:
+        flat = values_ST.flatten()
+        return F.pad(flat, (0, count * width - len(flat))).view(count, width)
+
+    real = by_block(segments.mask)
+    starts = by_block(segments.starts).masked_fill(~real, LAST_CHARACTER).amin(1)
+    ends = by_block(segments.ends).masked_fill(~real, 0).amax(1)
+    nonempty = real.any(1)
+    kept = (values[nonempty].tolist() for values in (starts, ends, tokens_NJ))
+    blocks = [
+        BlockRow(document, start, end, tuple(tokens_J))
+        for start, end, tokens_J in zip(*kept, strict=True)
+    ]
     return blocks, slots_NJ[nonempty]

@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
+from sedem.errors import BankError
 from sedem.types import Document
+
+Source = Callable[[str], str | None]
+"""Reads the text of a document again by its name; None if there is none any more."""
+
+LISTED = 10
+"""Names that an error about an unknown document lists; a bank may have millions."""
+
+
+def unknown_document(bank: str, name: str, known: Sequence[str]) -> BankError:
+    """Return the error about a name that no document of a bank has.
+
+    Args:
+        bank: what the sentence calls the bank.
+        name: the unknown name.
+        known: the names of all its documents.
+    """
+    listed = ", ".join(known[:LISTED]) or "none"
+    more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
+    return BankError(f"{bank} has no document '{name}'; it has {listed}{more}")
 
 
 class Documents(Sequence[Document]):
@@ -24,7 +44,11 @@ class Documents(Sequence[Document]):
 
     @abstractmethod
     def text(self, index: int, start: int, end: int) -> str:
-        """Return a span of a document's text; other parts of it need not be read."""
+        """Return a span of a document's text; other parts of it need not be read.
+
+        Raises:
+            NoTextError: the bank does not hold it, and it cannot be read from its source.
+        """
 
     @abstractmethod
     def pages(self, index: int) -> tuple[int, ...]:

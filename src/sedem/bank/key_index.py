@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,6 +23,7 @@ from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.bank.store.key_files import read_keys, stored_bytes, write_keys
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import Shard
+from sedem.bank.store.tensor_files import Vectors
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, check_dtype, join, quantize
@@ -48,7 +49,7 @@ class KeyIndex:
 
     selector: str
     padding: Tensor
-    stored: dict[int, Quantized]
+    stored: dict[int, Vectors]
     cached: Quantized | None = None
     pooled: tuple[Quantized, Tensor] | None = None
 
@@ -198,7 +199,7 @@ def _shard_keys(shard: Shard, selector: Selector, dtype: str) -> Quantized:
     return join(parts).to(torch.device("cpu"))
 
 
-def _stored_keys(bank: BankReader, selector: Selector) -> dict[int, Quantized]:
+def _stored_keys(bank: BankReader, selector: Selector) -> dict[int, Vectors]:
     stored = {}
     for number, piece in enumerate(bank.pieces):
         if isinstance(piece, Shard):
@@ -232,10 +233,11 @@ def _runs(bank: BankReader, index: KeyIndex, blocks: Sequence[int]) -> Iterator[
     if not index.stored:
         yield from ((part.start, part.stop) for part in scan_ranges(len(blocks)))
         return
-    pieces = bank.places[list(blocks), 0].tolist()
-    start = 0
-    for _, run in groupby(piece if piece in index.stored else None for piece in pieces):
-        stop = start + sum(1 for _ in run)
+    # Columns, because lists of a million numbers would take more than the keys of a part.
+    chosen = slice(blocks.start, blocks.stop) if isinstance(blocks, range) else list(blocks)
+    pieces_N = bank.places[chosen, 0]
+    runs_N = np.where(np.isin(pieces_N, [*index.stored]), pieces_N, -1)
+    ends = (np.flatnonzero(np.diff(runs_N)) + 1).tolist()
+    for start, stop in pairwise([0, *ends, len(blocks)]):
         for part in scan_ranges(stop - start):
             yield start + part.start, start + part.stop
-        start = stop

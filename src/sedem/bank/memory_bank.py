@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sedem.bank.blocks import BlockRow, Blocks, InMemory, Piece
-from sedem.bank.documents import InMemoryDocuments
+from sedem.bank.documents import InMemoryDocuments, Source, unknown_document
 from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.bank.store.compaction import Compacted
 from sedem.bank.store.interface import Contents, Meta, Store
@@ -93,6 +93,7 @@ class MemoryBank(BankReader):
 
         Raises:
             BankMismatchError: another model made the other bank.
+            NoTextError: the other bank holds no texts, and one cannot be read from its source.
         """
         other = other.snapshot()
         other.check_made_by(self.fingerprint)
@@ -116,8 +117,7 @@ class MemoryBank(BankReader):
                 return
             now = self.contents
             if name not in now.documents.names:
-                known = ", ".join(now.documents.names)
-                raise BankError(f"the bank has no document '{name}'; it has {known or 'none'}")
+                raise unknown_document("the bank", name, now.documents.names)
             self._now = Snapshot(_without(now, {name}))
 
     def compact(self) -> Compacted:
@@ -146,42 +146,51 @@ class MemoryBank(BankReader):
             now.fingerprint, now.made_by, list(now.documents), now.blocks, pieces, dtype=dtype
         )
 
-    def save(self, path: str | Path, dtype: str | None = None) -> None:
+    def save(self, path: str | Path, dtype: str | None = None, *, no_text: bool = False) -> None:
         """Write the bank to a new folder; later changes are written there too.
 
         Args:
             path: the folder.
             dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the present one.
                 Documents appended later are stored the same way.
+            no_text: keep the SHA-256 of each document's text instead of the text.
 
         Raises:
             BankError: something exists at that path.
+            NoTextError: the bank holds no texts, and one cannot be read from its source.
             ConfigError: there is no such type.
         """
-        self.save_to(LocalStore(Path(path)), dtype)
+        self.save_to(LocalStore(Path(path)), dtype, no_text=no_text)
 
-    def save_to(self, store: Store, dtype: str | None = None) -> None:
+    def save_to(self, store: Store, dtype: str | None = None, *, no_text: bool = False) -> None:
         """Write the bank to a new store, as `save` does to a folder."""
         with self._changing:
-            meta = replace(self.contents.meta, dtype=check_dtype(dtype or self.dtype))
+            meta = self.contents.meta
+            texts = meta.texts and not no_text
+            meta = replace(meta, dtype=check_dtype(dtype or self.dtype), texts=texts)
             with store.creating(meta) as unfinished:
                 if len(self):
                     append_to(unfinished, self.snapshot())
             self._now = Snapshot(store.open(), store)
 
     @classmethod
-    def open(cls, path: str | Path, *, check: Check = "once") -> MemoryBank:
+    def open(
+        cls, path: str | Path, *, check: Check = "once", source: Source | None = None
+    ) -> MemoryBank:
         """Open the bank in a folder; its memory is mapped, not read.
 
         Args:
             path: the folder.
             check: when a block's checksum is compared: when it is first used ("once"), or whenever
                 it is used ("always").
+            source: reads texts that the bank does not hold, by the names of documents, such as
+                `sedem.data.documents.source_text`. A text counts if its SHA-256 is that of the
+                bank.
 
         Raises:
             BankError: there is no bank, or it is damaged.
         """
-        return cls.open_from(LocalStore(Path(path), check))
+        return cls.open_from(LocalStore(Path(path), check, source))
 
     @classmethod
     def open_from(cls, store: Store) -> MemoryBank:

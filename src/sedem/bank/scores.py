@@ -13,8 +13,8 @@ from sedem.quantization import Quantized
 
 PRODUCTS = 2**16
 """Cosines of one head that are computed at once on a CPU; more do not fit its cache."""
-PRODUCTS_ON_GPU = 2**26
-"""The same on a GPU, which is faster on large products: 256 MB."""
+PRODUCTS_ON_GPU = 2**24
+"""The same on a GPU, which is faster on large products: 256 MB with four heads."""
 
 
 def key_scores(
@@ -24,7 +24,7 @@ def key_scores(
 
     Args:
         query_BQRH: unit vectors, one for each question token and head.
-        query_mask_BQ: False where a question token is padding.
+        query_mask_BQ: False where a question token is padding, on the CPU; padding is on the right.
         keys_NJRH: unit vectors in their stored type; never copied as a whole.
         padding_P: indices of padding among the N * J slots, in order, on the CPU.
 
@@ -32,35 +32,54 @@ def key_scores(
         fp32 scores `[B, N]`.
     """
     blocks, slots = keys_NJRH.values.shape[:2]
+    lengths = query_mask_BQ.sum(1).tolist()
     # Tokens of all questions in a row: a long question causes no padding in the others.
-    query_XRH, lengths = query_BQRH[query_mask_BQ], query_mask_BQ.sum(1).tolist()
-    budget = PRODUCTS if query_BQRH.device.type == "cpu" else PRODUCTS_ON_GPU
-    step = max(1, budget // (slots * max(1, len(query_XRH))))
+    query_XRH = torch.cat([row[:count] for row, count in zip(query_BQRH, lengths, strict=True)])
+    on_gpu = query_BQRH.device.type != "cpu"
+    score = _scores_of_all_heads if on_gpu else _scores_head_by_head
+    products = (PRODUCTS_ON_GPU if on_gpu else PRODUCTS) // (slots * max(1, len(query_XRH)))
+    step = max(1, products)
     scores = []
     for start in range(0, blocks, step):
         stop = min(start + step, blocks)
         first, last = torch.searchsorted(padding_P, torch.tensor([start, stop]) * slots).tolist()
         part_padding_P = padding_P[first:last] - start * slots
-        scores.append(_part_scores(query_XRH, lengths, keys_NJRH[start:stop], part_padding_P))
+        if on_gpu:
+            # A copy from memory that is not pinned would wait until the questions are encoded.
+            part_padding_P = part_padding_P.pin_memory()
+        part_padding_P = part_padding_P.to(query_XRH.device, non_blocking=True)
+        total_XN = score(query_XRH, keys_NJRH[start:stop], part_padding_P)
+        rows = total_XN.split(lengths)
+        scores.append(torch.stack([tokens_QN.sum(0) for tokens_QN in rows]) / query_XRH.shape[1])
     return torch.cat(scores, 1)
 
 
-def _part_scores(
-    query_XRH: Tensor, lengths: list[int], keys_NJRH: Quantized, padding_P: Tensor
-) -> Tensor:
+def _scores_head_by_head(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
+    """Best cosines of question tokens, summed over heads `[X, N]`; for a CPU's cache."""
     blocks, slots, heads = keys_NJRH.values.shape[:3]
-    padding_P = padding_P.to(query_XRH.device)
     values_NJRH = _multipliable(keys_NJRH.values)
     total_XN = query_XRH.new_zeros(len(query_XRH), blocks, dtype=torch.float32)
     for head in range(heads):
         # One head at a time: its keys are a strided matrix, which the product does not copy.
-        cosine_XL = _products(query_XRH[:, head], values_NJRH[:, :, head].flatten(0, 1))
+        cosine_XL = _products(query_XRH[:, head], values_NJRH[:, :, head].flatten(0, 1).T)
         if keys_NJRH.scales is not None:
             cosine_XL *= keys_NJRH.scales[:, :, head].flatten()
         # Masked before the maximum: a padded slot at zero would beat a negative cosine.
         cosine_XL.index_fill_(1, padding_P, -torch.inf)
         total_XN += cosine_XL.view(-1, blocks, slots).amax(-1)
-    return torch.stack([tokens_QN.sum(0) for tokens_QN in total_XN.split(lengths)]) / heads
+    return total_XN
+
+
+def _scores_of_all_heads(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
+    """The same in one product, for a GPU, where every call costs more than small arithmetic."""
+    blocks, slots = keys_NJRH.values.shape[:2]
+    values_LRH = _multipliable(keys_NJRH.values).flatten(0, 1)
+    cosine_RXL = _products(query_XRH.transpose(0, 1), values_LRH.permute(1, 2, 0))
+    if keys_NJRH.scales is not None:
+        cosine_RXL *= keys_NJRH.scales.flatten(0, 1).T[:, None]
+    if len(padding_P):
+        cosine_RXL.index_fill_(2, padding_P, -torch.inf)
+    return cosine_RXL.unflatten(-1, (blocks, slots)).amax(-1).sum(0)
 
 
 def _multipliable(values: Tensor) -> Tensor:
@@ -73,9 +92,14 @@ def _multipliable(values: Tensor) -> Tensor:
     return values if values.dtype == torch.float32 else values.bfloat16()
 
 
-def _products(query_XH: Tensor, keys_LH: Tensor) -> Tensor:
-    """Return all products `[X, L]` in float32, under autocast too."""
-    with torch.autocast(query_XH.device.type, enabled=False):
-        if keys_LH.dtype == torch.float32:
-            return query_XH.float() @ keys_LH.T
-        return torch.mm(query_XH.to(keys_LH.dtype), keys_LH.T, out_dtype=torch.float32)
+def _products(queries: Tensor, keys: Tensor) -> Tensor:
+    """Return products in float32, under autocast too.
+
+    Args:
+        queries: `[X, H]`, or `[R, X, H]`.
+        keys: `[H, L]`, or `[R, H, L]`; they have heads where they are bfloat16.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        if keys.dtype == torch.float32:
+            return queries.float() @ keys
+        return torch.bmm(queries.to(keys.dtype), keys, out_dtype=torch.float32)

@@ -20,6 +20,7 @@ from sedem.bank.blocks import Blocks, Piece, scan_ranges
 from sedem.bank.documents import Documents
 from sedem.bank.store.interface import Contents, Store, check_fingerprint
 from sedem.bank.store.local import LocalStore
+from sedem.errors import NoTextError
 from sedem.quantization import Quantized, join, quantize, vector_bytes
 from sedem.types import Citation, page_of
 
@@ -139,13 +140,20 @@ class BankReader(ABC):
         """Return the span behind a block as a citation."""
         now = self.contents
         block = now.blocks[index]
-        text = now.documents.text(block.document, block.start, block.end)
+        try:
+            text, note = now.documents.text(block.document, block.start, block.end), None
+        except NoTextError as missing:
+            text, note = "", str(missing)
         name = now.documents.names[block.document]
         page = page_of(now.documents.pages(block.document), block.start)
-        return Citation(rank, name, block.start, block.end, score, text, page)
+        return Citation(rank, name, block.start, block.end, score, text, page, note)
 
     def block_text(self, index: int) -> str:
-        """Return the text behind a block."""
+        """Return the text behind a block.
+
+        Raises:
+            NoTextError: the bank does not hold it, and it cannot be read from its source.
+        """
         now = self.contents
         block = now.blocks[index]
         return now.documents.text(block.document, block.start, block.end)

@@ -10,7 +10,7 @@ import typer
 
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import BankPath, EngineOption, Json, Model
-from sedem.cli.output import count, print_facts, print_json, print_table, progress, write
+from sedem.cli.output import count, note, print_facts, print_json, print_table, progress, write
 from sedem.errors import ConfigError
 
 bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit, copy and warm a bank.")
@@ -48,8 +48,11 @@ def show(bank: BankPath, as_json: Json = False) -> None:
     facts = describe(bank)
     if as_json:
         print_json(facts)
-    else:
-        print_facts(facts.items())
+        return
+    unfinished = facts.pop("unfinished")
+    print_facts(facts.items())
+    for name in unfinished:
+        note(f"'{name}' is not read to its end: its build was interrupted; give it again to go on")
 
 
 @bank_app.command()
@@ -80,7 +83,8 @@ def verify(
     """Check a bank against its checksums, and repair it.
 
     A document that lost a block is read again from the text in the bank, or from a file of the
-    same name and content. Damaged shards get the ending .damaged; nothing deletes them.
+    same name and content; a bank without texts looks for such files itself. Damaged shards get
+    the ending .damaged; nothing deletes them.
     """
     from sedem.bank.store.verify import examine
 
@@ -102,14 +106,14 @@ def verify(
 def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_json: bool) -> None:
     """Repair a bank and say what was done."""
     from sedem.bank.store.repair import examine
-    from sedem.data.documents import read_documents
+    from sedem.data.documents import read_documents, source_text
     from sedem.inference import repair
 
     problems = examine(bank).problems
-    again = [] if drop else repair.texts_at_hand(bank, read_documents(files))
+    again = [] if drop else repair.texts_at_hand(bank, read_documents(files), source_text)
     if again:
         opened = open_model(model or model_of(bank))
-        with progress("reading again") as report_progress:
+        with progress("characters read again") as report_progress:
             repair.read_again(opened, opened.engine, bank, again, report_progress)
     report = repair.finish(bank, problems, again)
     if as_json:
@@ -175,7 +179,7 @@ def backup(
     target: Annotated[Path, typer.Argument(metavar="DEST", help="New folder of the copy.")],
     as_json: Json = False,
 ) -> None:
-    """Copy a bank as of one commit, even while another process writes it."""
+    """Copy a bank as of one commit, even while it is written."""
     from sedem.bank.store.backup import backup as copy
 
     _report_copy(bank, target, copy(bank, target), as_json)
@@ -226,7 +230,7 @@ def warm(
     engine: EngineOption = "auto",
     as_json: Json = False,
 ) -> None:
-    """Store what the decoder computes of each block, so that answers need not compute it.
+    """Store what the decoder computes of blocks, for faster answers.
 
     Keys and values of every block are written beside the bank, and answers map them from there.
     That takes many times the bank's own size, which is printed. It needs a model with independent

@@ -25,7 +25,7 @@ class DocumentFiles(Iterable[Document]):
         keep_going: pass over a file that cannot be read.
 
     Attributes:
-        sizes: bytes of each file, by the name of its document.
+        sizes: bytes of each file, by the name of its document; without what was passed over.
         failed: one sentence for each file that was passed over.
 
     Raises:
@@ -48,17 +48,20 @@ class DocumentFiles(Iterable[Document]):
 
     def __iter__(self) -> Iterator[Document]:
         """Read the files."""
-        for name in self.sizes:
+        names = tuple(self.sizes)
+        advice = "; or pass over such files with --keep-going" if len(names) > 1 else ""
+        for name in names:
             try:
                 document = read_document(Path(name), self.encoding)
             except DataError as error:
-                self._fail(error)
+                self._fail(error, advice)
+                del self.sizes[name]
             else:
                 yield document
 
-    def _fail(self, error: DataError) -> None:
+    def _fail(self, error: DataError, advice: str = "") -> None:
         if not self.keep_going:
-            raise error
+            raise DataError(f"{error}{advice}") from None
         self.failed.append(str(error))
 
 
@@ -110,6 +113,21 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
     _size(path)
     text, pages = parse(path, read_bytes(path, DataError, DOCUMENT_BYTES), encoding)
     return Document(os.path.normpath(path), text, pages)
+
+
+def source_text(name: str) -> str | None:
+    """The text of the file that a document is named by, for a bank that holds no texts.
+
+    Args:
+        name: path of the file, from the working folder; text and HTML are UTF-8.
+
+    Returns:
+        The text; None if it cannot be read.
+    """
+    try:
+        return read_document(Path(name)).text
+    except DataError:
+        return None
 
 
 def _size(path: Path) -> int:

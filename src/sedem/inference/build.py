@@ -10,18 +10,22 @@ from typing import Any
 from sedem.bank.key_index import save_keys
 from sedem.bank.memory_bank import MemoryBank, append_to
 from sedem.bank.store.catalog import text_digest
+from sedem.bank.store.interface import Meta
 from sedem.bank.store.kept_files import kept_bytes
 from sedem.bank.store.key_files import stored_bytes
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.unfinished import unfinished_documents
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
-from sedem.inference.read import read
+from sedem.inference.read import Progress, read, segments_of
+from sedem.inference.read_parts import read_parts
 from sedem.method.modules import SedemModules
-from sedem.quantization import check_dtype
+from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Document, distinct
 
 COMMIT = 400_000
-"""Characters read between two commits: about 8 MB of memory for a 1B model at C = 4."""
+"""Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
+document is read in parts."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,14 @@ def build_bank(
     source: str | None = None,
     dtype: str | None = None,
     keys: str | None = None,
+    no_text: bool = False,
 ) -> Report:
     """Create or extend a bank.
 
     Documents that the bank has already are skipped; changed ones are replaced. Each commit is
-    durable, so the same call continues a build that was killed. Documents are taken one after the
-    other, and no more than a commit of them is in memory. If taking one fails, those before it are
-    committed before the error is raised.
+    durable, so the same call continues a build that was killed, within a long document too.
+    Documents are taken one after the other, and no more than a commit of them is in memory. If
+    taking one fails, those before it are committed before the error is raised.
 
     Args:
         model: its encoder and compressor make the memory.
@@ -73,16 +78,20 @@ def build_bank(
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
+        no_text: make a bank that keeps the SHA-256 of each text instead of the text. A bank that
+            exists stays as it is.
 
     Raises:
         BankMismatchError: another model made the bank.
-        BankError: the bank stores its slots as another type.
+        BankError: the bank stores its slots as another type, or texts that it is not to store.
         ConfigError: there is no such type.
         DataError: there are no documents, or two have the same name.
     """
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
-    taken = _Taken(_stored(model, path, dtype), size or (lambda document: len(document.text)))
+    writer = _Writer(model, engine, LocalStore(path), source, dtype, no_text)
+    stored = _stored(model, path, dtype, no_text)
+    taken = _Taken(stored, size or (lambda document: len(document.text)))
     for group in commits(taken.changed(documents)):
         group_size = sum(map(taken.size, group))
         before = taken.total - group_size
@@ -91,12 +100,7 @@ def build_bank(
             if progress is not None:
                 progress(before + part * segments // of)
 
-        part = read(model, engine, group, source=source, progress=report)
-        if path.exists():
-            # The bank is not opened for it, so a commit costs what it adds.
-            append_to(LocalStore(path), part.snapshot())
-        else:
-            part.save(path, dtype)
+        writer.add(group, report)
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
@@ -104,14 +108,19 @@ def build_bank(
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Return facts about a bank on disk: which model made it, what it holds, how large it is."""
+    """Return facts about a bank on disk: which model made it, what it holds, how large it is.
+
+    `unfinished` lists documents whose build was interrupted; the same build goes on with them.
+    """
     bank = MemoryBank.open(path)
     tokens = bank.tokens
     return {
         "documents": len(bank.documents),
+        "unfinished": unfinished_documents(path),
         "blocks": len(bank),
         "tokens": tokens,
         "dtype": bank.dtype,
+        "texts": "in the bank" if bank.contents.meta.texts else "not in the bank",
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
         "key_bytes": stored_bytes(path),
@@ -119,6 +128,38 @@ def describe(path: Path) -> dict[str, Any]:
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Reads documents into a bank; arguments as in `build_bank`."""
+
+    model: SedemModules
+    engine: Engine
+    store: LocalStore
+    source: str | None
+    dtype: str | None
+    no_text: bool
+
+    def add(self, group: list[Document], progress: Progress) -> None:
+        """Read some documents, or one that is longer than a commit, which then takes several."""
+        model, store = self.model, self.store
+        if len(group) == 1 and is_long(group[0]):
+            segments = segments_of(model, group[0])
+            if not store.folder.exists():
+                made_by = {**model.made_by(), "model": self.source}
+                kind = self.dtype or BFLOAT16
+                meta = Meta(model.fingerprint(), made_by, kind, not self.no_text)
+                with store.creating(meta):
+                    pass
+            read_parts(model, self.engine, store, group[0], segments, progress)
+            return
+        part = read(model, self.engine, group, source=self.source, progress=progress)
+        if store.folder.exists():
+            # The bank is not opened for it, so a commit costs what it adds.
+            append_to(store, part.snapshot())
+        else:
+            part.save(store.folder, self.dtype, no_text=self.no_text)
 
 
 @dataclass
@@ -154,7 +195,7 @@ class _Taken:
             yield document
 
 
-def _stored(model: SedemModules, path: Path, dtype: str | None) -> dict[str, str]:
+def _stored(model: SedemModules, path: Path, dtype: str | None, no_text: bool) -> dict[str, str]:
     """SHA-256 of the texts in a bank by name; arguments and errors as in `build_bank`."""
     if not path.exists():
         return {}
@@ -165,15 +206,26 @@ def _stored(model: SedemModules, path: Path, dtype: str | None) -> dict[str, str
             f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
             "leave the type out, or build another bank"
         )
+    if no_text and bank.contents.meta.texts:
+        raise BankError(
+            f"bank '{path}' holds the texts of its documents; build another bank without texts, or "
+            "leave --no-text out"
+        )
     return LocalStore(path).digests()
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents into commits of at least `COMMIT` characters, but for the last."""
+    """Group documents into commits of at least `COMMIT` characters, but for the last.
+
+    A document that is longer stands alone.
+    """
     group: list[Document] = []
     size = 0
     try:
         for document in documents:
+            if group and is_long(document):
+                yield group
+                group, size = [], 0
             group.append(document)
             size += len(document.text)
             if size >= COMMIT:
@@ -186,3 +238,8 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
         raise
     if group:
         yield group
+
+
+def is_long(document: Document) -> bool:
+    """Whether a document takes more than one commit."""
+    return len(document.text) > COMMIT

@@ -17,7 +17,7 @@ from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import slot_tokens
-from sedem.method.segments import segment_text
+from sedem.method.segments import Segments, segment_text
 from sedem.quantization import Quantized
 from sedem.types import Document, check_documents
 
@@ -51,8 +51,7 @@ def read(
     """
     check_documents(documents)
     config = model.config
-    cut = config.segment_length, config.segmentation, config.segment_shift
-    segments = [segment_text(document.text, model.encoder, *cut) for document in documents]
+    segments = [segments_of(model, document) for document in documents]
     memory_SMD = compress(
         model,
         engine,
@@ -77,6 +76,17 @@ def read(
         blocks,
         [InMemory(Quantized(torch.cat(memories)))],
     )
+
+
+def segments_of(model: SedemModules, document: Document) -> Segments:
+    """Cut a document as a model reads it.
+
+    Raises:
+        DataError: it has no tokens.
+    """
+    config = model.config
+    cut = config.segment_length, config.segmentation, config.segment_shift
+    return segment_text(document.text, model.encoder, *cut)
 
 
 def compress(

@@ -6,52 +6,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sedem.bank.documents import Source
 from sedem.bank.store import repair
 from sedem.bank.store.catalog import text_digest
+from sedem.bank.store.interface import check_fingerprint
 from sedem.bank.store.local import LocalStore
 from sedem.engine.interface import Engine
-from sedem.inference.build import commits
-from sedem.inference.read import Progress, read
+from sedem.inference.build import commits, is_long
+from sedem.inference.read import Progress, read, segments_of
+from sedem.inference.read_parts import read_parts
 from sedem.method.modules import SedemModules
 from sedem.types import Document
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a repair has done.
+class Report(repair.Repaired):
+    """What a repair has done, with what was read again before.
 
     Attributes:
-        problems: the defects that it found, a sentence each.
-        set_aside: files that were damaged, under their new names.
-        repaired: documents whose blocks were whole in a damaged shard and were written anew.
         read_again: documents that had lost something and were read again; they are last now.
-        dropped: documents that had lost something and are gone.
     """
 
-    problems: list[str]
-    set_aside: list[str]
-    repaired: list[str]
     read_again: list[str]
-    dropped: list[str]
 
 
-def texts_at_hand(path: Path, sources: Sequence[Document]) -> list[Document]:
+def texts_at_hand(
+    path: Path, sources: Sequence[Document], source: Source | None = None
+) -> list[Document]:
     """The damaged documents of a bank whose texts are whole, in the bank or among some sources.
 
     Args:
         path: folder of the bank.
         sources: documents; one counts if its name and its SHA-256 are those of the bank.
+        source: reads texts by name if the bank holds none; one counts if its SHA-256 is right.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
     """
-    given = {(source.name, text_digest(source.text)): source for source in sources}
+    given = {(one.name, text_digest(one.text)): one.text for one in sources}
     found = []
+    may_read = source is not None and not LocalStore(path).meta().texts
     for lost in repair.lost_documents(path):
-        if lost.text is not None:
-            found.append(Document(lost.name, lost.text))
-        elif source := given.get((lost.name, lost.sha256)):
-            found.append(source)
+        text = lost.text or given.get((lost.name, lost.sha256))
+        if text is None and source is not None and may_read:
+            again = source(lost.name)
+            text = again if again and text_digest(again) == lost.sha256 else None
+        if text is not None:
+            found.append(Document(lost.name, text, lost.pages))
     return found
 
 
@@ -64,26 +65,38 @@ def read_again(
 ) -> None:
     """Read damaged documents of a bank again; each commit replaces some.
 
+    A long document is read in parts, as `build_bank` does; if that is interrupted, the next repair
+    or build goes on there.
+
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
         path: folder of the bank.
         documents: their texts.
-        progress: called with the number of documents read and the number of all documents.
+        progress: called with the number of characters read and of all characters.
 
     Raises:
         BankMismatchError: another model made the bank; it is unchanged.
     """
-    done = 0
+    store = LocalStore(path)
+    check_fingerprint(str(path), store.meta().fingerprint, model.fingerprint())
+    total, done = sum(len(one.text) for one in documents), 0
     for group in commits(documents):
-        part = read(model, engine, group).snapshot()
-        memory_NJD = part.stored(range(len(part)))
-        LocalStore(path).append(
-            part.fingerprint, list(part.documents), part.blocks, memory_NJD, again=True
-        )
-        done += len(group)
-        if progress is not None:
-            progress(done, len(documents))
+        size = sum(len(one.text) for one in group)
+
+        def report(segments: int, of: int, before: int = done, part: int = size) -> None:
+            if progress is not None:
+                progress(before + part * segments // of, total)
+
+        if is_long(group[0]):
+            read_parts(model, engine, store, group[0], segments_of(model, group[0]), report)
+        else:
+            part = read(model, engine, group, progress=report).snapshot()
+            memory_NJD = part.stored(range(len(part)))
+            store.append(
+                part.fingerprint, list(part.documents), part.blocks, memory_NJD, again=True
+            )
+        done += size
 
 
 def finish(path: Path, problems: Sequence[str], again: Sequence[Document]) -> Report:
@@ -99,4 +112,4 @@ def finish(path: Path, problems: Sequence[str], again: Sequence[Document]) -> Re
     """
     done = LocalStore(path).repair()
     names = [document.name for document in again]
-    return Report([*problems], done.set_aside, done.repaired, names, done.dropped)
+    return Report([*problems], done.set_aside, done.repaired, done.dropped, names)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, durable_files
 from sedem.bank import key_index as bank_keys
+from sedem.bank import search
+from sedem.bank.blocks import SCAN, Blocks
 from sedem.bank.key_index import (
     CACHE_BYTES,
     cache_dtype,
@@ -27,15 +31,19 @@ from sedem.bank.key_index import (
 )
 from sedem.bank.search import score_questions
 from sedem.bank.store import shard
+from sedem.bank.store.interface import Meta
 from sedem.bank.store.key_files import FOLDER
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.tensor_files import read_vectors
 from sedem.errors import BankError, ConfigError
 from sedem.inference.requests import encode_questions
 from sedem.method.selector import Selector
-from sedem.quantization import DTYPES
+from sedem.quantization import DTYPES, Quantized
 
 QUESTIONS = ("What is the rent?", "How long does the pie keep, if it is served with plums?")
 EXTRA = Document("note.md", "The cellar key hangs behind the door; the meter is read in March.")
+
+STATUS = Path("/proc/self/status")
 
 TOLERANCE = {"bfloat16": 2**-7, "int8": 2**-5, "fp8": 2**-3}
 """How far a question token's score may be off, with keys of that type."""
@@ -232,6 +240,7 @@ def test_stored_keys_replace_the_projection_and_leave_the_bank_unchanged(
     assert not projections
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_stored_keys_above_the_limit_are_read_for_every_question(
     model: SeDeM, opened: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +250,50 @@ def test_stored_keys_above_the_limit_are_read_for_every_question(
     first = scores(model, opened)
     assert torch.equal(scores(model, opened), first)
     assert not projections
+
+
+@pytest.mark.skipif(not STATUS.exists(), reason="Linux alone says how much memory is not a file's")
+def test_keys_on_disk_that_exceed_the_limit_are_scored_in_bounded_memory(
+    model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, slots = 8_000, 16
+    memory = torch.randn(count, slots, model.decoder.width).bfloat16()
+    none = np.zeros(count, np.int64)
+    blocks = Blocks(none, none, none + 1, np.full((count, slots), 4, np.uint8))
+    store = LocalStore(tmp_path / "large.bank")
+    with store.creating(Meta(model.fingerprint(), model.made_by())) as unfinished:
+        one = [Document("one", "-")]
+        unfinished.append(model.fingerprint(), one, blocks, Quantized(memory))
+    size = save_keys(MemoryBank.open_from(store), model.selector)
+    cached = scores(model, MemoryBank.open_from(store))
+    parts: list[tuple[int, float]] = []
+    key_scores = search.key_scores
+
+    def watched(query: Tensor, mask: Tensor, keys: Quantized, padding: Tensor) -> Tensor:
+        parts.append((len(keys), megabytes()))
+        return key_scores(query, mask, keys, padding)
+
+    monkeypatch.setattr(bank_keys, "CACHE_BYTES", 0)
+    monkeypatch.setattr(search, "key_scores", watched)
+    opened = MemoryBank.open_from(store)
+    key_index(opened, model.selector)
+    tracemalloc.start()
+    found = scores(model, opened)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    torch.testing.assert_close(found, cached)
+    assert sum(blocks for blocks, _ in parts) == len(QUESTIONS) * count
+    assert max(blocks for blocks, _ in parts) <= SCAN
+    now = [place for _, place in parts]
+    assert size > 8e6
+    assert max(now) - now[0] < size / 2e6
+    assert most < 40 * count
+
+
+def megabytes() -> float:
+    """Memory of this process that is no file's."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1000
 
 
 def test_documents_appended_later_are_projected_and_removed_ones_are_not_scored(
@@ -286,12 +339,13 @@ def damage_length(path: Path) -> None:
 def damage_shape(path: Path) -> None:
     """Keys of one row too few, with a right checksum."""
     with safe_open(path, framework="pt") as file:
-        metadata, keys = file.metadata(), shard.read_quantized(file, "keys")[:-1]
+        metadata, keys = file.metadata(), read_vectors(file, "keys", shard.SCALES)[:-1]
     metadata["crc32"] = str(shard.checksum(keys))
     shard.write_quantized(path, "keys", keys, metadata)
 
 
 @pytest.mark.parametrize("damage", [damage_checksum, damage_length, damage_shape])
+@pytest.mark.usefixtures("mapped_and_read")
 def test_damaged_keys_are_made_again_with_a_warning(
     damage: Callable[[Path], None],
     model: SeDeM,

@@ -13,6 +13,7 @@ from conftest import LEASE, RECIPE
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.documents import unknown_document
 from sedem.bank.store import catalog, shard
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
@@ -57,6 +58,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 # Round trips
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_an_opened_bank_has_the_content_scores_and_answers_of_the_saved_one(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
@@ -237,6 +239,12 @@ def test_removing_an_unknown_document_names_it_and_the_known_ones(
     assert bank.documents == documents
 
 
+def test_an_unknown_document_does_not_list_a_whole_bank() -> None:
+    names = [f"{number}.txt" for number in range(1_200)]
+    sentence = str(unknown_document("the bank", "x", names))
+    assert sentence.endswith("no document 'x'; it has " + ", ".join(names[:10]) + " and 1,190 more")
+
+
 @pytest.mark.parametrize("kind", ["folder", "file", "bank"])
 def test_saving_over_anything_is_refused_and_leaves_it_unchanged(
     kind: str, model: SeDeM, documents: list[Document], tmp_path: Path
@@ -300,7 +308,7 @@ def test_the_catalog_names_the_type_of_the_slots(
         model.read(documents).save(tmp_path / dtype, dtype)
         with catalog.connect(tmp_path / dtype) as connection:
             meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        assert (meta["schema_version"], meta["dtype"]) == (catalog.FORMAT, dtype)
+        assert (meta["schema_version"], meta["dtype"]) == (catalog.FORMATS[True], dtype)
 
 
 def test_an_unknown_type_is_refused_and_nothing_is_made(
@@ -326,13 +334,13 @@ def test_opening_reads_no_shard_until_a_block_is_used(
     bank.save(tmp_path / "a.bank")
     bank.append(model.read(documents[1:]))
     opened_files: list[str] = []
-    real = shard.safe_open
+    real = shard.open_tensors
 
-    def counting(path: Path, **options: object) -> object:
+    def counting(path: Path) -> object:
         opened_files.append(path.name)
-        return real(path, **options)
+        return real(path)
 
-    monkeypatch.setattr(shard, "safe_open", counting)
+    monkeypatch.setattr(shard, "open_tensors", counting)
     opened = MemoryBank.open(tmp_path / "a.bank")
     assert opened_files == []
     opened.memory([0])
@@ -353,6 +361,7 @@ def test_memory_of_an_opened_bank_is_mapped(
     assert shard in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_memory_comes_in_the_order_of_the_indices_across_shards(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_a_flipped_byte_is_caught_when_its_block_is_first_used(bank: Path) -> None:
     flip(shard_file(bank, 2), -1)
     opened = MemoryBank.open(bank)
@@ -522,6 +524,7 @@ def test_a_truncated_shard_is_refused_with_both_sizes(kept: int, bank: Path) -> 
     ]
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_a_shard_truncated_or_deleted_after_opening_is_an_error(bank: Path) -> None:
     opened = MemoryBank.open(bank)
     os.truncate(shard_file(bank, 1), 50)
@@ -763,11 +766,13 @@ def test_a_shard_that_does_not_fit_its_catalog_is_refused(tmp_path: Path) -> Non
         MemoryBank.open(bank).memory([0])
 
 
-@pytest.mark.parametrize("version", ["0", "4", "banana"])
+@pytest.mark.parametrize("version", ["0", "5", "banana"])
 def test_a_bank_of_another_format_is_refused_with_both_versions(version: str, bank: Path) -> None:
     set_entry(bank, "schema_version", version)
     for attempt in (contents, functools.partial(append, number=2)):
-        with pytest.raises(BankError, match=f"has format '{version}', this sedem reads 3; use"):
+        with pytest.raises(
+            BankError, match=f"has format '{version}', this sedem reads 3 and 4; use"
+        ):
             attempt(bank)
 
 
@@ -869,6 +874,46 @@ def test_opening_while_another_process_commits_sees_one_state(
     assert_holds(bank, [0, 1, 2])
 
 
+class Unmapped(sqlite3.Connection):
+    """A connection on a file system without maps."""
+
+    alone = False
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        self.alone = self.alone or "EXCLUSIVE" in statement
+        if not self.alone:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorname = "SQLITE_IOERR_SHMMAP"
+            raise error
+        return super().execute(statement, *values)
+
+
+def test_a_catalog_that_cannot_be_shared_is_used_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = functools.partial(sqlite3.connect, factory=Unmapped)
+    monkeypatch.setattr(catalog.sqlite3, "connect", connect)
+    bank = make_bank(tmp_path / "a.bank", documents=2)
+    assert_holds(bank, [0, 1])
+    with catalog.connect(bank):
+        assert not (bank / "catalog.sqlite-shm").exists()
+
+
+def test_accesses_that_exclude_each_other_take_turns(
+    bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEDEM_READ", "1")
+    with ThreadPoolExecutor(4) as threads:
+        opened = list(threads.map(lambda _: MemoryBank.open(bank), range(12)))
+    assert {len(one) for one in opened} == {4}
+    monkeypatch.setattr(catalog, "WAIT", 0.05)
+    with (
+        catalog.connect(bank),
+        pytest.raises(BankError, match=r"cannot be used now \(database is locked\)"),
+    ):
+        MemoryBank.open(bank)
+
+
 def test_an_open_bank_does_not_change_under_its_reader(bank: Path) -> None:
     opened = MemoryBank.open(bank)
     append(bank, 2)
@@ -919,6 +964,18 @@ def test_a_read_only_bank_opens_and_verifies_and_refuses_to_be_changed(unprivile
         with pytest.raises(BankError, match=r"shared\.bank' cannot be written.*Permission denied"):
             attempt(bank)
     assert_holds(bank, [0, 1])
+
+
+@pytest.mark.parametrize("read", ["0", "1"])
+def test_a_read_only_bank_with_a_log_says_what_to_do(
+    read: str, unprivileged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bank = make_bank(unprivileged / "shared.bank")
+    (bank / "catalog.sqlite-wal").touch()
+    write_protect(bank)
+    monkeypatch.setenv("SEDEM_READ", read)
+    with pytest.raises(BankError, match=r"cannot be used now \(.*\); copy it to a local disk"):
+        MemoryBank.open(bank)
 
 
 def test_a_new_bank_in_a_folder_that_cannot_be_written_is_refused(unprivileged: Path) -> None:

@@ -137,6 +137,7 @@ def test_a_stop_at_any_call_leaves_a_bank_that_holds_the_same(tmp_path: Path) ->
             assert_holds(bank, [1, 2])
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_readers_keep_what_is_open_and_are_told_to_open_again_for_the_rest(tmp_path: Path) -> None:
     bank = make_bank(tmp_path / "a.bank", 3)
     reader = MemoryBank.open(bank)

@@ -55,6 +55,7 @@ def test_a_sound_bank_is_left_as_it_is(bank: Path) -> None:
     assert sorted(path.name for path in (bank / "shards").iterdir()) == before
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_a_damaged_block_costs_its_document_alone(bank: Path) -> None:
     flip(shard_file(bank, 4), -1)  # the last value of the last block, which is document 2's
     damaged = shard_file(bank, 4).read_bytes()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hostile.borders import hostile_paths
 
 from sedem import Document
-from sedem.data.documents import DocumentFiles, files_in, read_document
+from sedem.data.documents import DocumentFiles, files_in, read_document, source_text
 from sedem.errors import DataError
+from sedem.untrusted import DOCUMENT_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +56,21 @@ def test_files_that_cannot_be_read_are_passed_over_on_request() -> None:
     files = DocumentFiles([Path("no.txt"), Path("bad.txt"), Path("texts")], keep_going=True)
     assert [document.text for document in files] == ["Second.", "First."]
     assert [sentence.split("'")[1] for sentence in files.failed] == ["no.txt", "bad.txt"]
-    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-8 text"):
+    assert list(files.sizes) == ["texts/b.MD", "texts/deep/a.txt"]
+    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-8 text.*latin-1$"):
         list(DocumentFiles([Path("bad.txt")]))
+    with pytest.raises(DataError, match=r"'bad\.txt' is not utf-8 text.*with --keep-going$"):
+        list(DocumentFiles([Path("bad.txt"), Path("texts")]))
 
 
 def test_a_folder_is_no_document() -> None:
     with pytest.raises(DataError, match="is a folder; give its files"):
         read_document(Path("texts"))
+
+
+def test_the_text_of_a_source_is_none_if_it_cannot_be_read(tmp_path: Path) -> None:
+    assert source_text("texts/deep/a.txt") == "First."
+    for name in ("texts/none.txt", "texts/c.csv", "texts", "\0.txt", "x" * 5000 + ".txt"):
+        assert source_text(name) is None
+    for kind, path in hostile_paths(tmp_path / "hostile.txt", DOCUMENT_BYTES + 1):
+        assert source_text(str(path)) is None, kind

@@ -20,7 +20,7 @@ from sedem.bank.store import catalog, catalog_rows
 from sedem.bank.store.catalog import CATALOG, ShardRow
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import SHARDS
-from sedem.durable_files import sync_folder
+from sedem.durable_files import folder_bytes, sync_folder
 from sedem.errors import BankError
 from sedem.untrusted import open_file
 
@@ -87,7 +87,7 @@ def backup(folder: Path, target: Path) -> int:
             sync_folder(shards)
 
         copy_commit(folder, unfinished.folder, copy)
-        return sum(path.stat().st_size for path in unfinished.folder.rglob("*") if path.is_file())
+        return folder_bytes(unfinished.folder)
 
 
 def copy_commit(folder: Path, target: Path, copy: Callable[[list[ShardRow]], None]) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -22,14 +24,17 @@ from numpy.typing import NDArray
 from sedem.bank.blocks import Blocks
 from sedem.bank.store.checksums import State, Sum, row_checksum
 from sedem.bank.store.interface import Meta
+from sedem.bank.store.tensor_files import reading
 from sedem.errors import BankError
-from sedem.types import Document
 
 CATALOG = "catalog.sqlite"
-FORMAT = "3"
+FORMATS = {True: "3", False: "4"}
+"""The format of a bank by whether it stores texts; without them its table of texts is empty."""
 TEXT_PIECE = 2**20
 """Characters of a text in one row, so that a span needs no more than the rows around it."""
 STATE = "state"
+WAIT = 5.0
+"""Seconds that an access to the catalog waits for others."""
 TABLES = ("documents", "shards", "texts")
 
 _TABLES = """
@@ -75,52 +80,17 @@ class ShardRow:
 def create(folder: Path, meta: Meta) -> None:
     """Make the catalog of a bank without documents."""
     (folder / CATALOG).touch()
-    with connect(folder) as connection:
+    with connect(folder, alone=True) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(_TABLES)
         for key, value in {
-            "schema_version": FORMAT,
+            "schema_version": FORMATS[meta.texts],
             "fingerprint": meta.fingerprint,
             "made_by": json.dumps(meta.made_by),
             "dtype": meta.dtype,
         }.items():
             write_meta(connection, key, value)
         write_state(connection, State(0, dict.fromkeys(TABLES, Sum())))
-
-
-def insert(
-    connection: sqlite3.Connection,
-    state: State,
-    shard: ShardRow,
-    documents: Sequence[Document],
-    blocks: Blocks,
-    checksums: Sequence[int],
-) -> State:
-    """Add a shard with its documents and blocks; each replaces a document of its name.
-
-    Args:
-        connection: inside a transaction.
-        state: as it was before.
-        shard: the file that holds the blocks' memory, row by row.
-        documents: names and texts.
-        blocks: one for each row; `documents` are indices into the documents.
-        checksums: CRC-32 of each row.
-
-    Returns:
-        The state after it.
-    """
-    for document in documents:
-        state = delete(connection, state, document.name)
-    added = [_insert_document(connection, document) for document in documents]
-    ids = np.array([number for number, _, _ in added], np.int64)
-    columns = shard_columns(blocks.of_documents(ids[blocks.documents]), checksums)
-    crc = insert_shard(connection, shard, columns)
-    sums = state.sums
-    return state.with_sums(
-        documents=sums["documents"].plus(crc for _, crc, _ in added),
-        texts=sums["texts"].plus(crc for _, _, crcs in added for crc in crcs),
-        shards=sums["shards"].plus([crc]),
-    )
 
 
 def shard_columns(
@@ -155,35 +125,35 @@ def insert_shard(connection: sqlite3.Connection, shard: ShardRow, columns: Seque
         (*row, *columns),
     ).lastrowid
     assert number is not None
+    return replace_shard(connection, number, shard, columns)
+
+
+def replace_shard(
+    connection: sqlite3.Connection, number: int, shard: ShardRow, columns: Sequence[bytes]
+) -> int:
+    """Change the row of a shard.
+
+    Args:
+        connection: inside a transaction.
+        number: id of the shard.
+        shard: the file.
+        columns: as `shard_columns` makes them.
+
+    Returns:
+        The row's new checksum.
+    """
+    row = (shard.file, shard.blocks, shard.size, shard.sha256)
     crc = row_checksum(number, *row, *columns)
-    connection.execute("UPDATE shards SET crc32 = ? WHERE id = ?", (crc, number))
+    connection.execute(
+        "UPDATE shards SET file = ?, blocks = ?, bytes = ?, sha256 = ?, documents = ?, spans = ?, "
+        "slot_tokens = ?, checksums = ?, crc32 = ? WHERE id = ?",
+        (*row, *columns, crc, number),
+    )
     return crc
 
 
-def delete(connection: sqlite3.Connection, state: State, name: str) -> State:
-    """Mark a document as removed; its text and blocks stay until the bank is compacted.
-
-    So a reader who opened the bank before keeps what it has opened.
-
-    Returns:
-        The state after it; the same object if there is no document of that name.
-    """
-    found = connection.execute(
-        "SELECT id, characters, sha256, pages, crc32 FROM documents WHERE name = ? AND removed = 0",
-        (name,),
-    ).fetchall()
-    documents = state.sums["documents"]
-    for number, characters, sha256, pages, old in found:
-        crc = row_checksum(number, name, characters, sha256, 1, pages)
-        connection.execute(
-            "UPDATE documents SET removed = 1, crc32 = ? WHERE id = ?", (crc, number)
-        )
-        documents = documents.minus([old]).plus([crc])
-    return state.with_sums(documents=documents) if found else state
-
-
 def forget_removed(connection: sqlite3.Connection) -> None:
-    """Delete documents that are marked as removed, and their texts."""
+    """Delete documents that are removed or unfinished, and their texts."""
     connection.execute(
         "DELETE FROM texts WHERE document NOT IN (SELECT id FROM documents WHERE removed = 0)"
     )
@@ -240,31 +210,6 @@ def write_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
     connection.execute("INSERT OR REPLACE INTO meta (key, value, crc32) VALUES (?, ?, ?)", row)
 
 
-def _insert_document(
-    connection: sqlite3.Connection, document: Document
-) -> tuple[int, int, list[int]]:
-    """Add a document and its text; returns its id, its checksum and those of its text's rows."""
-    text = document.text
-    pages = np.array(document.pages, "<i8").tobytes()
-    row = (document.name, len(text), text_digest(text), 0, pages)
-    number = connection.execute(
-        "INSERT INTO documents (name, characters, sha256, removed, pages, crc32) "
-        "VALUES (?, ?, ?, ?, ?, 0)",
-        row,
-    ).lastrowid
-    assert number is not None
-    crc = row_checksum(number, *row)
-    connection.execute("UPDATE documents SET crc32 = ? WHERE id = ?", (crc, number))
-    rows = []
-    for start in range(0, len(text), TEXT_PIECE):
-        piece = text[start : start + TEXT_PIECE]
-        rows.append((number, start, row_checksum(number, start, piece), piece))
-    connection.executemany(
-        "INSERT INTO texts (document, start, crc32, text) VALUES (?, ?, ?, ?)", rows
-    )
-    return number, crc, [row[2] for row in rows]
-
-
 def text_digest(text: str) -> str:
     """SHA-256 of a document's text."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -282,21 +227,32 @@ def has_foreign_schema(connection: sqlite3.Connection) -> bool:
 
 
 @contextmanager
-def connect(folder: Path) -> Iterator[sqlite3.Connection]:
+def connect(folder: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection]:
     """Open the catalog of a bank.
+
+    Args:
+        folder: of the bank.
+        alone: exclude everybody else meanwhile, so that nothing has to be mapped. Where files
+            cannot be mapped it is done anyway.
 
     Raises:
         BankError: there is no bank, or its catalog cannot be used.
     """
     check_is_bank(folder)
     try:
-        with closing(sqlite3.connect(_uri(folder), uri=True)) as connection:
+        with closing(_opened(_uri(folder), alone or reading())) as connection:
             connection.execute("PRAGMA synchronous = FULL")
             yield connection
             connection.commit()
     except sqlite3.OperationalError as error:
         # A full disk, a lock or a missing permission: the bank is unchanged.
-        raise BankError(f"the catalog of bank '{folder}' cannot be used now ({error})") from None
+        log = not os.access(folder, os.W_OK) and (folder / f"{CATALOG}-wal").exists()
+        way_out = (
+            "; copy it to a local disk, or open it once where it may be written" if log else ""
+        )
+        raise BankError(
+            f"the catalog of bank '{folder}' cannot be used now ({error}){way_out}"
+        ) from None
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise BankError(
             f"the catalog of bank '{folder}' cannot be used ({error}); restore it or build again"
@@ -320,6 +276,28 @@ def check_is_bank(folder: Path) -> None:
             ) from None
     if not (folder / CATALOG).is_file():
         raise BankError(f"'{folder}' is not a bank: it holds no {CATALOG}")
+
+
+def _opened(uri: str, alone: bool) -> sqlite3.Connection:
+    """Open a database; readers and a writer share a mapped file if the file system maps files."""
+    until = time.monotonic() + WAIT
+    while True:
+        connection = sqlite3.connect(uri, 0 if alone else WAIT, uri=True)
+        try:
+            if alone:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA schema_version").fetchall()
+            return connection
+        except sqlite3.Error as error:
+            connection.close()
+            name = getattr(error, "sqlite_errorname", "")
+            if not alone and name.startswith("SQLITE_IOERR_SHM"):
+                alone = True
+            elif alone and name.startswith("SQLITE_BUSY") and time.monotonic() < until:
+                # Two that wait inside SQLite would each keep the half of a lock that they have.
+                time.sleep(random.uniform(0.001, 0.02))
+            else:
+                raise
 
 
 def _uri(folder: Path) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sedem.bank.blocks import Blocks
-from sedem.bank.store.catalog import FORMAT, STATE, TABLES, TEXT_PIECE, ShardRow
+from sedem.bank.store.catalog import FORMATS, STATE, TABLES, TEXT_PIECE, ShardRow
 from sedem.bank.store.checksums import State, Sum, row_checksum
 from sedem.bank.store.interface import Meta
 from sedem.errors import BankError
@@ -77,11 +77,12 @@ def read_meta(folder: Path, connection: sqlite3.Connection) -> tuple[Meta, State
         BankError: the format is unknown, or an entry is missing or damaged.
     """
     version = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
-    if version is None or version[0] != FORMAT:
-        found = None if version is None else version[0]
+    found = None if version is None else version[0]
+    if found not in FORMATS.values():
         again = "; build it again with 'sedem build'" if found in OLD_FORMATS else ""
         raise BankError(
-            f"bank '{folder}' has format {found!a}, this sedem reads {FORMAT}"
+            f"bank '{folder}' has format {found!a}, this sedem reads "
+            f"{' and '.join(FORMATS.values())}"
             f"{again or '; use the sedem that wrote it or build it again'}"
         )
     rows = connection.execute("SELECT key, value, crc32 FROM meta").fetchall()
@@ -102,7 +103,8 @@ def read_meta(folder: Path, connection: sqlite3.Connection) -> tuple[Meta, State
     state = _json_object(folder, STATE, meta[STATE])
     try:
         sums = {table: Sum(*map(int, state[table])) for table in TABLES}
-        return Meta(meta["fingerprint"], made_by, meta["dtype"]), State(int(state["commit"]), sums)
+        about = Meta(meta["fingerprint"], made_by, meta["dtype"], found == FORMATS[True])
+        return about, State(int(state["commit"]), sums)
     except (KeyError, TypeError, ValueError):
         raise damaged(folder, f"its {STATE} is malformed") from None
 
@@ -166,7 +168,7 @@ def read_shards(
     for number, crc in listed:
         old = known.get(number)
         if old is None or old.crc32 != crc:
-            old = _read_shard(folder, connection, number)
+            old = read_shard(folder, connection, number)
         found.append(old)
     slots = {shard.blocks.slots for shard in found if len(shard.blocks)}
     if len(slots) > 1:
@@ -266,7 +268,8 @@ def damaged(folder: Path, reason: str) -> BankError:
     )
 
 
-def _read_shard(folder: Path, connection: sqlite3.Connection, number: int) -> StoredShard:
+def read_shard(folder: Path, connection: sqlite3.Connection, number: int) -> StoredShard:
+    """Return a shard by its id; errors as in `read_shards`."""
     row = connection.execute(
         "SELECT file, blocks, bytes, sha256, documents, spans, slot_tokens, checksums, crc32 "
         "FROM shards WHERE id = ?",

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sedem.bank.store import catalog, catalog_rows, leftovers, rewriting
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.shard import SHARDS, Maps, Shard, check_size
+from sedem.durable_files import folder_bytes
 from sedem.quantization import vector_bytes
 
 
@@ -42,7 +43,7 @@ def compact(folder: Path) -> Compacted:
     Raises:
         BankError: it is damaged; the message names the block. The bank is unchanged.
     """
-    size = _bytes_of(folder)
+    size = folder_bytes(folder)
     with catalog.connect(folder) as connection:
         meta, state = catalog_rows.read_meta(folder, connection)
         documents = catalog_rows.read_documents(folder, connection, state)
@@ -73,7 +74,7 @@ def compact(folder: Path) -> Compacted:
         connection.execute("VACUUM")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     after = len(stored) - len(sources) + len(new)
-    return Compacted(size, _bytes_of(folder), len(stored), after)
+    return Compacted(size, folder_bytes(folder), len(stored), after)
 
 
 def _worth_rewriting(stored: Sequence[StoredShard], rows: rewriting.Rows) -> NDArray[np.bool_]:
@@ -85,7 +86,3 @@ def _worth_rewriting(stored: Sequence[StoredShard], rows: rewriting.Rows) -> NDA
     if chosen.sum() == 1 and not removed.any() and live.all():
         return np.zeros(len(stored), bool)
     return rewriting.with_whole_documents(chosen, rows)
-
-
-def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

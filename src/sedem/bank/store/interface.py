@@ -38,11 +38,13 @@ class Meta:
         fingerprint: hash of the model that made it.
         made_by: the settings behind the fingerprint, for people; `width` is D.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
+        texts: whether the texts of documents are stored; if not, only their SHA-256 are.
     """
 
     fingerprint: str
     made_by: dict[str, Any]
     dtype: str = BFLOAT16
+    texts: bool = True
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import IO
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
-from sedem.bank.store.shard import SCALES, Shard, checksum, read_quantized
+from sedem.bank.store.shard import SCALES, Shard, checksum
+from sedem.bank.store.tensor_files import TYPES, Vectors, open_tensors, read_vectors
 from sedem.durable_files import atomic_write
 from sedem.errors import BankError
 from sedem.quantization import Quantized
@@ -33,14 +34,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "kept"
 ENDS, CHECKSUMS, VALUES, DECODER = "ends", "checksums", "values", "decoder"
-_NAMES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int8: "I8",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.int64: "I64",
-}
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
 """Types as safetensors names them."""
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -64,7 +58,7 @@ class KeptFile:
         shape: tuple[int, int, int],
         ends: list[int],
         checksums: list[int],
-        vectors: Quantized,
+        vectors: Vectors,
     ) -> None:
         self.path = path
         self.shape = shape
@@ -123,12 +117,12 @@ def read_kept(shard: Shard, decoder: str, shape: tuple[int, int, int]) -> KeptFi
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             if (file.metadata() or {}).get(DECODER) != decoder:
                 logger.warning("'%s' is of another decoder; it is not used", path)
                 return None
-            ends, checksums = (file.get_tensor(name).tolist() for name in (ENDS, CHECKSUMS))
-            vectors = read_quantized(file, VALUES)
+            ends, checksums = (file.get_tensor(name)[:].tolist() for name in (ENDS, CHECKSUMS))
+            vectors = read_vectors(file, VALUES, SCALES)
     except (SafetensorError, OSError) as error:
         logger.warning("'%s' is damaged (%s); it is not used", path, error)
         return None

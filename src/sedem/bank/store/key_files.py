@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
-from sedem.bank.store.shard import Shard, checksum, read_quantized, write_quantized
+from sedem.bank.store.shard import SCALES, Shard, checksum, write_quantized
+from sedem.bank.store.tensor_files import Vectors, open_tensors, read_vectors
 from sedem.quantization import Quantized
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def write_keys(shard: Shard, keys_NJRH: Quantized, selector: str) -> None:
     write_quantized(path, KEYS, keys_NJRH, metadata)
 
 
-def read_keys(shard: Shard, selector: str, heads: tuple[int, int]) -> Quantized | None:
+def read_keys(shard: Shard, selector: str, heads: tuple[int, int]) -> Vectors | None:
     """Read the keys of every row of a shard `[N, J, R, H]`.
 
     Args:
@@ -51,12 +52,12 @@ def read_keys(shard: Shard, selector: str, heads: tuple[int, int]) -> Quantized 
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             metadata = file.metadata() or {}
             if metadata.get(SELECTOR) != selector:
                 logger.warning("keys '%s' are of another selector; they are made again", path)
                 return None
-            keys = read_quantized(file, KEYS)
+            keys = read_vectors(file, KEYS, SCALES)
     except (SafetensorError, OSError) as error:
         logger.warning("keys '%s' are damaged (%s); they are made again", path, error)
         return None

@@ -14,6 +14,7 @@ Letters: N blocks, J slots of a block, D decoder width.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +24,14 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from sedem.bank.blocks import Blocks
-from sedem.bank.store import catalog, catalog_rows, leftovers, verify
+from sedem.bank.documents import Source, unknown_document
+from sedem.bank.store import catalog, catalog_rows, document_rows, leftovers, verify
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.checksums import State
 from sedem.bank.store.compaction import Compacted, compact
 from sedem.bank.store.interface import Contents, Meta, check_fingerprint
 from sedem.bank.store.repair import Repaired, repair
-from sedem.bank.store.shard import SHARDS, Check, Maps, Shard, check_size, checksum, write_shard
+from sedem.bank.store.shard import SHARDS, Check, Maps, Shard, checksum, write_shard
 from sedem.bank.store.stored_documents import StoredDocuments
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError
@@ -46,11 +48,13 @@ class LocalStore:
         folder: the bank's folder; it need not exist yet.
         check: when a block's checksum is compared: when it is first used ("once"), or whenever it
             is used, together with the file's size and place ("always").
+        source: reads texts that the bank does not hold; None if nothing does.
     """
 
-    def __init__(self, folder: Path, check: Check = "once") -> None:
+    def __init__(self, folder: Path, check: Check = "once", source: Source | None = None) -> None:
         self.folder = folder
         self.check: Check = check
+        self.source = source
         self._lock = FileLock(folder / LOCK, timeout=0)
 
     @contextmanager
@@ -128,20 +132,43 @@ class LocalStore:
             if not changed:
                 return
             if len(changed) < len(documents):
-                rows = np.flatnonzero(np.isin(blocks.documents, changed))
-                blocks, memory_NJD = blocks.take(rows), memory_NJD[rows.tolist()]
+                kept = np.flatnonzero(np.isin(blocks.documents, changed))
+                blocks, memory_NJD = blocks.take(kept), memory_NJD[kept.tolist()]
                 places = np.searchsorted(changed, blocks.documents)
                 blocks = blocks.of_documents(places.astype(np.int64))
                 documents = [documents[index] for index in changed]
             stored_NJD = memory_NJD.cast(meta.dtype)
-            _check_finite(documents, blocks, stored_NJD)
-            checksums = [checksum(stored_NJD[row]) for row in range(len(blocks))]
-            name = f"{catalog.newest_shard(connection) + 1:06d}.safetensors"
-            size, digest = write_shard(self.folder / SHARDS, name, stored_NJD)
-            shard = catalog.ShardRow(name, len(blocks), size, digest)
+            shard, checksums = self.write_blocks(connection, documents, blocks, stored_NJD)
             with connection:
-                state = catalog.insert(connection, state, shard, documents, blocks, checksums)
+                rows = (documents, blocks, checksums)
+                state = document_rows.insert(connection, state, shard, *rows, meta.texts)
                 catalog.write_state(connection, state.committed())
+
+    def write_blocks(
+        self,
+        connection: sqlite3.Connection,
+        documents: Sequence[Document],
+        blocks: Blocks,
+        stored_NJD: Quantized,
+        name: str | None = None,
+    ) -> tuple[catalog.ShardRow, list[int]]:
+        """Write a shard; returns its row and its checksums.
+
+        Args:
+            connection: to the catalog, whose lock is held.
+            documents: what the blocks are of.
+            blocks: one for each row; `documents` are indices.
+            stored_NJD: their memory, in the bank's type.
+            name: of the file; None means the next one, which no table names yet.
+
+        Raises:
+            BankError: memory holds infinite numbers, or what is not a number.
+        """
+        _check_finite(documents, blocks, stored_NJD)
+        checksums = [checksum(stored_NJD[row]) for row in range(len(blocks))]
+        name = name or f"{catalog.newest_shard(connection) + 1:06d}.safetensors"
+        size, digest = write_shard(self.folder / SHARDS, name, stored_NJD)
+        return catalog.ShardRow(name, len(blocks), size, digest), checksums
 
     def remove(self, name: str, *more: str) -> None:
         """Remove documents and their blocks from the catalog; `compact` gives their bytes back.
@@ -153,12 +180,10 @@ class LocalStore:
         with self.writing(), catalog.connect(self.folder) as connection, connection:
             _, state = catalog_rows.read_meta(self.folder, connection)
             for one in dict.fromkeys((name, *more)):
-                after = catalog.delete(connection, state, one)
+                after = document_rows.delete(connection, state, one)
                 if after is state:
-                    known = ", ".join(catalog.document_names(connection))
-                    raise BankError(
-                        f"'{self.folder}' has no document '{one}'; it has {known or 'none'}"
-                    )
+                    known = catalog.document_names(connection)
+                    raise unknown_document(f"'{self.folder}'", one, known)
                 state = after
             catalog.write_state(connection, state.committed())
 
@@ -192,9 +217,11 @@ class LocalStore:
         while True:
             contents, state = self._read(known)
             try:
-                for piece in contents.pieces:
+                # Shards without a block of the bank, such as unfinished parts, are not missed.
+                for number in np.flatnonzero(np.bincount(contents.places[:, 0])).tolist():
+                    piece = contents.pieces[number]
                     if isinstance(piece, Shard):
-                        check_size(piece.path, piece.stored.row.size)
+                        piece.renew()
                 return contents
             except BankError:
                 # A shard that was compacted in between is no damage.
@@ -216,7 +243,7 @@ class LocalStore:
         stored, blocks, places_N2 = catalog_rows.live_blocks(self.folder, documents, stored)
         maps = next((p.maps for p in before.values()), None) or Maps()
         shards = [self._shard(one, meta, maps, before.get(one.id)) for one in stored]
-        texts = StoredDocuments(self.folder, documents)
+        texts = StoredDocuments(self.folder, documents, meta.texts, self.source)
         return Contents(meta, texts, blocks, shards, places_N2), state
 
     def meta(self) -> Meta:

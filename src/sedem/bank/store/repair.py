@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sedem.bank.store import catalog, catalog_rows, leftovers, rewriting, verify
+from sedem.bank.store import catalog, catalog_rows, document_rows, leftovers, rewriting, verify
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.raw_rows import RawRows
 from sedem.bank.store.shard import SHARDS
@@ -48,12 +48,14 @@ class Lost:
     Attributes:
         name: its name.
         sha256: of its text.
-        text: its text; None if it is damaged too.
+        text: its text; None if it is damaged too, or the bank holds no texts.
+        pages: first character of each of its pages.
     """
 
     name: str
     sha256: str
     text: str | None
+    pages: tuple[int, ...]
 
 
 def repair(folder: Path) -> Repaired:
@@ -93,7 +95,7 @@ def repair(folder: Path) -> Repaired:
         )
         with connection:
             for name in damage.documents:
-                state = catalog.delete(connection, state, name)
+                state = document_rows.delete(connection, state, name)
             rewriting.exchange(connection, [*gone.values()], new)
             catalog.write_state(connection, catalog.recounted(connection, state).committed())
         leftovers.clear(folder, connection)
@@ -129,10 +131,13 @@ def lost_documents(folder: Path) -> list[Lost]:
         _, state = catalog_rows.read_meta(folder, connection)
         documents = catalog_rows.read_documents(folder, connection, state)
         return [
-            Lost(name, digest, verify.sound_text(folder, connection, documents, index))
-            for index, (name, digest) in enumerate(
-                zip(documents.names, documents.digests, strict=True)
+            Lost(
+                name,
+                documents.digests[index],
+                verify.sound_text(folder, connection, documents, index),
+                catalog_rows.pages_of(documents.pages[index]),
             )
+            for index, name in enumerate(documents.names)
             if name in names
         ]
 

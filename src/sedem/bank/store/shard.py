@@ -5,33 +5,57 @@ Letters: N blocks, J slots of a block, D decoder width.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 from sedem.backbone.safetensors import save_tensors
 from sedem.bank.store.catalog_rows import StoredShard
+from sedem.bank.store.tensor_files import Vectors, open_tensors, read_vectors
 from sedem.durable_files import atomic_write, sha256
-from sedem.errors import BankError
+from sedem.errors import BankError, ChangedFileError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized
 
 SHARDS = "shards"
 """The folder of shards in a bank."""
 MEMORY = "memory"
 SCALES = "scales"
+PART = 2**26
+"""Bytes of vectors whose checksum is computed at once."""
 MAPS = 256
 """Shards of one bank that are mapped at the same time; a process may have some 65,000 maps."""
 
 Check = Literal["once", "always"]
-"""When a block's checksum is compared: when it is first used, or whenever it is used."""
+"""When a block's checksum is compared: when it is first used of a file, or whenever it is used."""
+
+Identity = tuple[int, int, int, int]
+"""Device, inode and times of a file; another file, or one that was written to, has others."""
+
+
+@dataclass(frozen=True, eq=False)
+class OpenFile:
+    """The file of a shard as it was when it was opened.
+
+    Attributes:
+        memory: its tensors, mapped if it can be.
+        identity: of the file; None if it was exchanged while it was opened.
+        verified: which of its rows match their checksums `[N]`; they are marked one by one.
+    """
+
+    memory: Vectors
+    identity: Identity | None
+    verified: NDArray[np.bool_]
 
 
 class Maps:
@@ -43,23 +67,29 @@ class Maps:
 
     def __init__(self, limit: int = MAPS) -> None:
         self.limit = limit
-        self._open: OrderedDict[Path, Quantized] = OrderedDict()
+        # Not by path: a bank that was built again may have another shard there.
+        self._open: OrderedDict[Shard, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, path: Path) -> Quantized | None:
-        """Return a mapped file; None if it is not mapped."""
+    def get(self, shard: Shard) -> OpenFile | None:
+        """Return the file of a shard; None if it is not mapped."""
         with self._lock:
-            found = self._open.get(path)
+            found = self._open.get(shard)
             if found is not None:
-                self._open.move_to_end(path)
+                self._open.move_to_end(shard)
             return found
 
-    def put(self, path: Path, memory: Quantized) -> None:
-        """Keep a file mapped."""
+    def put(self, shard: Shard, file: OpenFile) -> None:
+        """Keep the file of a shard mapped."""
         with self._lock:
-            self._open[path] = memory
+            self._open[shard] = file
             while len(self._open) > self.limit:
                 self._open.popitem(last=False)
+
+    def drop(self, shard: Shard) -> None:
+        """Keep the file of a shard mapped no longer."""
+        with self._lock:
+            self._open.pop(shard, None)
 
 
 class Shard:
@@ -91,8 +121,7 @@ class Shard:
         self.dtype = dtype
         self.maps = maps
         self.check = check
-        self._verified = np.zeros(len(stored.checksums), bool)
-        self._file: tuple[int, int] | None = None
+        self._compared: tuple[Identity, NDArray[np.bool_]] | None = None
 
     def __len__(self) -> int:
         """Number of rows; rows of removed documents are counted."""
@@ -104,24 +133,52 @@ class Shard:
         Raises:
             BankError: the shard is missing, was changed, or a row is damaged.
         """
-        taken = self._open()[list(rows)]
+        file, taken = self._taken(rows)
         for place, row in enumerate(rows):
-            if not self._verified[row] or self.check == "always":
-                self._compare(row, taken[place])
+            if not file.verified[row] or self.check == "always":
+                self._compare(row, taken[place], file)
         return taken
 
-    def whole(self) -> Quantized:
+    def whole(self) -> Vectors:
         """Return the memory of every row of the file.
 
         Raises:
             BankError: the shard is missing, was changed, or a row is damaged.
         """
-        memory = self._open()
-        for row in np.flatnonzero(~self._verified).tolist():
-            self._compare(row, memory[row])
-        return memory
+        file = self._open()
+        for row in np.flatnonzero(~file.verified | (self.check == "always")).tolist():
+            self._compare(row, file.memory[row], file)
+        return file.memory
 
-    def _compare(self, row: int, memory: Quantized) -> None:
+    def _taken(self, rows: Sequence[int]) -> tuple[OpenFile, Quantized]:
+        """Some rows, not compared yet, and the file that they are from."""
+        file = self._open()
+        try:
+            return file, file.memory[list(rows)]
+        except ChangedFileError:
+            # What is there now may be as good: its rows are compared with their checksums.
+            self.maps.drop(self)
+        file = self._open()
+        return file, file.memory[list(rows)]
+
+    def renew(self) -> Identity:
+        """Let go of the file if another one has its name now, or if it was written to.
+
+        The next use opens what is there, and compares its rows with their checksums anew.
+
+        Returns:
+            What the file is now.
+
+        Raises:
+            BankError: the shard is missing or of another size.
+        """
+        identity = check_size(self.path, self.stored.row.size)
+        file = self.maps.get(self)
+        if file is not None and file.identity != identity:
+            self.maps.drop(self)
+        return identity
+
+    def _compare(self, row: int, memory: Quantized, file: OpenFile) -> None:
         if checksum(memory) != self.stored.checksums[row]:
             raise BankError(
                 f"block {row} of '{self.path}' is damaged (its checksum differs); restore the "
@@ -132,28 +189,35 @@ class Shard:
                 f"block {row} of '{self.path}' holds infinite numbers or none at all; build the "
                 "bank again with a model whose states are finite"
             )
-        self._verified[row] = True
+        file.verified[row] = True
 
-    def _open(self) -> Quantized:
-        """The file's tensors, mapped; a file that was exchanged since is refused."""
-        memory = self.maps.get(self.path)
-        if memory is not None and self.check == "once":
-            return memory
-        identity = check_size(self.path, self.stored.row.size)
-        if self._file not in (None, identity):
-            raise BankError(
-                f"shard '{self.path}' was changed while the bank was open; open the bank again"
-            )
-        self._file = identity
-        if memory is None:
+    def _open(self) -> OpenFile:
+        """The file of the shard, mapped if it can be."""
+        file = self.maps.get(self)
+        if file is not None and self.check == "once":
+            return file
+        identity = self.renew()
+        file = self.maps.get(self)
+        if file is None:
             memory = self._read()
-            self.maps.put(self.path, memory)
-        return memory
+            if check_size(self.path, self.stored.row.size) != identity:
+                # It was exchanged before or after it was opened; nobody knows.
+                file = OpenFile(memory, None, np.zeros(len(self), bool))
+            else:
+                file = OpenFile(memory, identity, self._verified(identity))
+            self.maps.put(self, file)
+        return file
 
-    def _read(self) -> Quantized:
+    def _verified(self, identity: Identity) -> NDArray[np.bool_]:
+        """Which rows of a file have matched their checksums; of another file than before, none."""
+        if self._compared is None or self._compared[0] != identity:
+            self._compared = identity, np.zeros(len(self), bool)
+        return self._compared[1]
+
+    def _read(self) -> Vectors:
         try:
-            with safe_open(self.path, framework="pt") as file:
-                memory = read_quantized(file, MEMORY)
+            with open_tensors(self.path) as file:
+                memory = read_vectors(file, MEMORY, SCALES)
         except FileNotFoundError:
             raise _missing(self.path) from None
         except (SafetensorError, OSError) as error:
@@ -174,18 +238,16 @@ class Shard:
         return memory
 
 
-def read_quantized(file: Any, name: str) -> Quantized:
-    """Read vectors from an open safetensors file, with their scales if it has any."""
-    scales = file.get_tensor(SCALES) if SCALES in file.keys() else None  # noqa: SIM118
-    return Quantized(file.get_tensor(name), scales)
-
-
-def checksum(vectors: Quantized) -> int:
+def checksum(vectors: Vectors) -> int:
     """CRC-32 of the bytes of the values, then of the scales."""
-    tensors = [vectors.values] if vectors.scales is None else [vectors.values, vectors.scales]
     crc = 0
-    for tensor in tensors:
-        crc = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data, crc)
+    for tensor in (vectors.values, vectors.scales):
+        if tensor is not None and len(tensor):
+            # In parts, because vectors that are not mapped need not fit into memory.
+            rows = max(1, PART * len(tensor) // (math.prod(tensor.shape) * tensor.dtype.itemsize))
+            for first in range(0, len(tensor), rows):
+                part = tensor[first : first + rows].contiguous().view(torch.uint8)
+                crc = zlib.crc32(part.numpy().data, crc)
     return crc
 
 
@@ -213,11 +275,11 @@ def write_quantized(
         save_tensors({tensor: vectors.values.contiguous(), **scales}, temporary, metadata)
 
 
-def check_size(path: Path, size: int) -> tuple[int, int]:
+def check_size(path: Path, size: int) -> Identity:
     """Refuse a shard that is missing or of another size than the catalog says.
 
     Returns:
-        Device and inode of the file, which tell whether it was exchanged.
+        What tells whether the file is exchanged or written to afterwards.
 
     Raises:
         BankError: it is; the message names both sizes.
@@ -233,7 +295,7 @@ def check_size(path: Path, size: int) -> tuple[int, int]:
             f"shard '{path}' has {found.st_size} bytes, {size} are needed; restore it or build the "
             "bank again"
         )
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _missing(path: Path) -> BankError:

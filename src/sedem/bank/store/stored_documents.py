@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
-from sedem.bank.documents import Documents
+from sedem.bank.documents import Documents, Source
 from sedem.bank.store import catalog, catalog_rows
+from sedem.errors import NoTextError
+
+SOURCES = 4
+"""Texts that were read from their sources and stay in RAM: an answer cites few documents."""
 
 
 class StoredDocuments(Documents):
@@ -14,10 +19,22 @@ class StoredDocuments(Documents):
     Args:
         folder: of the bank.
         rows: what the catalog says of the documents.
+        stored: whether the bank holds their texts.
+        source: reads texts that it does not hold; None if nothing does.
     """
 
-    def __init__(self, folder: Path, rows: catalog_rows.DocumentRows) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rows: catalog_rows.DocumentRows,
+        stored: bool = True,
+        source: Source | None = None,
+    ) -> None:
         self.folder = folder
+        self.stored = stored
+        self._source = source
+        self._source_text = lru_cache(SOURCES)(self._read_source)
+        self._digests = rows.digests
         self.names = rows.names
         self._ids = rows.ids
         self._characters = rows.characters
@@ -32,10 +49,29 @@ class StoredDocuments(Documents):
 
         Raises:
             BankError: it is damaged, or the bank was compacted since.
+            NoTextError: the bank does not hold it, and its source is missing or has changed.
         """
+        if not self.stored:
+            return self._source_text(index)[start:end]
         with catalog.connect(self.folder) as connection:
             number = int(self._ids[index])
             return catalog_rows.read_text(self.folder, connection, number, start, end)
+
+    def _read_source(self, index: int) -> str:
+        """The text of a document from its source, compared with the SHA-256 of what was read."""
+        name = self.names[index]
+        if self._source is None:
+            raise NoTextError(
+                f"bank '{self.folder}' holds no texts; open it with `source` to read them again"
+            )
+        text = self._source(name)
+        if text is None or catalog.text_digest(text) != self._digests[index]:
+            what = "cannot be read" if text is None else "has changed since"
+            raise NoTextError(
+                f"bank '{self.folder}' holds no texts, and '{name}' {what}; put the file that was "
+                "read back in its place to see it"
+            )
+        return text
 
     def pages(self, index: int) -> tuple[int, ...]:
         """First character of each page of a document's text."""

@@ -51,7 +51,7 @@ def examine(folder: Path) -> Damage:
             return Damage([str(error)], [], catalog=True)
         (integrity,) = connection.execute("PRAGMA integrity_check").fetchone()
         problems = [] if integrity == "ok" else [f"the catalog is damaged: {integrity}"]
-        lost_texts = _damaged_texts(folder, connection, documents)
+        lost_texts = _damaged_texts(folder, connection, documents) if meta.texts else []
     affected = set(lost_texts)
     problems += [f"the text of document '{name}' is damaged or missing" for name in lost_texts]
     files = []
@@ -63,6 +63,22 @@ def examine(folder: Path) -> Damage:
             affected.update(names)
     in_order = [name for name in documents.names if name in affected]
     return Damage(problems, in_order, files, integrity != "ok")
+
+
+def is_whole(folder: Path, shard: StoredShard) -> bool:
+    """Whether the file of a shard is there and every byte of it is as it was written.
+
+    Raises:
+        BankError: this process may not read it.
+    """
+    path = folder / SHARDS / shard.row.file
+    try:
+        same_size = path.is_file() and path.stat().st_size == shard.row.size
+        return same_size and sha256(path) == shard.row.sha256
+    except PermissionError:
+        raise BankError(f"shard '{path}' may not be read; ask its owner for permission") from None
+    except OSError:
+        return False  # A part of the disk cannot be read.
 
 
 def sound_text(
@@ -93,12 +109,9 @@ def _examine_shard(
 ) -> tuple[str, Iterable[str]]:
     """The defect of a shard, if it has one, and the documents that it affects."""
     path = folder / SHARDS / shard.row.file
-    if not path.is_file():
-        what = "is missing"
-    elif path.stat().st_size != shard.row.size or sha256(path) != shard.row.sha256:
-        what = "is damaged (its SHA-256 differs)"
-    else:
+    if is_whole(folder, shard):
         return "", []
+    what = "is damaged (its SHA-256 differs)" if path.is_file() else "is missing"
     lost = RawRows(folder / SHARDS, shard, meta).damaged()
     ids = np.unique(shard.blocks.documents[lost])
     names = [documents.names[i] for i in np.flatnonzero(np.isin(documents.ids, ids)).tolist()]
