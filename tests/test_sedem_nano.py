@@ -40,6 +40,11 @@ def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
     return model.read(documents)
 
 
+def same_blocks(bank: MemoryBank, documents: list[Document]) -> MemoryBank:
+    """The blocks of a bank as those of other documents of the same texts; nothing is read."""
+    return MemoryBank(bank.fingerprint, bank.made_by, documents, bank.blocks, bank.pieces)
+
+
 def test_it_travels_whole_and_small() -> None:
     files = [path for path in locate("sedem-nano").rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 45_000_000
@@ -107,9 +112,9 @@ def test_more_memory_does_not_hurt(
     """The invented register, with other blocks beside it: more, in another order, and twice."""
     invented = [q for q in QUESTIONS if SOURCES[q][0] == "harbour-register.txt"]
     limit = Decoding(max_new_tokens=16)
-    twice = [Document(f"copy of {d.name}", d.text) for d in documents]
     backwards = model.read(documents[::-1])
-    doubled = model.read([*documents, *twice])
+    doubled = same_blocks(bank, documents)
+    doubled.append(same_blocks(bank, [Document(f"copy of {d.name}", d.text) for d in documents]))
     for question in invented:
         alone = model.answer(bank, question, k=1, decoding=limit).text
         for memory, k in ((bank, 2), (bank, 8), (bank, "all"), (backwards, 8), (doubled, 8)):
@@ -140,9 +145,7 @@ def test_two_thousand_blocks_are_read_in_bounded_memory() -> None:
     once = model.read([Document("0.txt", text)])
     bank = model.read([Document("start.txt", text)])
     while len(bank) < 2000:
-        copy = once.cast("bfloat16")
-        copy.documents = [Document(f"{len(bank)}.txt", text)]
-        bank.append(copy)
+        bank.append(same_blocks(once, [Document(f"{len(bank)}.txt", text)]))
     model.answer(bank, QUESTIONS[0], k=2)
     before, peak = own_bytes(), 0
     stream = model.stream(bank, QUESTIONS[0], k="all", decoding=Decoding(8))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sedem.config import SedemConfig as SedemConfig
     from sedem.errors import SedemError as SedemError
     from sedem.inference.generation import Decoding as Decoding
+    from sedem.inference.requests import Request as Request
     from sedem.method.selector import Auto as Auto
     from sedem.model import SeDeM as SeDeM
     from sedem.types import Answer as Answer
@@ -41,6 +42,7 @@ _HOMES = {
     "Document": "types",
     "MemoryBank": "bank.memory_bank",
     "Reader": "types",
+    "Request": "inference.requests",
     "SeDeM": "model",
     "SedemConfig": "config",
     "SedemError": "errors",
@@ -54,6 +56,7 @@ __all__ = [
     "Document",
     "MemoryBank",
     "Reader",
+    "Request",
     "SeDeM",
     "SedemConfig",
     "SedemError",

@@ -21,8 +21,24 @@ class BankError(SedemError):
     """A memory bank that is corrupt, locked or of an unknown format."""
 
 
+class ChangedFileError(BankError):
+    """A file of a memory bank that was exchanged or written to since it was opened."""
+
+
+class NoTextError(BankError):
+    """A text that a memory bank does not hold, and that cannot be read from its source either."""
+
+
 class BankMismatchError(BankError):
     """A memory bank that another model built; this model cannot use its memory."""
+
+
+class UnavailableError(SedemError):
+    """A scheduler that cannot answer a question: its queue is full, or it was closed."""
+
+
+class CancelledError(SedemError):
+    """An answer that its reader gave up; nothing more of it comes."""
 
 
 def first_line(error: BaseException) -> str:

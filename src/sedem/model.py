@@ -15,6 +15,7 @@ from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.search import score_questions
 from sedem.bank.snapshot import BankReader
 from sedem.config import Condition, SedemConfig
+from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
@@ -26,7 +27,9 @@ from sedem.inference.answer import AnswerStream, respond
 from sedem.inference.generation import Decoding
 from sedem.inference.portable import BACKBONE
 from sedem.inference.read import Progress, read
+from sedem.inference.rehearsal import rehearse
 from sedem.inference.requests import Request, encode_questions
+from sedem.inference.scheduler import WAITING, Scheduler
 from sedem.method.modules import SedemModules
 from sedem.method.selector import Budget
 from sedem.types import Answer, Document
@@ -185,6 +188,10 @@ class SeDeM(SedemModules):
         ]
         return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
 
+    def scheduler(self, *, rows: int | None = None, waiting: int = WAITING) -> Scheduler:
+        """Open a scheduler: many readers ask this model at once; arguments as in `Scheduler`."""
+        return Scheduler(self, self.engine, self.name, rows=rows, waiting=waiting)
+
     def scores(self, memory: BankReader, question: str) -> Tensor:
         """Return the selector's score of every block `[N]` for one question, in float32."""
         memory.check_made_by(self.fingerprint())
@@ -217,6 +224,12 @@ class SeDeM(SedemModules):
         """
         return warm(self.engine, memory, blocks, progress)
 
+    def rehearse(
+        self, memory: BankReader, *, k: Budget | None = None, decoding: Decoding = GREEDY
+    ) -> None:
+        """Make buffers and graphs for questions of usual length ahead; arguments as in `answer`."""
+        rehearse(self, self.engine, memory, k, decoding, self.name)
+
     # Checkpoints
 
     @classmethod
@@ -230,6 +243,8 @@ class SeDeM(SedemModules):
         attention: str = "sdpa",
         engine: str = "auto",
         kept: KeptBudget | None = None,
+        light: bool = False,
+        weights: str = "full",
     ) -> SeDeM:
         """Open a checkpoint.
 
@@ -239,23 +254,27 @@ class SeDeM(SedemModules):
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.
             attention: "sdpa" or "eager".
-            engine: "auto" or another name of `engine.open`. All but "eager" fuse and merge weights
-                once, so the model cannot be trained further.
+            engine: a name of `engine.open`. All but "eager" merge weights, which ends training.
             kept: how many keys and values of independent blocks stay in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
+            light: the model will only read and answer, on a CPU. An int8 backbone of the plain
+                Llama layout is then opened without transformers' models, which take seconds.
+            weights: "int8" runs decoding steps on a CPU with int8 matrices; see `engine.int8`.
 
         Raises:
             CheckpointError: it is missing or incomplete, or weights have another shape; no weight
                 is ever left random.
             ConfigError: its settings or its backbone cannot be used.
         """
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = chosen_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         folder = checkpoint.locate(str(name), revision)
         with checkpoint.opening(folder):
             config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
+            # On a GPU the reference engine may have to run, which needs transformers' layers.
+            light = light and engine != "eager" and device.type == "cpu"
             encoder, decoder = checkpoint.open_backbones(
-                config, folder, dtype=dtype, device=device, attention=attention
+                config, folder, dtype=dtype, device=device, attention=attention, light=light
             )
             # Absolute, since banks record it and may be asked from another folder.
             source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
@@ -266,7 +285,7 @@ class SeDeM(SedemModules):
                 decoder.load_lora(folder / checkpoint.ADAPTER)
         model.parts().to(device)
         model.requires_grad_(False).eval()
-        model.engine = open_engine(engine, model, attention, kept)
+        model.engine = open_engine(engine, model, attention, kept, weights)
         return model
 
     def save_pretrained(
@@ -286,8 +305,7 @@ class SeDeM(SedemModules):
                 model are not banks of the rounded one.
 
         Raises:
-            ConfigError: the backbone cannot be copied, because it is not a folder or there are
-                two.
+            ConfigError: the backbone is not a folder or there are two, so it cannot be copied.
         """
         inside = self.config.encoder == BACKBONE and not self.config.cross_model
         backbone = Path(self.encoder.name) if with_backbone or inside else None

@@ -126,7 +126,7 @@ def check_unicode(text: str, what: str) -> None:
 
 @dataclass(frozen=True)
 class Citation:
-    """A span that conditioned an answer; `text` is exactly `document_text[start:end]`.
+    """A span that conditioned an answer; `text` is exactly `document_text[start:end]`, or empty.
 
     Attributes:
         rank: 1 for the block with the highest score, or for the first one if none has a score.
@@ -136,6 +136,7 @@ class Citation:
         score: the selector's score of the block; None if the method reads everything in order.
         text: the span.
         page: page on which the span begins, from 1; None if the document has no pages.
+        note: why `text` is empty, in a sentence; None if it is there.
     """
 
     rank: int
@@ -145,6 +146,7 @@ class Citation:
     score: float | None
     text: str
     page: int | None = None
+    note: str | None = None
 
 
 Span = tuple[str, int, int]

@@ -32,9 +32,13 @@ def test_a_bench_is_printed_saved_and_plotted(
     document = json.loads(result.stdout.splitlines()[-1])
     assert document == json.loads((tmp_path / "out" / "bench.json").read_text())
     assert list(document["results"]) == ["sedem", "full-context"]
+    assert document["cold_start"] is None
     assert "times of the CPU" in result.stderr
     assert (tmp_path / "out" / "ttft.svg").is_file() and (tmp_path / "out" / "ttft.png").is_file()
-    table = bench(*words).stdout.splitlines()
+    monkeypatch.setattr(command, "measure_cold_start", lambda *_: {"imports": 2.0, "all": 3.0})
+    again = bench(*words, "--cold-start")
+    assert "processor seconds: imports 2.00, all 3.00" in again.stderr
+    table = again.stdout.splitlines()
     assert [line.split()[:2] for line in table[1:]] == [
         ["40", "sedem"], ["40", "full-context"], ["600", "sedem"], ["600", "full-context"]
     ]  # fmt: skip

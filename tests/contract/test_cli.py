@@ -30,7 +30,7 @@ from sedem.cli.main import app
 from sedem.cli.output import printable
 from sedem.evaluation.config import CONTROLS
 from sedem.evaluation.readers import SedemMethod
-from sedem.inference import build
+from sedem.inference import build, read_parts
 from sedem.inference.checkpoint import EXTRA_ENTRIES
 from sedem.inference.prompts import UNANSWERABLE
 
@@ -169,6 +169,12 @@ def test_help_explains_a_command_with_all_its_arguments(words: list[str], comman
     for name, child in getattr(command, "commands", {}).items():
         assert name in text
         assert child.help.split(".")[0][:30] in text
+
+
+@pytest.mark.parametrize("words", [w for w, c in commands() if getattr(c, "commands", None)])
+def test_help_cuts_no_line_about_a_command(words: list[str]) -> None:
+    lines = succeeds(*words, "--help").splitlines()[1:]
+    assert not [line for line in lines if line.endswith("...")]
 
 
 def test_help_lists_every_command() -> None:
@@ -390,15 +396,41 @@ def test_an_interrupted_build_resumes(
             raise KeyboardInterrupt
         return read(model, engine, batch, **options)
 
-    # Every document is a commit of its own.
-    monkeypatch.setattr(build, "COMMIT", 1)
+    # Every document is a commit of its own, and none is longer than a commit.
+    monkeypatch.setattr(build, "COMMIT", max(len(Path(name).read_text()) for name in documents))
     with monkeypatch.context() as broken:
         broken.setattr(build, "read", killed)
-        assert sedem("build", "a.bank", *documents, "-m", TINY).exit_code != 0
+        stopped = sedem("build", "a.bank", *documents, "-m", TINY)
+    assert stopped.exit_code == 130
+    assert "interrupted; the same command goes on after the last commit" in stopped.output
     assert [d.name for d in MemoryBank.open("a.bank").documents] == documents[:1]
     assert succeeds("build", "a.bank", *documents).startswith(
         "a.bank: 2 added, 0 replaced, 1 unchanged; the bank holds 3 documents"
     )
+
+
+def test_a_document_that_is_not_read_to_its_end_is_named(
+    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMMIT", 100)
+    monkeypatch.setattr(read_parts, "PART", 64)
+    append, parts = read_parts.append_part, []
+
+    def killed(*given: Any, **options: Any) -> None:
+        if parts:
+            raise KeyboardInterrupt
+        parts.append(append(*given, **options))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(read_parts, "append_part", killed)
+        assert sedem("build", "a.bank", "lease.txt", "-m", TINY).exit_code == 130
+    facts = prints_json("bank", "show", "a.bank", "--json")
+    assert (facts["documents"], facts["unfinished"]) == (0, ["lease.txt"])
+    shown = sedem("bank", "show", "a.bank").output
+    assert "note: 'lease.txt' is not read to its end" in shown
+    succeeds("build", "a.bank", "lease.txt")
+    assert prints_json("bank", "show", "a.bank", "--json")["unfinished"] == []
+    assert "unfinished" not in succeeds("bank", "show", "a.bank")
 
 
 BAD_FILES = {
@@ -641,9 +673,43 @@ def test_json_has_exactly_the_promised_keys_and_exact_citations(
     texts = {d.name: d.text for d in MemoryBank.open(bank).documents}
     assert [c["rank"] for c in entry["citations"]] == [1, 2, 3]
     for citation in entry["citations"]:
-        assert set(citation) == {"rank", "document", "start", "end", "score", "text", "page"}
+        assert set(citation) == {
+            "rank",
+            "document",
+            "start",
+            "end",
+            "score",
+            "text",
+            "page",
+            "note",
+        }
         span = texts[citation["document"]][citation["start"] : citation["end"]]
         assert span == citation["text"]
+
+
+def test_a_bank_without_texts_shows_sources_from_their_files(here: Path) -> None:
+    succeeds("build", "bare.bank", "lease.txt", "-m", TINY, "--no-text")
+    assert b"tenant" in Path("lease.txt").read_bytes()
+    assert not any(b"tenant" in content for content in bytes_of(Path("bare.bank")).values())
+    assert re.search(r"texts +not in the bank", succeeds("bank", "show", "bare.bank"))
+    assert len(prints_json("bank", "ls", "bare.bank", "--json")) == 1
+    for citation in prints_json("ask", "bare.bank", RENT, "-k", 2, "--json")["citations"]:
+        assert citation["text"] == LEASE[citation["start"] : citation["end"]]
+        assert citation["note"] is None
+    Path("lease.txt").write_text("A new lease.", encoding="utf-8")
+    said = "bank 'bare.bank' holds no texts, and 'lease.txt' has changed since; put the file"
+    lines = succeeds("ask", "bare.bank", RENT, "-k", 2).splitlines()
+    assert [line for line in lines if "note: " in line and said in line] == [
+        f"  note: {said} that was read back in its place to see it"
+    ]
+    refused("ask", "bare.bank", RENT, "--condition", "text", words="holds no texts, and 'lease")
+
+
+def test_a_bank_with_texts_is_not_extended_without_them(bank: Path) -> None:
+    refused(
+        *("build", bank, "lease.txt", "-m", TINY, "--no-text"),
+        words="both.bank' holds the texts of its documents; build another bank",
+    )
 
 
 def test_asking_equals_the_python_interface(bank: Path, checkpoint: Path) -> None:
@@ -837,7 +903,8 @@ def test_a_bank_is_listed_shown_and_reduced(bank: Path) -> None:
     assert facts["fingerprint"] == MemoryBank.open(bank).fingerprint
     assert facts["model"] == TINY
     shown = succeeds("bank", "show", bank)
-    assert all(name.replace("_", " ") in shown for name in facts)
+    # What is unfinished is a note, and only where there is any.
+    assert all(name.replace("_", " ") in shown for name in facts.keys() - {"unfinished"})
     assert succeeds("bank", "rm", bank, "lease.txt") == "both.bank: removed 'lease.txt'\n"
     assert [d["document"] for d in prints_json("bank", "ls", bank, "--json")] == ["recipe.md"]
     refused("bank", "rm", bank, "lease.txt", words=r"no document 'lease\.txt'; it has recipe\.md")

@@ -246,7 +246,7 @@ def test_an_answer_of_any_reader_is_json(reader: Reader, documents: list[Documen
     }
     assert entries["answer"] == answer.text
     assert set(entries["citations"][0]) == {
-        "rank", "document", "start", "end", "score", "text", "page",
+        "rank", "document", "start", "end", "score", "text", "page", "note",
     }  # fmt: skip
 
 

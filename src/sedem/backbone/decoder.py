@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Encoding
 from torch import Tensor
-from transformers import BatchEncoding, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from sedem.backbone.chat_template import ChatTemplate, read_chat_template
 from sedem.backbone.lora import LoraModel
 from sedem.backbone.masks import KeyAxis
 from sedem.backbone.safetensors import weights_digest
 from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+    from transformers import BatchEncoding, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Layouts that every engine and every baseline runs."""

@@ -10,43 +10,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, Field, ValidationError
+import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    Mxfp4Config,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 from transformers.utils import cached_file
 
 from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
-from sedem.backbone.safetensors import check_weights, dequantize_int8, load_weights
+from sedem.backbone.light import open_light
+from sedem.backbone.safetensors import INT8_FILE, check_weights, read_int8
+from sedem.backbone.sizes import check_layers, check_sizes
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_json
-from sedem.validation import WholeAbove0, WidthAbove0, explain
 
-INT8_FILE = "model.int8.safetensors"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_FILE = "adapter_config.json"
 
-MOST_LAYERS = 1000
-LARGEST_SIZE = 2**22
-"""Limits of a backbone's layers, and of its vocabulary and the width of its MLPs."""
 SLACK = 10**7
 """Weights that may be missing in a small backbone's files before their names are looked at."""
 
 
-def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
+def read_config(name: str, revision: str | None = None) -> transformers.PretrainedConfig:
     """Read the configuration of a backbone; no code that comes with it runs.
 
     Args:
@@ -63,11 +51,13 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
         _check_files(name)
         # Some layouts make lists as long as they have layers, so sizes are checked before.
         if (path := cached_file(name, CONFIG_FILE, revision=revision)) is not None:
-            _check_sizes(read_json(Path(path), CheckpointError), path)
-        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+            check_sizes(read_json(Path(path), CheckpointError), path)
+        return transformers.AutoConfig.from_pretrained(
+            name, revision=revision, trust_remote_code=False
+        )
 
 
-def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+def read_tokenizer(name: str, revision: str | None = None) -> transformers.PreTrainedTokenizerBase:
     """Read the tokenizer of a backbone; no code that comes with it runs.
 
     Args:
@@ -82,10 +72,14 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     """
     with _refusing_own_code(name):
         _check_files(name)
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=False
+        )
 
 
-def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
+def empty_model(
+    config: transformers.PretrainedConfig, **options: Any
+) -> transformers.PreTrainedModel:
     """Build a model with fresh weights; no code that its configuration names runs.
 
     Args:
@@ -97,7 +91,9 @@ def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
     """
     try:
         with _refusing_own_code(config.name_or_path):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+            return transformers.AutoModelForCausalLM.from_config(
+                config, trust_remote_code=False, **options
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no model can be built from the config.json of backbone '{config.name_or_path}': "
@@ -112,6 +108,7 @@ def open_backbone(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     attention: str = "sdpa",
+    light: bool = False,
 ) -> Backbone:
     """Open a backbone from a folder or the hub.
 
@@ -125,6 +122,8 @@ def open_backbone(
         device: where to put the weights.
         attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
             "eager".
+        light: whether a fused engine alone will run it; int8 rows of the plain Llama layout are
+            then opened without transformers' models.
 
     Raises:
         ConfigError: it cannot be found, its layout is not supported or it needs code of its own.
@@ -134,6 +133,12 @@ def open_backbone(
     if attention not in ATTENTION:
         raise ConfigError(f"attention is '{attention}'; it can be {' or '.join(ATTENTION)}")
     try:
+        if light and is_folder(Path(name)):
+            _check_files(name)
+            with _reporting_damage("tokenizer", name), _refusing_own_code(name):
+                opened = open_light(Path(name), dtype, attention)
+            if opened is not None:
+                return opened.to(device)
         config = read_config(name, revision)
     except (OSError, ValueError) as error:
         absent = "is neither a local folder nor available from the hub"
@@ -149,34 +154,41 @@ def open_backbone(
     else:
         if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
             # On a GPU transformers would keep them, behind a module without plain weights.
-            options["quantization_config"] = Mxfp4Config(dequantize=True)
+            options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
         model = _from_pretrained(name, revision, config, options)
     with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
     return Backbone(model.to(device), tokenizer, name, revision)
 
 
-def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
-    weights = dequantize_int8(load_weights(file), options["dtype"], str(file))
-    if config.tie_word_embeddings and "model.embed_tokens.weight" in weights:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    _check_layers(config, len(weights), str(file))
+def _from_int8(
+    file: Path, config: transformers.PretrainedConfig, options: dict[str, Any]
+) -> transformers.PreTrainedModel:
+    from transformers.initialization import no_init_weights
+
+    weights = read_int8(
+        file,
+        options["dtype"],
+        layers=config.num_hidden_layers,
+        tied=config.tie_word_embeddings,
+    )
     with torch.device("meta"):  # shapes alone, so that nothing is allocated for wrong ones
         check_weights(empty_model(config, **options).state_dict(), weights, str(file))
-    model = empty_model(config, **options)
+    with no_init_weights():
+        model = empty_model(config, **options)
     model.load_state_dict(weights)
     return model
 
 
 def _from_pretrained(
-    name: str, revision: str | None, config: PretrainedConfig, options: dict[str, Any]
-) -> PreTrainedModel:
+    name: str, revision: str | None, config: transformers.PretrainedConfig, options: dict[str, Any]
+) -> transformers.PreTrainedModel:
     _check_format(name)
     with _reporting_damage("weights", name):
         plain = {key: value for key, value in options.items() if key != "quantization_config"}
         _check_amount(name, config, plain)
     with _reporting_damage("weights", name), _refusing_own_code(name):
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
             name,
             revision=revision,
             trust_remote_code=False,
@@ -210,36 +222,9 @@ def _check_files(name: str) -> None:
                 check_file(file, CheckpointError, limit)
 
 
-class _Sizes(BaseModel):
-    """Sizes in a config.json, by which memory is allocated before any weight is read."""
-
-    num_hidden_layers: Annotated[WidthAbove0, Field(le=MOST_LAYERS)] | None = None
-    hidden_size: WidthAbove0 | None = None
-    intermediate_size: Annotated[WholeAbove0, Field(le=LARGEST_SIZE)] | None = None
-    vocab_size: Annotated[WholeAbove0, Field(le=LARGEST_SIZE)] | None = None
-    num_attention_heads: WidthAbove0 | None = None
-    num_key_value_heads: WidthAbove0 | None = None
-    head_dim: WidthAbove0 | None = None
-    max_position_embeddings: WholeAbove0 | None = None
-
-
-def _check_sizes(entries: Any, source: str) -> None:
-    try:
-        _Sizes.model_validate(entries)
-    except ValidationError as error:
-        raise ConfigError(explain(error, f"'{source}'", _Sizes)) from None
-
-
-def _check_layers(config: PretrainedConfig, tensors: int, source: str) -> None:
-    """Refuse more layers than there are tensors: building them alone would take long."""
-    if config.num_hidden_layers > tensors:
-        raise CheckpointError(
-            f"'{source}' does not fit its config.json: that has {config.num_hidden_layers:,} "
-            f"layers, the weights are {tensors:,} tensors"
-        )
-
-
-def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) -> None:
+def _check_amount(
+    name: str, config: transformers.PretrainedConfig, options: dict[str, Any]
+) -> None:
     """Refuse a folder whose config.json describes far more weights than its files hold.
 
     transformers allocates what is missing, and what is missing is named afterwards; so this is for
@@ -256,7 +241,7 @@ def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) 
         with safe_open(file, framework="pt") as weights:
             tensors = map(weights.get_slice, weights.keys())
             sizes += [prod(tensor.get_shape()) for tensor in tensors]
-    _check_layers(config, len(sizes), name)
+    check_layers(config.num_hidden_layers, len(sizes), name)
     with torch.device("meta"):
         needed = sum(p.numel() for p in empty_model(config, **options).parameters())
     if needed > 2 * sum(sizes) + SLACK:

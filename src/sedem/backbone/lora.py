@@ -1,4 +1,7 @@
-"""Attach LoRA adapters to a Hugging Face decoder, switch them off, save and load them."""
+"""Attach LoRA adapters to a Hugging Face decoder, switch them off, save and load them.
+
+PEFT is imported when it is used: that takes longer than opening a small model.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
-from transformers import PreTrainedModel
 
 from sedem.backbone.safetensors import check_weights, load_weights, save_tensors
 from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -66,6 +70,8 @@ class LoraModel(nn.Module):
         Raises:
             ConfigError: some layer has no such matrix, as where experts stand for the MLP.
         """
+        from peft import LoraConfig
+
         layers = self.model.get_decoder().layers
         own = Counter(name.rpartition(".")[2] for name, _ in layers.named_modules())
         present = [name if own[name] else JOINED.get(name, name) for name in targets]
@@ -96,6 +102,8 @@ class LoraModel(nn.Module):
     @contextmanager
     def without_lora(self) -> Iterator[None]:
         """Run the frozen weights alone inside the `with` block, as the encoder must."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
         adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))
         layers = [layer for layer in adapted if not layer.disable_adapters]
         trainable = [p for p in self.lora_parameters() if p.requires_grad]
@@ -122,6 +130,8 @@ class LoraModel(nn.Module):
             base: name of the backbone, for adapter_config.json.
             dtype: type of the factors.
         """
+        from peft import get_peft_model_state_dict
+
         folder.mkdir(parents=True, exist_ok=True)
         weights = get_peft_model_state_dict(self.model)
         save_tensors(
@@ -142,6 +152,8 @@ class LoraModel(nn.Module):
         Raises:
             CheckpointError: a file is missing or a factor is missing, extra or of another shape.
         """
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
         weights = load_weights(folder / ADAPTER_WEIGHTS)
         expected = get_peft_model_state_dict(self.model)
         check_weights(expected, weights, str(folder / ADAPTER_WEIGHTS))

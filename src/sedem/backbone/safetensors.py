@@ -14,10 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sedem.backbone.sizes import check_layers
 from sedem.errors import CheckpointError, first_line
 from sedem.quantization import quantize
 from sedem.untrusted import check_file
 
+INT8_FILE = "model.int8.safetensors"
 PIECE = 2**24
 """Values that one thread hashes at a time."""
 
@@ -76,8 +78,27 @@ def dequantize_int8(
                 raise CheckpointError(
                     f"'{source}': '{name}' is int8 but has no '{name}.scale'; fetch it again"
                 )
-            tensor = tensor.float() * scale[:, None]
+            tensor = tensor * scale[:, None]  # in float32, without a copy of the rows
         weights[name] = tensor.to(dtype)
+    return weights
+
+
+def read_int8(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dict[str, Tensor]:
+    """Read a backbone that is stored as int8 rows.
+
+    Args:
+        path: the file.
+        dtype: type of the result.
+        layers: how many layers its config.json has.
+        tied: whether its output head is its embedding.
+
+    Raises:
+        CheckpointError: the file cannot be read, or has fewer tensors than there are layers.
+    """
+    weights = dequantize_int8(load_weights(path), dtype, str(path))
+    if tied and "model.embed_tokens.weight" in weights:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    check_layers(layers, len(weights), str(path))
     return weights
 
 

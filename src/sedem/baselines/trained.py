@@ -24,7 +24,7 @@ from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.baselines.full_context import cite, free_positions, generate_timed
 from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
 from sedem.baselines.settings import ReaderConfig, method_of
-from sedem.engine.device import Clock
+from sedem.engine.device import Clock, chosen_device
 from sedem.errors import CheckpointError, ConfigError
 from sedem.inference import checkpoint
 from sedem.inference.generation import Decoding, Transcript
@@ -291,7 +291,7 @@ class TrainedReader(nn.Module, ABC):
                 method or another shape.
             ConfigError: a setting or the backbone is not usable.
         """
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = chosen_device(device)
         dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         folder = checkpoint.locate(str(name))
         with checkpoint.opening(folder):

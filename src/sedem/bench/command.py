@@ -14,8 +14,9 @@ from pydantic import BaseModel, TypeAdapter
 
 from sedem.baselines.registry import TRAINED
 from sedem.bench.ceilings import Ceilings, measure_ceilings
+from sedem.bench.cold_start import measure_cold_start
 from sedem.bench.contexts import context, source
-from sedem.bench.floors import Work, floors
+from sedem.bench.floors import Work, busy, floors
 from sedem.bench.keeping import WarmSedem, open_keeping
 from sedem.bench.layers import EncoderLayers
 from sedem.bench.measure import Bench, Subject
@@ -53,6 +54,7 @@ def run_bench(
 
     Returns:
         `settings`, `ceilings`, `results` by method and context length, `selection` by blocks,
+        `cold_start` in processor seconds if the plan asks for it,
         `left_out` (methods that cannot run here, with the reason), `notes`, and the provenance of
         the last measurement, with its ceilings and load; `earlier` has that of earlier ones.
 
@@ -70,6 +72,7 @@ def run_bench(
             subjects, left_out = open_subjects(plan, checkpoint)
             missing = _MissingParts(plan, subjects, results, signatures, progress)
             missing.measure()
+            cold = measure_cold_start(str(checkpoint), plan.engine) if plan.cold_start else None
             del subjects
         # Twice, before and after, so that neither warm-up nor other processes lower a ceiling.
         ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
@@ -79,12 +82,14 @@ def run_bench(
             before = _figures(results / DOCUMENT, _CONDITIONS)
             # Nothing new was measured, so the ceilings of the earlier measurement stay.
             conditions = {name: before[name] for name in conditions}
+        measured = _with_floors(plan, results, Ceilings(**conditions["ceilings"]))
         document = {
             "settings": plan.settings(),
             **conditions,
-            **_with_floors(plan, results, Ceilings(**conditions["ceilings"])),
+            **measured,
+            "cold_start": cold,
             "left_out": left_out,
-            "notes": notes(plan),
+            "notes": [*notes(plan), *busy(measured["results"])],
             **signatures.of([file.name for file in _files(plan, results)]),
         }
         write_json(results / DOCUMENT, document)

@@ -17,6 +17,7 @@ from sedem.bench.keeping import Keeping
 from sedem.bench.peers import PEERS
 from sedem.config import BlockContext
 from sedem.durable_files import sha256
+from sedem.engine.device import unusable
 from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
 from sedem.evaluation.config import DTYPES
@@ -78,18 +79,8 @@ def _dtype(name: str) -> str:
 
 
 def _device(name: str) -> str:
-    try:
-        device = torch.device(name)
-        kind, number = device.type, device.index or 0
-    except RuntimeError:
-        kind, number = "", 0
-    if kind not in ("cpu", "cuda"):
-        raise PydanticCustomError("device", "it can be cpu or cuda")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise PydanticCustomError("device", "this machine has no GPU, leave it out")
-    if kind == "cuda" and number >= torch.cuda.device_count():
-        last = f"cuda:{torch.cuda.device_count() - 1}"
-        raise PydanticCustomError("device", f"the last GPU of this machine is {last}, use another")
+    if (reason := unusable(name)) is not None:
+        raise PydanticCustomError("device", reason)
     return name
 
 
@@ -117,6 +108,7 @@ class Plan(Settings):
             only answers from the memory are timed.
         text: file that contexts are cut from; None means the demo's documents.
         blocks: sizes of synthetic banks to score.
+        cold_start: whether to measure a question in a process of its own.
 
     Raises:
         ConfigError: a setting is not allowed, or this machine has no such device.
@@ -149,6 +141,7 @@ class Plan(Settings):
     online: Flag = True
     text: Path | None = None
     blocks: Annotated[tuple[WholeAbove0, ...], AfterValidator(_distinct)] = ()
+    cold_start: Flag = False
 
     @model_validator(mode="after")
     def _blocks_need_sedem(self) -> Self:
@@ -171,9 +164,10 @@ class Plan(Settings):
     def settings(self) -> dict[str, Any]:
         """All settings that affect the figures except the machine, as JSON types.
 
-        Context lengths and bank sizes are left out, since a folder of results can gain both.
+        Context lengths, bank sizes and the cold start are left out, since a folder of results can
+        gain them.
         """
-        entries = self.model_dump(mode="json", exclude={"contexts", "blocks", "text"})
+        entries = self.model_dump(mode="json", exclude={"contexts", "blocks", "text", "cold_start"})
         text, description = source(self.text)
         return {
             **entries,

@@ -6,6 +6,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from sedem.pictures import pyplot_module, save
+
 COLORS = ("#1b6ca8", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#4a5568", "#b83280", "#0e7490")
 CLOCKS = {"online_ttft_ms": "-", "prebuilt_ttft_ms": "--"}
 """The plotted figures and their line styles."""
@@ -22,11 +24,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
         document: the document that `run_bench` returns.
         path: the file to write; its ending sets the format.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    matplotlib.rcParams["svg.hashsalt"] = "sedem"
-    from matplotlib import pyplot
+    pyplot = pyplot_module()
     from matplotlib.lines import Line2D
 
     figure, axes = pyplot.subplots(
@@ -46,9 +44,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     labels += ["computed floor", "reads only what fits or was picked"]
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(_title(document), fontsize=10)
-    # Without the date, equal plots are equal files.
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _line(axis: Any, clock: str, method: str, rows: dict[str, Any], color: str) -> None:
@@ -77,10 +73,14 @@ def _line(axis: Any, clock: str, method: str, rows: dict[str, Any], color: str) 
 
 
 def _axis(axis: Any, document: dict[str, Any]) -> None:
+    from matplotlib.ticker import LogLocator
+
     lengths = sorted({int(tokens) for rows in document["results"].values() for tokens in rows})
     axis.set(xscale="log", yscale="log", xlabel="context tokens")
     axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axis.minorticks_off()
+    # Powers of ten alone could leave a narrow axis with a single number.
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axis.grid(alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import Json
+from sedem.cli.options import Json, LayerOption
 from sedem.errors import ConfigError
 
 
@@ -40,14 +40,7 @@ def adapt(
         int | None,
         typer.Option("-C", "--compression", metavar="N", help="Tokens of a slot. [default: 4]"),
     ] = None,
-    layer: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Layers to run before states are read, and before they are injected. "
-            "[default: half of them]",
-        ),
-    ] = None,
+    layer: LayerOption = None,
     segment_length: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a block. [default: 128]")
     ] = None,

@@ -88,6 +88,10 @@ def bench(
         bool,
         typer.Option(help="Read the documents in every run, or once to time answers only."),
     ] = True,
+    cold_start: Annotated[
+        bool,
+        typer.Option("--cold-start", help="Also ask one question in processes of their own."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder for bench.json and a plot; resumable."),
@@ -122,10 +126,11 @@ def bench(
         "online": online,
         "text": text,
         "blocks": blocks,
+        "cold_start": cold_start,
     }
     entries = {name: value for name, value in given.items() if value not in (None, [])}
     plan = Plan.from_entries(entries, "sedem bench")
-    for caveat in notes(plan):
+    for caveat in (caveats := notes(plan)):
         output.note(caveat)
     disable_progress_bar()
     with output.progress("measuring") as report_progress:
@@ -135,13 +140,21 @@ def bench(
 
         for ending in (".svg", ".png"):
             draw(document, out / f"ttft{ending}")
-    for name, reason in document["left_out"].items():
-        output.note(f"{name} is left out: {reason}")
+    left_out = [f"{name} is left out: {why}" for name, why in document["left_out"].items()]
+    for caveat in document["notes"][len(caveats) :] + left_out:
+        output.note(caveat)
     if as_json:
         output.print_json(document)
         return
+    _note_cold_start(document["cold_start"])
     from sedem.bench.table import lines
 
     headings, *rows = lines(document)
     # The method, how much it reads, and the batches, which are a text of any length.
     output.print_table(rows, headings, left=(1, 2, len(headings) - 1))
+
+
+def _note_cold_start(seconds: dict[str, float] | None) -> None:
+    if seconds is not None:
+        parts = (f"{part.replace('_', ' ')} {spent:.2f}" for part, spent in seconds.items())
+        output.note(f"cold start, processor seconds: {', '.join(parts)}")

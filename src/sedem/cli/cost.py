@@ -48,9 +48,10 @@ def cost(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Count parameters and FLOPs of answers, or what a recipe's training will take.
+    """Count parameters and FLOPs of answers or of a training run.
 
-    No weights are loaded.
+    BACKBONE gives the answers', a recipe the training's, with its memory and hours. No weights are
+    loaded.
     """
     if backbone is None:
         _training_cost(recipe, config, overrides, tflops, gpus, examples, context, as_json)

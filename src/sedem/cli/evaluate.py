@@ -15,6 +15,7 @@ from sedem.cli.options import (
     Json,
     Model,
     OptionEntries,
+    WeightsOption,
     budget,
     parse_options,
 )
@@ -86,6 +87,7 @@ def evaluate(
     kept_dtype: Annotated[str | None, _flag("kept_dtype", "TYPE")] = None,
     dtype: Annotated[str, _flag("dtype", "TYPE")] = DEFAULTS["dtype"],
     engine: EngineOption = DEFAULTS["engine"],
+    weights: WeightsOption = DEFAULTS["weights"],
     seed: Annotated[int, _flag("seed", "N")] = DEFAULTS["seed"],
     out: Annotated[
         Path | None,
@@ -116,6 +118,7 @@ def evaluate(
         "kept_dtype": kept_dtype,
         "dtype": dtype,
         "engine": engine,
+        "weights": weights,
         "seed": seed,
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")

@@ -34,6 +34,7 @@ from sedem.cli.options import (
     EngineOption,
     Json,
     Model,
+    WeightsOption,
     budget,
 )
 from sedem.config import DEFAULT_MODEL
@@ -72,6 +73,9 @@ class Commands(TyperGroup):
             output.error(f"{place}{error.strerror or error}")
             raise typer.Exit(1) from None
 
+
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C has ended."""
 
 app = typer.Typer(
     cls=Commands,
@@ -159,6 +163,14 @@ def build(
             "faster answers.",
         ),
     ] = None,
+    no_text: Annotated[
+        bool,
+        typer.Option(
+            "--no-text",
+            help="Keep no texts in a new bank, only their SHA-256; sources are read from the "
+            "files, if these are still there and unchanged.",
+        ),
+    ] = False,
 ) -> None:
     """Read files into a new or existing bank.
 
@@ -172,7 +184,6 @@ def build(
     from sedem.inference.build import build_bank
 
     opened = open_model(model or model_of(bank))
-    total = sum(files.sizes.values())
     try:
         with output.progress("reading", of_bytes=True) as report_progress:
             report = build_bank(
@@ -180,12 +191,16 @@ def build(
                 opened.engine,
                 bank,
                 files,
-                lambda done: report_progress(done, total),
+                lambda done: report_progress(done, sum(files.sizes.values())),
                 size=lambda document: files.sizes[document.name],
                 source=opened.source,
                 dtype=dtype,
                 keys=keys,
+                no_text=no_text,
             )
+    except KeyboardInterrupt:
+        output.error("interrupted; the same command goes on after the last commit")
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         for failure in files.failed:
             output.error(failure)
@@ -224,6 +239,7 @@ def ask(
     ] = 0.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")] = 0,
     engine: EngineOption = "auto",
+    weights: WeightsOption = "full",
 ) -> None:
     """Answer questions from a bank, with sources.
 
@@ -233,11 +249,12 @@ def ask(
     """
     chosen_k = budget(k)
     from sedem.bank.memory_bank import MemoryBank
+    from sedem.data.documents import source_text
     from sedem.inference.generation import Decoding
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    opened = MemoryBank.open(bank)
-    answering = open_model(model or model_of(bank), engine)
+    opened = MemoryBank.open(bank, source=source_text)
+    answering = open_model(model or model_of(bank), engine, weights)
     opened.check_made_by(answering.fingerprint())
     options: dict[str, Any] = {
         "k": chosen_k,

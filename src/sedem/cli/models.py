@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from sedem.model import SeDeM
 
 
-def open_model(name: str, engine: str = "auto") -> SeDeM:
+def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
     """Open a model without a progress bar for its weights.
 
     Args:
         name: folder, hub id or name of a shipped checkpoint.
         engine: what runs it.
+        weights: "int8" for decoding steps with int8 matrices on a CPU.
     """
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.model import SeDeM
 
     disable_progress_bar()
-    return SeDeM.from_pretrained(name, engine=engine)
+    return SeDeM.from_pretrained(name, engine=engine, light=True, weights=weights)
 
 
 def model_of(bank: Path) -> str:

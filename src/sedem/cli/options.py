@@ -19,6 +19,7 @@ Model = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id. [default: sedem-nano]"),
 ]
+BackboneName = Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub id.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BudgetOption = Annotated[
     str | None,
@@ -39,7 +40,26 @@ ConditionOption = Annotated[
 EngineOption = Annotated[
     str,
     typer.Option(
-        "--engine", metavar="NAME", help="What runs the model: auto, eager, static or graphs."
+        "--engine",
+        metavar="NAME",
+        help="What runs the model: auto, eager, static, graphs or compiled.",
+    ),
+]
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        metavar="NAME",
+        help="full, or int8 for faster tokens on a CPU: decoding steps run with int8 matrices.",
+    ),
+]
+LayerOption = Annotated[
+    int | None,
+    typer.Option(
+        "--layer",
+        metavar="N",
+        help="Layers to run before states are read, and before they are injected. "
+        "[default: half of them]",
     ),
 ]
 OptionEntries = Annotated[

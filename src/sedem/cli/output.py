@@ -259,14 +259,17 @@ def print_answer(
 
 def print_sources(answer: Answer) -> None:
     """Write the spans that an answer was conditioned on, best first, and what was truncated."""
+    notes = dict.fromkeys(answer.cut)
     for citation in answer.citations:
+        if citation.note is not None:
+            notes.setdefault(citation.note)
         snippet = " ".join(citation.text.split())
         shown = snippet if len(snippet) <= 100 else f"{snippet[:97]}..."
         score = "" if citation.score is None else f" ({citation.score:.1f})"
         page = "" if citation.page is None else f", page {citation.page:,}"
         place = f"{citation.document}{page}:{citation.start}-{citation.end}"
-        write(f"  [{citation.rank}] {place}{score}  {shown}")
-    for sentence in answer.cut:
+        write(f"  [{citation.rank}] {place}{score}  {shown}".rstrip())
+    for sentence in notes:
         write(f"  note: {sentence}")
     write()
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sedem.cli import output
-from sedem.cli.options import Json
+from sedem.cli.options import BackboneName, Json
 from sedem.errors import ConfigError
 
 COLUMNS = (
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 def probe(
-    backbone: Annotated[str, typer.Argument(metavar="BACKBONE", help="Folder or hub id.")],
+    backbone: BackboneName,
     documents: Annotated[
         list[Path],
         typer.Argument(metavar="DOCS", help="Text files and folders of them."),

@@ -1,8 +1,9 @@
 """Two-depth decoding of one batch, in buffers of fixed size.
 
 This is `method.injection` with static tensors instead of growing ones. In the layers above
-injection, memory has the first columns. Prefixes are padded on the left to end in one column, and
-answers continue after it. Positions, not columns, decide which keys a query sees.
+injection, memory has the first columns. The prefixes of one prefill are padded on the left to end
+in one column. Then each row's answer continues in its own next column. Positions, not columns,
+decide which keys a query sees, so a row can move to any batch that has columns for it.
 
 `independent_batch` has the batch for independent blocks.
 
@@ -12,7 +13,7 @@ vocabulary, K blocks of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,7 @@ from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
 from sedem.engine.layers import Attention, biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
+from sedem.engine.upload import Shape, Upload
 from sedem.errors import ConfigError
 from sedem.method.injection import positions
 from sedem.method.pooling import state_mask
@@ -48,6 +50,18 @@ class Bucket:
     steps: int
     pieces: bool = False
 
+    def holds(self, other: Bucket) -> bool:
+        """Whether the rows of a batch of another size fit."""
+        return self.pieces == other.pieces and all(
+            own >= theirs
+            for own, theirs in (
+                (self.rows, other.rows),
+                (self.prefix, other.prefix),
+                (self.slots, other.slots),
+                (self.steps, other.steps),
+            )
+        )
+
 
 class StaticBatch:
     """The buffers of one batch, and the prefill and step that run in them.
@@ -59,6 +73,7 @@ class StaticBatch:
         pool: memory that graphs share.
 
     Attributes:
+        upload: has all that comes from the host before a prefill, down to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
         real: which restored states stand for real tokens `[B, U]`.
         scores: score of each state's block `[B, U]`; -inf where there is none.
@@ -70,7 +85,9 @@ class StaticBatch:
         logits: after the prefill or the last step `[B, V]`.
         lower: cache of the layers below injection.
         upper: cache of the layers above it.
-        steps_left: steps that fit, counted on the host.
+        used: 1 for a row in use, 0 for an empty one `[B]`. An empty row runs along; no
+            other row sees it.
+        text: columns of text that each row in use has filled, counted on the host.
     """
 
     def __init__(
@@ -83,21 +100,17 @@ class StaticBatch:
     ) -> None:
         self.decoder = decoder
         self.bucket = bucket
-        self.steps_left = 0
-        device, (vocabulary, width) = decoder.device, decoder.embedding.shape
+        self.text: dict[int, int] = {}
+        device, vocabulary = decoder.device, decoder.embedding.shape[0]
         rows, states = bucket.rows, bucket.slots * decoder.states_per_slot
-
-        def integers(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.long, device=device)
-
-        self.slots = torch.zeros(rows, self._own_slots(), width, device=device)
-        self.real = integers(rows, states).bool()
-        self.scores = torch.zeros(rows, states, device=device)
-        self.number = integers(rows, states)
-        self.prefix = integers(rows, bucket.prefix)
-        self.prefix_valid = integers(rows, bucket.prefix).bool()
-        self.ids = integers(rows)
-        self.next_position = integers(rows)
+        self.upload = Upload(device, self._fields())
+        inputs = self.upload.device
+        self.slots, self.real = inputs["slots"], inputs["real"]
+        self.scores, self.number = inputs["scores"], inputs["number"]
+        self.prefix, self.prefix_valid = inputs["prefix"], inputs["prefix_valid"]
+        self.ids = torch.zeros(rows, dtype=torch.long, device=device)
+        self.next_position = torch.zeros_like(self.ids)
+        self.used = torch.zeros_like(self.ids)
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
         self.lower, self.upper = self._make_caches(bucket.prefix + bucket.steps, states)
         state = [self.next_position, *self.lower.state, *self.upper.state]
@@ -107,20 +120,30 @@ class StaticBatch:
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors."""
-        memory = [self.slots, self.real, self.scores, self.number]
-        inputs = [self.prefix, self.prefix_valid, self.ids]
         caches = [*self.lower.buffers, *self.upper.buffers]
-        return [*memory, *inputs, self.next_position, self.logits, *caches]
+        own = [self.upload.buffer, self.ids, self.next_position, self.used, self.logits]
+        return [*own, *caches]
+
+    @property
+    def steps_left(self) -> int:
+        """Steps that fit."""
+        room = self.bucket.prefix + self.bucket.steps
+        return room - max(self.text.values(), default=0)
 
     def prefill(self, starts: Sequence[Start]) -> None:
-        """Start new answers; rows of the bucket that are not needed repeat the first."""
+        """Start new answers in the first rows; the others are empty."""
         rows = [*starts, *([starts[0]] * (self.bucket.rows - len(starts)))]
         prefixes = [start.prefix for start in rows]
-        fill(self.prefix, prefixes, side="left")
-        fill(self.prefix_valid, [torch.ones_like(ids) for ids in prefixes], side="left")
+        self.upload.begin()
+        host = self.upload.host
+        fill(host["prefix"], prefixes, side="left")
+        fill(host["prefix_valid"], [torch.ones_like(ids) for ids in prefixes], side="left")
         self._load_memory(rows)
+        self.upload.send()
         self._replay_prefill(self._run_prefill)
-        self.steps_left = self.bucket.steps
+        self.used.fill_(1)
+        self.text = dict.fromkeys(range(len(starts)), self.bucket.prefix)
+        self.clear(slice(len(starts), self.bucket.rows))
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -133,24 +156,48 @@ class StaticBatch:
                 f"the answer has filled its room for {self.bucket.steps} tokens after its prefix; "
                 "start it with a higher limit"
             )
-        self.steps_left -= 1
+        self.text = {row: columns + 1 for row, columns in self.text.items()}
         self.ids.copy_(ids_B)
         self._replay_step(self._run_step)
 
-    def copy_rows(self, other: StaticBatch, rows: Tensor) -> None:
-        """Continue from some rows of another batch.
+    def copy_rows(self, other: StaticBatch, rows: Mapping[int, int]) -> None:
+        """Continue rows of another batch.
 
         Args:
-            other: a batch of the same prefix and slots, and of no more steps.
-            rows: the row of `other` for each row of this batch.
+            other: a batch whose rows fit into this one.
+            rows: the row of `other` for each row of this batch that continues one.
         """
-        self.lower.copy_rows(other.lower, rows)
-        self.upper.copy_rows(other.upper, rows)
-        self.next_position.copy_(other.next_position[rows])
-        self.steps_left = self.bucket.steps - (other.bucket.steps - other.steps_left)
+        for row, other_row in rows.items():
+            self.lower.copy_row(row, other.lower, other_row)
+            self.upper.copy_row(row, other.upper, other_row)
+            self.next_position[row] = other.next_position[other_row]
+            self.used[row].fill_(1)
+            self.text[row] = other.text[other_row]
+
+    def clear(self, rows: slice) -> None:
+        """Make rows empty."""
+        for row in range(*rows.indices(self.bucket.rows)):
+            self.text.pop(row, None)
+        # What an empty row has stored stays. It writes its first column at every step, so that its
+        # next one never lies outside.
+        for counter in (self.used, self.lower.next_column, self.upper.next_column):
+            counter[rows] = 0
 
     def finish(self) -> None:
         """Let go of what is not in the buffers, once the answers are done."""
+
+    def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
+        """The inputs of a prefill."""
+        rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
+        width = self.decoder.embedding.shape[1]
+        return {
+            "slots": ((rows, self._own_slots(), width), torch.float32),
+            "real": ((rows, states), torch.bool),
+            "scores": ((rows, states), torch.float32),
+            "number": ((rows, states), torch.long),
+            "prefix": ((rows, self.bucket.prefix), torch.long),
+            "prefix_valid": ((rows, self.bucket.prefix), torch.bool),
+        }
 
     def _own_slots(self) -> int:
         """Slots of a row that this batch restores itself."""
@@ -166,11 +213,11 @@ class StaticBatch:
         )
 
     def _load_memory(self, rows: Sequence[Start]) -> None:
-        """Copy the memory of each row into the buffers."""
-        per_slot = self.decoder.states_per_slot
+        """Put the memory of each row into what is sent to the device."""
+        host, per_slot = self.upload.host, self.decoder.states_per_slot
         real = [state_mask(start.bank.slot_tokens(start.blocks), per_slot) for start in rows]
-        fill(self.slots, [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
-        fill(self.real, [real_KU.flatten() for real_KU in real])
+        fill(host["slots"], [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
+        fill(host["real"], [real_KU.flatten() for real_KU in real])
         self._load_blocks(rows, [[real_KU.shape[1]] * len(real_KU) for real_KU in real])
 
     def _load_blocks(self, rows: Sequence[Start], sizes: Sequence[Sequence[int]]) -> None:
@@ -184,8 +231,10 @@ class StaticBatch:
             return
         repeats = [torch.tensor(row, dtype=torch.long) for row in sizes]
         pairs = list(zip(rows, repeats, strict=True))
-        fill(self.number, [torch.arange(len(r)).repeat_interleave(r) for r in repeats])
-        fill(self.scores, [s.scores.repeat_interleave(r) for s, r in pairs], padding=-torch.inf)
+        host = self.upload.host
+        fill(host["number"], [torch.arange(len(r)).repeat_interleave(r) for r in repeats])
+        scores = [s.scores.repeat_interleave(r) for s, r in pairs]
+        fill(host["scores"], scores, padding=-torch.inf)
 
     @property
     def _together(self) -> bool:
@@ -252,7 +301,7 @@ class StaticBatch:
         return None
 
     def _run_step(self) -> None:
-        decoder = self.decoder
+        decoder = self.decoder.steps or self.decoder
         position_B1 = self.next_position[:, None]
         valid_B1 = torch.ones_like(position_B1, dtype=torch.bool)
         hidden_B1D = decoder.embed(self.ids[:, None])
@@ -265,9 +314,9 @@ class StaticBatch:
             hidden_B1D = run_layers(
                 layers, hidden_B1D, rope, biases, cache.store_step, attention=attention
             )
-            cache.advance()
+            cache.advance(self.used)
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.add_(1)
+        self.next_position.add_(self.used)
 
 
 def fill(

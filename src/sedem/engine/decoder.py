@@ -25,25 +25,27 @@ class FusedDecoder:
         config: has the depth of injection, the context of blocks and the place of the start token.
         layers: all layers, adapters merged.
         bos_token_id: the start token.
-        decompress: from slots `[..., S, D]` to states `[..., U, D]`.
+        decompress: module from slots `[..., S, D]` to states `[..., U, D]`.
         states_per_slot: U / S.
         guide: from scores `[B, K]` to what attention adds `[B, K]`; None adds nothing.
         embedding: token embeddings `[V, D]`.
         rotary: module from positions to cosine and sine.
         norm: the norm after the last layer.
         head: module from states to logits.
+        steps: the same decoder with other matrices for single positions; None means this one.
     """
 
     config: SedemConfig
     layers: list[FusedLayer]
     bos_token_id: int
-    decompress: Callable[[Tensor], Tensor]
+    decompress: nn.Module
     states_per_slot: int
     guide: Callable[[Tensor], Tensor] | None
     embedding: Tensor
     rotary: nn.Module
     norm: nn.Module
     head: nn.Module
+    steps: FusedDecoder | None = None
 
     @property
     def lower(self) -> list[FusedLayer]:

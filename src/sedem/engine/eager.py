@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache
 
 from sedem.engine.device import storage_bytes
-from sedem.engine.interface import Start, Step
+from sedem.engine.interface import Rows, Start, Step
+from sedem.engine.rows_apart import RowsApart
 from sedem.method.conditioning import condition
 from sedem.method.encoder import encode
 from sedem.method.injection import step
@@ -41,7 +42,9 @@ class Eager:
         """Return frozen states at the extraction layers `[X, B, T, E]`."""
         return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
-    encode_questions = encode
+    def encode_questions(self, ids_BT: Tensor) -> Tensor:
+        """Return the same for questions, whose ids are on the CPU."""
+        return self.encode(ids_BT.to(self.model.encoder.device))
 
     @contextmanager
     def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:
@@ -51,6 +54,15 @@ class Eager:
             Logits after the prefixes `[B, V]`, and the step.
         """
         yield start_decoding(self.model, starts)
+
+    @contextmanager
+    def open_rows(self, count: int) -> Iterator[Rows]:
+        """Open rows that each run alone."""
+        rows = RowsApart(self.start, count)
+        try:
+            yield rows
+        finally:
+            rows.close()
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of weights; no cache outlives its batch."""
@@ -86,7 +98,7 @@ def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor
         pad_sequence(memory, batch_first=True),
         pad_sequence(slot_tokens, batch_first=True),
         pad_sequence(scores, batch_first=True, padding_value=-torch.inf),
-        DynamicCache(),
+        transformers.DynamicCache(),
     )
     stream = filled.stream
     assert stream is not None

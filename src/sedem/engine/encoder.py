@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sedem.backbone.masks import KeyAxis
 from sedem.engine.cuda_graphs import Pool, Replay
 from sedem.engine.layers import FusedLayer, biases_of, run_layers, signed_rope
+from sedem.engine.upload import Upload
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,27 @@ class QuestionBuffers:
     ) -> None:
         embedding, layers = encoder.embedding, len(encoder.extract_layers)
         self.encoder = encoder
-        self.ids = torch.zeros(rows, tokens, dtype=torch.long, device=embedding.device)
+        self.upload = Upload(embedding.device, {"ids": ((rows, tokens), torch.long)})
+        self.ids = self.upload.device["ids"]
         self.states = embedding.new_zeros(layers, rows, tokens, embedding.shape[1])
         self._replay_encode = Replay(self.buffers, graph=graph, pool=pool)
 
     @property
     def buffers(self) -> list[Tensor]:
         """All tensors."""
-        return [self.ids, self.states]
+        return [self.upload.buffer, self.states]
 
     def encode(self, ids_BT: Tensor) -> Tensor:
-        """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers."""
+        """Return a copy of the states `[X, B, T, E]` of questions that fit into the buffers.
+
+        Args:
+            ids_BT: token ids on the CPU.
+        """
         rows, tokens = ids_BT.shape
-        self.ids.zero_()
-        self.ids[:rows, :tokens] = ids_BT
+        self.upload.begin()
+        ids = self.upload.host["ids"].zero_()
+        ids[:rows, :tokens] = ids_BT
+        self.upload.send()
         self._replay_encode(self._encode)
         return self.states[:, :rows, :tokens].clone()
 

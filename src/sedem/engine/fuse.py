@@ -1,4 +1,4 @@
-"""Fused layers from a Hugging Face decoder: matrices joined, adapters merged, no weight copied.
+"""Fused encoder and decoder from those of Hugging Face: matrices joined, adapters merged, no copy.
 
 Each module's weight becomes a view into the fused matrix, so the modules keep working. Layers that
 a frozen encoder also needs keep their frozen attention beside the merged one, and share the rest.
@@ -7,17 +7,60 @@ a frozen encoder also needs keep their frozen attention beside the merged one, a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
+from sedem.engine.decoder import FusedDecoder
+from sedem.engine.encoder import FusedEncoder
 from sedem.engine.layers import FusedLayer
+from sedem.method.modules import SedemModules
 
 ADAPTER = "default"
+
+
+def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
+    """Fuse the encoder and the decoder of a model; layers share the weights that they can."""
+    config, encoder, decoder = model.config, model.encoder, model.decoder
+    frozen = frozen_layers(encoder, config.extract_layer)
+    fused_encoder = FusedEncoder(
+        frozen,
+        config.extract_layers,
+        encoder.bos_token_id,
+        encoder.model.get_input_embeddings().weight,
+        encoder.model.get_decoder().rotary_emb,
+    )
+    if encoder is not decoder:
+        encoder.truncate(config.extract_layer)
+    fused_decoder = FusedDecoder(
+        config,
+        adapted_layers(decoder, frozen if encoder is decoder else ()),
+        decoder.bos_token_id,
+        _for_inference(model.decompressor, decoder),
+        model.decompressor.states_per_slot,
+        model.guidance,
+        decoder.model.get_input_embeddings().weight,
+        decoder.model.get_decoder().rotary_emb,
+        decoder.model.get_decoder().norm,
+        decoder.model.get_output_embeddings(),
+    )
+    return fused_encoder, fused_decoder
+
+
+class Rounded(nn.Module):
+    """A copy of a part in another type, and what it is given too."""
+
+    def __init__(self, part: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.part, self.dtype = deepcopy(part).to(dtype), dtype
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Run the copy."""
+        return self.part(states.to(self.dtype))
 
 
 def frozen_layers(backbone: Backbone, depth: int) -> list[FusedLayer]:
@@ -80,21 +123,25 @@ def _merged_copy(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLay
     return replace(frozen, qkv=torch.cat(rows), out=_merged_weight(attention.o_proj))
 
 
-def _merge_in_place(projection: nn.Module) -> None:
-    if isinstance(projection, LoraLayer):
+def _merge_in_place(projection: Any) -> None:
+    if _is_adapted(projection):
         _base_linear(projection).weight.data = _merged_weight(projection)
         # PEFT then runs the module without its adapter.
         projection.merged_adapters = [ADAPTER]
 
 
-def _merged_weight(projection: LoraLayer) -> Tensor:
+def _merged_weight(projection: Any) -> Tensor:
     weight: Tensor = _base_linear(projection).weight.data
     delta: Tensor = projection.get_delta_weight(ADAPTER)
     return (weight.float() + delta.float()).to(weight.dtype)
 
 
 def _base_linear(projection: Any) -> nn.Linear:
-    return projection.base_layer if isinstance(projection, LoraLayer) else projection
+    return projection.base_layer if _is_adapted(projection) else projection
+
+
+def _is_adapted(projection: Any) -> bool:
+    return hasattr(projection, "base_layer")
 
 
 def _join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -117,3 +164,9 @@ def _head_norm(attention: Any, heads: int, key_heads: int) -> Tensor | None:
         return None
     query, key = attention.q_norm.weight.data, attention.k_norm.weight.data
     return torch.cat([query.expand(heads, -1), key.expand(key_heads, -1)])
+
+
+def _for_inference(decompressor: nn.Module, decoder: Backbone) -> nn.Module:
+    """The decompressor in the decoder's type on a GPU, whose products in float32 are slow."""
+    on_cpu = decoder.device.type == "cpu"
+    return decompressor if on_cpu else Rounded(decompressor, decoder.dtype)

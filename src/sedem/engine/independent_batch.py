@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from sedem.engine.batch import Bucket, StaticBatch, fill
 from sedem.engine.cuda_graphs import Pool
@@ -17,6 +16,7 @@ from sedem.engine.interface import Start
 from sedem.engine.kept import Kept
 from sedem.engine.layers import biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
+from sedem.engine.upload import Shape
 from sedem.method.independent import prefix_positions
 
 
@@ -45,17 +45,17 @@ class IndependentBatch(StaticBatch):
         pool: Pool = None,
     ) -> None:
         self.kept = kept
-        states = bucket.slots * decoder.states_per_slot
-        self.memory_positions = torch.zeros(
-            bucket.rows, states, dtype=torch.long, device=decoder.device
-        )
-        self.longest = self.memory_positions.new_zeros(bucket.rows, 1)
         super().__init__(decoder, bucket, graph=graph, pool=pool)
+        inputs = self.upload.device
+        self.memory_positions, self.longest = inputs["memory_positions"], inputs["longest"]
 
-    @property
-    def buffers(self) -> list[Tensor]:
-        """All tensors."""
-        return [*super().buffers, self.memory_positions, self.longest]
+    def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
+        rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
+        return {
+            **super()._fields(),
+            "memory_positions": ((rows, states), torch.long),
+            "longest": ((rows, 1), torch.long),
+        }
 
     def _own_slots(self) -> int:
         return 0
@@ -68,11 +68,12 @@ class IndependentBatch(StaticBatch):
     def _load_memory(self, rows: Sequence[Start]) -> None:
         """Copy the keys and values of each row's blocks into the first columns."""
         sizes = [self.kept.walk.sizes(start.bank, start.blocks) for start in rows]
-        fill(self.real, [torch.ones(sum(row), dtype=torch.bool) for row in sizes])
+        host = self.upload.host
+        fill(host["real"], [torch.ones(sum(row), dtype=torch.bool) for row in sizes])
         nothing = torch.zeros(0, dtype=torch.long)
         places = [torch.cat([nothing, *(torch.arange(1, n + 1) for n in row)]) for row in sizes]
-        fill(self.memory_positions, places)
-        self.longest.copy_(torch.tensor([[max(row, default=0)] for row in sizes]))
+        fill(host["memory_positions"], places)
+        host["longest"].copy_(torch.tensor([[max(row, default=0)] for row in sizes]))
         self._load_blocks(rows, sizes)
         for index, start in enumerate(rows):
             column = 0

@@ -9,6 +9,13 @@ needs three calls, and selection and the choice of tokens in between:
         while live:                                        # rows that are not finished
             logits = step(tokens_of(logits), live)         # one token more of each
 
+Questions that come one after another share rows instead. One joins while others are answered:
+
+    with engine.open_rows(count) as rows:
+        logits = rows.join([row], [start], [limit])        # into a row that is free
+        logits = rows.step(tokens)                         # one token more of each row in use
+        rows.leave(row)                                    # the row is free again
+
 `eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` makes either.
 
 Letters: B batch, T tokens, K selected blocks, J slots of a block, P prefix tokens, E encoder width,
@@ -62,11 +69,43 @@ class Start:
     prefix: Tensor
 
 
+class Rows(Protocol):
+    """Rows that are answered together; each begins and ends on its own."""
+
+    def join(self, rows: Sequence[int], starts: Sequence[Start], limits: Sequence[int]) -> Tensor:
+        """Decompress, inject and prefill some rows together, while others are being answered.
+
+        Args:
+            rows: rows that are not in use, from 0 to the count that was opened.
+            starts: what the answer of each starts from.
+            limits: the most steps of each answer.
+
+        Returns:
+            Logits after the prefixes, one row for each of `rows`, `[J, V]`.
+        """
+        ...
+
+    def leave(self, row: int) -> None:
+        """Make a row free."""
+        ...
+
+    def step(self, ids_B: Tensor) -> Tensor:
+        """Run one token of each row in use, of which there is at least one.
+
+        Args:
+            ids_B: tokens of all rows, on the device.
+
+        Returns:
+            Logits `[B, V]`; those of other rows are undefined.
+        """
+        ...
+
+
 class Engine(Protocol):
     """Runs one model for reading and answering, without gradients.
 
     Attributes:
-        name: "eager", "static" or "graphs".
+        name: "eager", "static", "graphs" or "compiled".
         batch_size: number of questions that it answers efficiently together.
         ahead: whether to start a step before the previous token has been read on the host.
     """
@@ -84,7 +123,7 @@ class Engine(Protocol):
         ...
 
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
-        """Return the same for questions, which are short and come often."""
+        """Return the same for questions, which are short; their ids are on the CPU."""
         ...
 
     def start(
@@ -98,6 +137,14 @@ class Engine(Protocol):
 
         Yields:
             Logits after the prefixes `[B, V]`, valid until the first step, and the step.
+        """
+        ...
+
+    def open_rows(self, count: int) -> AbstractContextManager[Rows]:
+        """Open rows for questions that come one after another.
+
+        Args:
+            count: the most rows in use at once.
         """
         ...
 

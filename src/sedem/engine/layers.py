@@ -28,6 +28,9 @@ to; the first argument is the layer's index in its range."""
 Attention = Callable[[int, Tensor, Tensor, Tensor, Bias], Tensor]
 """Takes the place of `attend`; the first argument is the layer's index in its range."""
 
+MATRICES = ("qkv", "out", "gate_up", "down")
+"""Names of a layer's matrices."""
+
 
 @dataclass(frozen=True)
 class FusedLayer:
@@ -74,12 +77,16 @@ class FusedLayer:
         """H."""
         return self.qkv.shape[0] // (self.heads + 2 * self.key_heads)
 
+    def linear(self, name: str, states: Tensor) -> Tensor:
+        """Multiply states with one of `MATRICES` and add its bias."""
+        return F.linear(states, getattr(self, name), getattr(self, f"{name}_bias"))
+
     def project(
         self, hidden_BPD: Tensor, rope: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries `[B, F, P, H]`, rotated keys and values `[B, heads, P, H]`."""
         normed = F.rms_norm(hidden_BPD, self.attention_norm.shape, self.attention_norm, self.eps)
-        heads = F.linear(normed, self.qkv, self.qkv_bias).unflatten(-1, (-1, self.head_width))
+        heads = self.linear("qkv", normed).unflatten(-1, (-1, self.head_width))
         rotated, value = heads.split([self.heads + self.key_heads, self.key_heads], dim=2)
         if self.head_norm is not None:
             rotated = F.rms_norm(rotated, rotated.shape[-1:], None, self.eps) * self.head_norm
@@ -87,11 +94,27 @@ class FusedLayer:
         query, key = rotated.split([self.heads, self.key_heads], dim=2)
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
-    def mlp(self, hidden_BPD: Tensor) -> Tensor:
-        """Return the output of norm and MLP, to be added to the states."""
+    def finish(self, hidden_BPD: Tensor, mixed_BPD: Tensor) -> Tensor:
+        """Return the states after this layer, from those before it and its heads' outputs."""
+        hidden_BPD = hidden_BPD + self.linear("out", mixed_BPD)
         normed = F.rms_norm(hidden_BPD, self.mlp_norm.shape, self.mlp_norm, self.eps)
-        gate, up = F.linear(normed, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return F.linear(self.activation(gate) * up, self.down, self.down_bias)
+        gate, up = self.linear("gate_up", normed).chunk(2, dim=-1)
+        return hidden_BPD + self.linear("down", self.activation(gate) * up)
+
+    def finish_and_project(
+        self,
+        following: FusedLayer,
+        hidden_BPD: Tensor,
+        mixed_BPD: Tensor,
+        rope: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All between the attention of this layer and that of the following one.
+
+        Returns:
+            The states after this layer, and `project` of the following one.
+        """
+        hidden_BPD = self.finish(hidden_BPD, mixed_BPD)
+        return hidden_BPD, *following.project(hidden_BPD, rope)
 
 
 def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -153,20 +176,26 @@ def run_layers(
     Returns:
         States after the range `[B, P or last, D]`.
     """
+    if not layers:
+        return hidden_BPD
+    query, key, value = layers[0].project(hidden_BPD, rope)
     for index, layer in enumerate(layers):
-        query, key, value = layer.project(hidden_BPD, rope)
         bias = biases[layer.window]
         if store is not None:
             key, value = store(index, key, value)
-        if last is not None and index == len(layers) - 1:
+        is_last = index == len(layers) - 1
+        if last is not None and is_last:
             assert bias is not None, "causal attention counts from the first position"
             hidden_BPD, query, bias = hidden_BPD[:, -last:], query[:, :, -last:], bias[:, :, -last:]
         if attention is None:
             mixed = attend(query, key, value, bias)
         else:
             mixed = attention(index, query, key, value, bias)
-        hidden_BPD = hidden_BPD + F.linear(mixed, layer.out, layer.out_bias)
-        hidden_BPD = hidden_BPD + layer.mlp(hidden_BPD)
+        if is_last:
+            return layer.finish(hidden_BPD, mixed)
+        hidden_BPD, query, key, value = layer.finish_and_project(
+            layers[index + 1], hidden_BPD, mixed, rope
+        )
     return hidden_BPD
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from sedem.backbone.decoder import FAMILIES
+from sedem.engine import self_check
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
@@ -14,28 +15,40 @@ from sedem.method.modules import SedemModules
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("auto", "eager", "static", "graphs")
+ENGINES = ("auto", "eager", "static", "graphs", "compiled")
+WEIGHTS = ("full", "int8")
 
 
 def open_engine(
-    name: str, model: SedemModules, attention: str = "sdpa", budget: KeptBudget | None = None
+    name: str,
+    model: SedemModules,
+    attention: str = "sdpa",
+    budget: KeptBudget | None = None,
+    weights: str = "full",
 ) -> Engine:
     """Open an engine for a model; all but "eager" need a model that no longer changes or moves.
 
     Args:
         name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
-            also captures them as CUDA graphs; "auto" is "graphs" on a GPU and "static" elsewhere,
-            and "eager" for a layout that the others have not been proven equal on.
+            also captures them as CUDA graphs; "compiled" also compiles the layers, which takes some
+            seconds at the first questions and is for a model that answers many; "auto" is "graphs"
+            on a GPU, where it is tried against "eager" first, and "static" elsewhere, and "eager"
+            for a layout that the others have not been proven equal on, or that cannot be captured.
         model: its weights are fused and adapters merged, unless the engine is "eager".
         attention: how the backbones were opened; "eager" attention needs engine "eager".
         budget: how many keys and values of independent blocks are kept; "eager" keeps none.
+        weights: "int8" rounds the decoder's matrices in decoding steps on a CPU, see `int8`; it
+            needs "static", which "auto" then is.
 
     Raises:
         ConfigError: there is no such engine, or it cannot run this model.
     """
     if name not in ENGINES:
         raise ConfigError(f"engine is '{name}'; it can be {', '.join(ENGINES)}")
-    on_gpu = model.device.type == "cuda"
+    _check_weights(weights, name, model)
+    int8, on_gpu = weights == "int8", model.device.type == "cuda"
+    if int8:
+        name = "static"
     layouts = {b.model.config.model_type for b in (model.encoder, model.decoder)}
     unproven = ", ".join(sorted(layouts - set(FAMILIES)))
     if name == "auto":
@@ -44,7 +57,9 @@ def open_engine(
                 "engine 'eager' runs this model: the fast one is unproven on %s", unproven
             )
         slow = unproven or attention == "eager"
-        name = "eager" if slow else "graphs" if on_gpu else "static"
+        if on_gpu and not slow:
+            return _tried(model, budget)
+        name = "eager" if slow else "static"
     if name == "eager":
         return Eager(model)
     if unproven:
@@ -58,4 +73,42 @@ def open_engine(
         raise ConfigError(
             f"engine 'graphs' needs a CUDA device, the model is on '{model.device}'; use 'static'"
         )
-    return Static(model, graphs=name == "graphs", budget=budget)
+    graphs, compiled = on_gpu and name != "static", name == "compiled"
+    return Static(model, graphs=graphs, compiled=compiled, int8=int8, budget=budget)
+
+
+def _check_weights(weights: str, engine: str, model: SedemModules) -> None:
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights are '{weights}'; they can be {', '.join(WEIGHTS)}")
+    if weights == "full":
+        return
+    if model.device.type != "cpu":
+        raise ConfigError(
+            f"weights 'int8' are for a CPU, the model is on '{model.device}'; use weights 'full'"
+        )
+    if engine not in ("auto", "static"):
+        raise ConfigError(f"weights 'int8' need engine 'static', not '{engine}'")
+
+
+def _tried(model: SedemModules, budget: KeptBudget | None) -> Engine:
+    """The engine "graphs" if it computes what "eager" does, and "eager" with a warning if not."""
+    key = self_check.key_of(model)
+    if self_check.is_known(key):
+        return Static(model, graphs=True, budget=budget)
+    slow = Eager(model)
+    expected = self_check.trial(slow, model)
+    try:
+        fast = Static(model, graphs=True, budget=budget)
+    except ConfigError as error:  # before anything is fused
+        logger.warning("engine 'eager' runs this model: %s", error)
+        return slow
+    try:
+        distance = self_check.difference(expected, self_check.trial(fast, model))
+        reason = f"its results differ by {distance:.1e} of their size"
+    except RuntimeError as error:
+        distance, reason = float("inf"), str(error).partition("\n")[0]
+    if distance <= self_check.tolerance(model):
+        self_check.remember(key)
+        return fast
+    logger.warning("engine 'eager' runs this model: the fast one fails on this GPU: %s", reason)
+    return slow

@@ -6,7 +6,7 @@ piece, U restored states of a row, L layers above injection, H width of a head, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,18 +93,18 @@ class PieceMemory:
             results = [joined if not results else join(*zip(results[0], joined, strict=True))]
         return results[0]
 
-    def kept_rows(self, rows: Sequence[int]) -> PieceMemory | None:
-        """Return the memory of another batch whose rows continue these.
+    def kept_rows(self, rows: Mapping[int, int]) -> PieceMemory | None:
+        """Return the memory of another batch whose rows continue some of these.
 
         Args:
-            rows: the row of this batch for each row of the other.
+            rows: the row of this batch for each row of the other that continues one.
         """
         place = {row: index for index, row in enumerate(self.rows)}
-        new_rows = [new for new, old in enumerate(rows) if old in place]
-        if not new_rows:
+        moved = {new: place[old] for new, old in rows.items() if old in place}
+        if not moved:
             return None
-        old = [place[rows[new]] for new in new_rows]
-        return replace(self, rows=new_rows, bias=None if self.bias is None else self.bias[old])
+        bias = None if self.bias is None else self.bias[list(moved.values())]
+        return replace(self, rows=list(moved), bias=bias)
 
 
 def cut(entries: Sequence[Quantized], device: torch.device) -> Iterator[Piece]:

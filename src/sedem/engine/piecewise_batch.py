@@ -8,7 +8,7 @@ Letters: B rows, P positions of one call, K blocks of a row, F query heads, H wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,11 +30,11 @@ class PiecewiseBatch(IndependentBatch):
 
     memory: Sequence[PieceMemory] = ()
 
-    def copy_rows(self, other: StaticBatch, rows: Tensor) -> None:
-        """Continue from some rows of another batch; see `StaticBatch.copy_rows`."""
+    def copy_rows(self, other: StaticBatch, rows: Mapping[int, int]) -> None:
+        """Continue rows of another batch; see `StaticBatch.copy_rows`."""
         assert isinstance(other, PiecewiseBatch)
         super().copy_rows(other, rows)
-        moved = [memory.kept_rows(rows.tolist()) for memory in other.memory]
+        moved = [memory.kept_rows(rows) for memory in other.memory]
         self.memory = [memory for memory in moved if memory is not None]
 
     def finish(self) -> None:
@@ -45,7 +45,8 @@ class PiecewiseBatch(IndependentBatch):
         """Get hold of the blocks of each row; those of rows with the same ones once."""
         alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         sizes = [self.kept.walk.sizes(start.bank, start.blocks) for start in rows]
-        self.longest.copy_(torch.tensor([[max(row, default=0)] for row in sizes]))
+        longest = torch.tensor([[max(row, default=0)] for row in sizes])
+        self.upload.host["longest"].copy_(longest)
         for index, start in enumerate(rows):
             if start.blocks:
                 alike.setdefault((id(start.bank), tuple(start.blocks)), []).append(index)

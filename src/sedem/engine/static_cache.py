@@ -14,8 +14,8 @@ from sedem.backbone.masks import KeyAxis
 class StaticCache:
     """Keys and values of the layers below the injection layer, or of those above it.
 
-    The index of the next column is kept on the device, where a captured step reads it. The caller
-    counts on the host whether a column is left.
+    Rows have their own lengths: the index of each row's next column is kept on the device, where a
+    captured step reads it. The caller counts on the host whether a column is left.
 
     Args:
         layers: number of layers.
@@ -29,6 +29,7 @@ class StaticCache:
 
     Attributes:
         bias: what later queries add to their logits on each column `[B, K]`.
+        next_column: index of the next column of each row `[B]`.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class StaticCache:
         self.positions = torch.zeros(rows, columns, dtype=torch.long, device=device)
         self.valid = torch.zeros(rows, columns, dtype=torch.bool, device=device)
         self.bias = torch.zeros(rows, columns, device=device)
-        self.next_column = torch.zeros(1, dtype=torch.long, device=device)
+        self.next_column = torch.zeros(rows, dtype=torch.long, device=device)
         self.memory = memory
 
     @property
@@ -113,7 +114,7 @@ class StaticCache:
         self.values[:, row, :, columns] = block[:, 1]
 
     def extend(self, positions_B1: Tensor, *, biased: bool = False) -> KeyAxis:
-        """Make the next column valid; `advance` moves on to the one after it.
+        """Make each row's next column valid; `advance` moves on to the one after it.
 
         Args:
             positions_B1: its positions.
@@ -122,29 +123,38 @@ class StaticCache:
         Returns:
             The axis of all columns.
         """
-        self.positions.index_copy_(1, self.next_column, positions_B1)
-        self.valid.index_fill_(1, self.next_column, True)
+        next_B1 = self.next_column[:, None]
+        self.positions.scatter_(1, next_B1, positions_B1)
+        self.valid.scatter_(1, next_B1, True)
         bias = self.bias if biased else None
         return KeyAxis(self.positions, self.valid, True, self.positions.shape[1], bias=bias)
 
     def store_step(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the next column of a layer; attention sees the whole cache."""
-        self.keys[layer].index_copy_(2, self.next_column, key)
-        self.values[layer].index_copy_(2, self.next_column, value)
+        """Store the next column of each row in a layer; attention sees the whole cache."""
+        column = self.next_column[:, None, None, None].expand(key.shape)
+        self.keys[layer].scatter_(2, column, key)
+        self.values[layer].scatter_(2, column, value)
         return self.keys[layer], self.values[layer]
 
-    def advance(self) -> None:
-        """Move on to the next column, once every layer has stored this one."""
-        self.next_column.add_(1)
+    def advance(self, used_B: Tensor) -> None:
+        """Move on to the next column, once every layer has stored this one.
 
-    def copy_rows(self, other: StaticCache, rows: Tensor) -> None:
-        """Continue from some rows of another cache, which has no more columns than this one."""
-        columns = other.positions.shape[1]
-        self.keys[:, :, :, :columns] = other.keys[:, rows]
-        self.values[:, :, :, :columns] = other.values[:, rows]
-        self.valid.zero_()
-        self.positions[:, :columns] = other.positions[rows]
-        self.valid[:, :columns] = other.valid[rows]
-        self.bias.zero_()
-        self.bias[:, :columns] = other.bias[rows]
-        self.next_column.copy_(other.next_column)
+        Args:
+            used_B: 1 for a row in use. The others get 0: they write the same column again.
+        """
+        self.next_column.add_(used_B)
+
+    def copy_row(self, row: int, other: StaticCache, other_row: int) -> None:
+        """Continue a row of another cache, whose filled columns fit into this one."""
+        count = min(self.positions.shape[1], other.positions.shape[1])
+        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            own[:, row, :, :count] = theirs[:, other_row, :, :count]
+        self.valid[row].zero_()
+        self.bias[row].zero_()
+        for own, theirs in (
+            (self.positions, other.positions),
+            (self.valid, other.valid),
+            (self.bias, other.bias),
+        ):
+            own[row, :count] = theirs[other_row, :count]
+        self.next_column[row] = other.next_column[other_row]

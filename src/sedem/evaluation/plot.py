@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sedem.errors import ConfigError
+from sedem.pictures import pyplot_module, save
 
 METRIC = "f1"
 COLORS = ("#2f855a", "#2b6cb0", "#b7791f", "#9b2c2c", "#6b46c1", "#4a5568")
@@ -28,11 +29,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     """
     if path.suffix not in ENDINGS:
         raise ConfigError(f"the plot is '{path}'; give it a name that ends in {', '.join(ENDINGS)}")
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_module()
     rows = report["runs"]
     height = max(2.6, 0.9 + 0.45 * len(rows))
     figure, (bars, costs) = pyplot.subplots(1, 2, figsize=(11, height), layout="constrained")
@@ -55,9 +52,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     costs.set_xlim(left=0)
     for axis in (bars, costs):
         axis.spines[["top", "right"]].set_visible(False)
-    # An SVG would contain the date, so equal plots would differ.
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def name_of(row: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from sedem.baselines.longllmlingua import LongLLMLingua
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
+from sedem.engine.device import chosen_device
 from sedem.engine.kept import KeptBudget
 from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
@@ -36,7 +37,7 @@ from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Answer, Document, Reader
 
-ONLY_SEDEM = ("control", "condition", "shift", "memory", "kept_dtype")
+ONLY_SEDEM = ("control", "condition", "shift", "memory", "kept_dtype", "weights")
 """Settings that methods of raw text ignore."""
 
 
@@ -260,6 +261,7 @@ def open_model(settings: MethodSettings) -> SeDeM:
         device=settings.device,
         engine=settings.engine,
         kept=KeptBudget(dtype=settings.kept_dtype),
+        weights=settings.weights,
     )
     auto_budget(model, settings.k)
     if settings.kept_dtype is not None:
@@ -313,5 +315,5 @@ def _frozen_backbones(settings: MethodSettings) -> tuple[Backbone, Backbone]:
     folder = locate(settings.checkpoint)
     check(folder, CONFIG_FILE)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
-    device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = chosen_device(settings.device)
     return open_backbones(config, folder, dtype=getattr(torch, settings.dtype), device=device)

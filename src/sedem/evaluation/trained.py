@@ -68,7 +68,7 @@ class Trained:
                 "(selected) or those with evidence (gold)"
             )
         no_budget = () if reader.has_selection_budget else ("k",)
-        refuse(reader.name, settings, "shift", "memory", "kept_dtype", *no_budget)
+        refuse(reader.name, settings, "shift", "memory", "kept_dtype", "weights", *no_budget)
         if settings.k is not None:
             reader.config = reader.config.with_changes(k=settings.k)
         self.trained = reader

@@ -7,6 +7,7 @@ tokens, P prefix tokens, E encoder width, D decoder width.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from sedem.bank.snapshot import BankReader
 from sedem.engine.device import Clock, device_lock
 from sedem.engine.interface import Engine, Start
 from sedem.inference.generation import Decoding, Transcript, generate
-from sedem.inference.prompts import UNANSWERABLE, end_ids
+from sedem.inference.prompts import UNANSWERABLE, end_ids, question_ids
 from sedem.inference.requests import (
     Request,
     Selection,
@@ -65,6 +66,54 @@ def respond(
             many positions.
     """
     clock = Clock(model.device)
+    limits = [decoding.max_new_tokens] * len(requests)
+    prepared = prepare(model, engine, requests, limits, clock)
+    transcripts = yield from _transcribe(model, engine, prepared, decoding, clock)
+    timings = final_timings(clock)
+    return [to_answer(name, *parts, timings) for parts in zip(prepared, transcripts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request whose blocks are selected.
+
+    Attributes:
+        request: the question and its bank, as it was when the question was encoded.
+        selection: the blocks that are used.
+        start: what the answer starts from; None if it is declined.
+        conditioning: positions that the upper layers see before the first answer token; 0 if the
+            answer is declined.
+    """
+
+    request: Request
+    selection: Selection
+    start: Start | None
+    conditioning: int
+
+
+@torch.no_grad()
+def prepare(
+    model: SedemModules,
+    engine: Engine,
+    requests: Sequence[Request],
+    limits: Sequence[int],
+    clock: Clock,
+) -> list[Prepared]:
+    """Encode questions, score the blocks of their banks and select: all before decoding.
+
+    Args:
+        model: the model that answers.
+        engine: its engine.
+        requests: the questions.
+        limits: the most tokens of each answer.
+        clock: is given the times of each stage.
+
+    Raises:
+        BankMismatchError: another model made a bank.
+        DataError: a question is empty or too long.
+        ConfigError: K, a forced block or `min_confidence` cannot be used, or an answer has too
+            many positions.
+    """
     requests = pinned(requests)
     for request in requests:
         check_min_confidence(model, request)
@@ -74,38 +123,59 @@ def respond(
             model, engine, [request.question for request in requests]
         )
         clock.lap("encode_ms")
+        # Tokenized while a GPU encodes the questions.
+        chat = model.config.chat_template
+        prompts = [question_ids(model.decoder, request.question, chat=chat) for request in requests]
         scores = score_requests(model, requests, hidden_BQE, mask_BQ)
         known = zip(requests, scores, confidences(model, scores, mask_BQ), strict=True)
         selections = [choose(model, *one) for one in known]
         clock.lap("score_ms")
-    clock.timings["select_ms"] = clock.timings["encode_ms"] + clock.timings["score_ms"]
-    conditioning, starts = [], []
-    for request, selection in zip(requests, selections, strict=True):
-        if selection.declined:
-            conditioning.append(0)
-            continue
-        ids_P = prefix_of(model, request, selection)
-        as_memory = set(selection.memory)
-        by_score = [block for block in selection.ranked if block in as_memory]
-        sizes = restored_sizes(model, request.bank, by_score)
-        check_fits(model, sizes, len(ids_P), decoding.max_new_tokens, len(selection.texts))
-        conditioning.append(sum(sizes) + len(ids_P))
-        starts.append(start_of(request.bank, selection, ids_P))
+    rows = zip(requests, selections, prompts, limits, strict=True)
+    prepared = [_start(model, *row) for row in rows]
     clock.lap("gather_ms")
-    declined = [selection.declined for selection in selections]
-    transcripts = yield from _transcribe(model, engine, starts, declined, decoding, clock)
+    return prepared
+
+
+def _start(
+    model: SedemModules, request: Request, selection: Selection, prompt: Sequence[int], limit: int
+) -> Prepared:
+    if selection.declined:
+        return Prepared(request, selection, None, 0)
+    ids_P = prefix_of(model, request, selection, prompt)
+    as_memory = set(selection.memory)
+    by_score = [block for block in selection.ranked if block in as_memory]
+    sizes = restored_sizes(model, request.bank, by_score)
+    check_fits(model, sizes, len(ids_P), limit, len(selection.texts))
+    start = start_of(request.bank, selection, ids_P)
+    return Prepared(request, selection, start, sum(sizes) + len(ids_P))
+
+
+def final_timings(clock: Clock, stages: Clock | None = None) -> dict[str, float]:
+    """Return the times of a finished answer, by stage and in all.
+
+    Args:
+        clock: has those since the question was asked.
+        stages: has those of its stages, if another clock was given them.
+    """
     clock.mark("total_ms")
-    return [
-        to_answer(name, *parts, clock.timings)
-        for parts in zip(requests, selections, transcripts, conditioning, strict=True)
-    ]
+    timings = {**(stages.timings if stages else {}), **clock.timings}
+    timings["select_ms"] = timings["encode_ms"] + timings["score_ms"]
+    return timings
+
+
+def new_transcript(model: SedemModules, prepared: Prepared, decoding: Decoding) -> Transcript:
+    """Return the transcript of a request: empty, or with its sentence if it is declined."""
+    ends = end_ids(model.decoder, chat=model.config.chat_template)
+    transcript = Transcript(model.decoder.tokenizer, ends, decoding)
+    if prepared.start is None:
+        transcript.finish(UNANSWERABLE, "unanswerable")
+    return transcript
 
 
 def _transcribe(
     model: SedemModules,
     engine: Engine,
-    starts: Sequence[Start],
-    declined: Sequence[bool],
+    prepared: Sequence[Prepared],
     decoding: Decoding,
     clock: Clock,
 ) -> Generator[list[Transcript], None, list[Transcript]]:
@@ -114,29 +184,28 @@ def _transcribe(
     Args:
         model: the model that answers.
         engine: its engine.
-        starts: one for each request that is not declined.
-        declined: which requests are.
+        prepared: the requests.
         decoding: how answers are generated.
         clock: is given the times of prefill and first token.
     """
     tokenizer = model.decoder.tokenizer
     ends = end_ids(model.decoder, chat=model.config.chat_template)
-    transcripts = [Transcript(tokenizer, ends, decoding) for _ in declined]
-    for row, is_declined in enumerate(declined):
-        if is_declined:
-            transcripts[row].finish(UNANSWERABLE, "unanswerable")
+    transcripts = [new_transcript(model, one, decoding) for one in prepared]
+    decoded = [row for row, one in enumerate(prepared) if one.start is not None]
+    starts = [one.start for one in prepared if one.start is not None]
     if not starts:
         clock.mark("ttft_ms")
         yield transcripts
         return transcripts
-    decoded = [row for row, is_declined in enumerate(declined) if not is_declined]
     with engine.start(starts, decoding.max_new_tokens) as (logits_BV, advance):
         clock.lap("prefill_ms")
+        is_first = True
         for generated in generate(
             logits_BV, advance, tokenizer, ends, decoding, ahead=engine.ahead
         ):
-            if "ttft_ms" not in clock.timings:
+            if is_first:
                 clock.mark("ttft_ms")
+                is_first = False
             for row, transcript in zip(decoded, generated, strict=True):
                 transcripts[row] = transcript
             yield transcripts
@@ -144,24 +213,17 @@ def _transcribe(
 
 
 def to_answer(
-    name: str,
-    request: Request,
-    selection: Selection,
-    transcript: Transcript,
-    conditioning: int,
-    timings: dict[str, float],
+    name: str, prepared: Prepared, transcript: Transcript, timings: dict[str, float]
 ) -> Answer:
     """Make an answer with the spans that conditioned it.
 
     Args:
         name: name of the model that answered.
-        request: the question and its bank.
-        selection: the blocks that were used.
+        prepared: the request and its blocks.
         transcript: the finished text.
-        conditioning: positions that the upper layers saw before the first answer token; 0 if
-            nothing was decoded.
         timings: milliseconds of the batch, by stage.
     """
+    request, selection = prepared.request, prepared.selection
     assert transcript.finish_reason is not None
     citations = tuple(
         request.bank.citation(index, rank, float(selection.scores[index]))
@@ -176,7 +238,7 @@ def to_answer(
         finish_reason=transcript.finish_reason,
         model=name,
         cut=transcript.cut(),
-        conditioning=conditioning,
+        conditioning=prepared.conditioning,
         stored_bytes=request.bank.memory_bytes,
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,

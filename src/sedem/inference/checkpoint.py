@@ -172,6 +172,7 @@ def open_backbones(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     attention: str = "sdpa",
+    light: bool = False,
 ) -> tuple[Backbone, Backbone]:
     """Open encoder and decoder, which are one object in the same-backbone setting.
 
@@ -181,9 +182,14 @@ def open_backbones(
         dtype: type of weights and hidden states.
         device: where to put the weights.
         attention: "sdpa" or "eager".
+        light: whether a fused engine alone will run them; see `open_backbone`.
     """
-
-    options: dict[str, Any] = {"dtype": dtype, "device": device, "attention": attention}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "attention": attention,
+        "light": light,
+    }
     encoder = open_named(config.encoder, config.encoder_revision, folder, **options)
     if not config.cross_model:
         return encoder, encoder

@@ -11,14 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from sedem.engine.interface import Step
 from sedem.errors import ConfigError
@@ -70,11 +64,13 @@ class Decoding:
         """Return a function that chooses tokens `[B]` from logits `[B, V]`."""
         if self.temperature == 0:
             return lambda logits_BV: logits_BV.argmax(-1)
-        warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
+        warpers = transformers.LogitsProcessorList(
+            [transformers.TemperatureLogitsWarper(self.temperature)]
+        )
         if self.top_k:
-            warpers.append(TopKLogitsWarper(self.top_k))
+            warpers.append(transformers.TopKLogitsWarper(self.top_k))
         if self.top_p < 1:
-            warpers.append(TopPLogitsWarper(self.top_p))
+            warpers.append(transformers.TopPLogitsWarper(self.top_p))
         generator = torch.Generator(device).manual_seed(self.seed)
 
         def sample(logits_BV: Tensor) -> Tensor:
@@ -110,7 +106,10 @@ class Transcript:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], decoding: Decoding
+        self,
+        tokenizer: transformers.PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        decoding: Decoding,
     ) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
@@ -186,7 +185,7 @@ class Transcript:
 def generate(
     logits_BV: Tensor,
     step: Step,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: transformers.PreTrainedTokenizerBase,
     end_ids: Sequence[int],
     decoding: Decoding,
     *,
@@ -212,7 +211,7 @@ def generate(
     live = list(range(len(rows)))
     for count in range(1, decoding.max_new_tokens + 1):
         ids_B = choose(logits_BV)
-        read = _fetch(ids_B)
+        read = fetch(ids_B)
         # The first token is yielded before the next step is started, for its latency.
         in_advance = ahead and 1 < count < decoding.max_new_tokens
         if in_advance:
@@ -228,7 +227,7 @@ def generate(
             logits_BV = step(ids_B, live)
 
 
-def _fetch(ids_B: Tensor) -> Callable[[], list[int]]:
+def fetch(ids_B: Tensor) -> Callable[[], list[int]]:
     """Start copying tokens to the host; returns a function that waits for this copy alone."""
     if ids_B.device.type != "cuda":
         return ids_B.tolist

@@ -57,6 +57,15 @@ def question_ids(
     if not question.strip():
         raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
     (ids,) = all_question_ids(backbone, [question], chat=chat)
+    return with_texts(backbone, ids, texts, chat=chat)
+
+
+def with_texts(
+    backbone: Backbone, ids: list[int], texts: Sequence[str], *, chat: bool = False
+) -> list[int]:
+    """Return the tokens of a question with texts that are read before it; see `question_ids`."""
+    if not texts:
+        return ids
     place = context_place(backbone, chat=chat)
     return [*ids[:place], *context_ids(backbone, texts, chat=chat), *ids[place:]]
 

@@ -21,7 +21,7 @@ from sedem.bank.snapshot import BankReader
 from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
 from sedem.errors import ConfigError, DataError
-from sedem.inference.prompts import question_ids
+from sedem.inference.prompts import with_texts
 from sedem.method.confidence import confidence_features
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import state_mask
@@ -95,7 +95,8 @@ def encode_questions(
     """Encode questions at the extraction layers (section 3.2), without the start token.
 
     Returns:
-        States `[B, Q, E]`, padded on the right, and a mask `[B, Q]` that is False for padding.
+        States `[B, Q, E]`, padded on the right, and a mask `[B, Q]` that is False for padding. The
+        mask is on the CPU, so that no one waits for a GPU to know how long a question is.
 
     Raises:
         DataError: a question is empty, not Unicode text or longer than the encoder can read.
@@ -113,10 +114,8 @@ def encode_questions(
                 "ask something shorter and put long text into a document"
             )
         rows.append(torch.tensor(ids))
-    device = model.encoder.device
-    ids_BQ = pad_sequence(rows, batch_first=True).to(device)
-    lengths_B1 = torch.tensor([[len(row)] for row in rows], device=device)
-    mask_BQ = torch.arange(ids_BQ.shape[1], device=device) < lengths_B1
+    ids_BQ = pad_sequence(rows, batch_first=True)
+    mask_BQ = torch.arange(ids_BQ.shape[1]) < torch.tensor([[len(row)] for row in rows])
     return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
 
 
@@ -178,7 +177,7 @@ def choose(
         for index in request.blocks:
             if not 0 <= index < len(scores_N):
                 raise ConfigError(f"block {index} was asked for, the bank has {len(scores_N)}")
-        forced = torch.tensor(list(request.blocks), dtype=torch.long, device=scores_N.device)
+        forced = torch.tensor(list(request.blocks), dtype=torch.long)
         ranked = forced[select(scores_N[forced], len(forced))]
     condition = request.condition or model.config.condition
     if condition not in get_args(Condition):
@@ -189,14 +188,23 @@ def choose(
     )
     least = request.min_confidence
     declined = confidence is not None and least is not None and confidence < least
-    return Selection(ranked.tolist(), memory, texts, scores_N.cpu(), confidence, declined)
+    return Selection(ranked.tolist(), memory, texts, scores_N, confidence, declined)
 
 
-def prefix_of(model: SedemModules, request: Request, selection: Selection) -> Tensor:
-    """Return the token ids `[P]` of start token, blocks that are read as text, and question."""
+def prefix_of(
+    model: SedemModules, request: Request, selection: Selection, prompt: Sequence[int]
+) -> Tensor:
+    """Return the token ids `[P]` of start token, blocks that are read as text, and question.
+
+    Args:
+        model: its decoder's tokens.
+        request: has the bank.
+        selection: the blocks that are read.
+        prompt: `prompts.question_ids` of the question, without texts.
+    """
     texts = [request.bank.block_text(index) for index in selection.texts]
     chat = model.config.chat_template
-    return torch.tensor(question_ids(model.decoder, request.question, texts, chat=chat))
+    return torch.tensor(with_texts(model.decoder, list(prompt), texts, chat=chat))
 
 
 def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
@@ -294,7 +302,7 @@ def check_fits(
 def score_requests(
     model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
 ) -> list[Tensor]:
-    """Return scores `[N]` for each request; requests to one bank are scored together."""
+    """Return scores `[N]` for each request, on the CPU; those to one bank are scored together."""
     by_bank: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
         by_bank.setdefault(id(request.bank), []).append(row)
@@ -302,10 +310,10 @@ def score_requests(
     for rows in by_bank.values():
         bank = requests[rows[0]].bank
         every = any(_needs_every_score(model, requests[row]) for row in rows)
-        bank_scores_BN = score_questions(
-            model.selector, bank, hidden_BQE[rows], mask_BQ[rows], every=every
-        )
-        scores |= zip(rows, bank_scores_BN, strict=True)
+        together = len(rows) == len(requests)
+        hidden = hidden_BQE if together else hidden_BQE[rows]
+        bank_scores_BN = score_questions(model.selector, bank, hidden, mask_BQ[rows], every=every)
+        scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
     return [scores[row] for row in range(len(requests))]
 
 

@@ -9,8 +9,8 @@ G key heads, H width of a head, D decoder width.
 from __future__ import annotations
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import DynamicCache
 
 from sedem.method import independent
 from sedem.method.injection import Blocks, Prefilled, prefill
@@ -25,7 +25,7 @@ def condition(
     memory_BKJD: Tensor,
     slot_tokens_BKJ: Tensor,
     scores_BK: Tensor,
-    cache: DynamicCache | None = None,
+    cache: transformers.DynamicCache | None = None,
 ) -> Prefilled:
     """Run prefixes on selected blocks, as the configuration of the model says.
 
@@ -84,7 +84,7 @@ def _independent(
     restored_BKUD: Tensor,
     real_BKU: Tensor,
     bias_BK: Tensor | None,
-    cache: DynamicCache | None,
+    cache: transformers.DynamicCache | None,
 ) -> Prefilled:
     """The two walks of `independent`: over every block alone, then over the prefixes."""
     batch, blocks = real_BKU.shape[:2]

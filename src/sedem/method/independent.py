@@ -12,8 +12,8 @@ H width of a head, P prefix positions, D width.
 from __future__ import annotations
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
@@ -47,7 +47,7 @@ def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> 
         [start_11D.expand(count, -1, -1), restored_NUD.to(start_11D.dtype)], dim=1
     )
     positions_NL = torch.arange(length + 1, device=hidden_NLD.device).expand(count, -1)
-    cache = DynamicCache()
+    cache = transformers.DynamicCache()
     backbone.run(hidden_NLD, inject_layer, backbone.depth, positions_NL, cache=cache)
     layers = cache.layers[inject_layer:]
     return [(layer.keys[:, :, 1:], layer.values[:, :, 1:]) for layer in layers]
@@ -76,7 +76,7 @@ def prefill(
     positions_BU: Tensor,
     memory_valid_BU: Tensor,
     bias_BU: Tensor | None = None,
-    cache: DynamicCache | None = None,
+    cache: transformers.DynamicCache | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers, with the keys and values of blocks in the upper ones.
 
@@ -101,7 +101,7 @@ def prefill(
     span = ids_BP.shape[1] + positions_BU.shape[1]
     continued = cache is not None
     # Not `cache or`: an empty cache is false.
-    cache = DynamicCache() if cache is None else cache
+    cache = transformers.DynamicCache() if cache is None else cache
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache

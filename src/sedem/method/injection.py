@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import DynamicCache
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
@@ -37,7 +37,7 @@ class Stream:
         next_position: position of the next token of each row `[B]`.
     """
 
-    cache: DynamicCache
+    cache: transformers.DynamicCache
     lower: KeyAxis
     upper: KeyAxis
     next_position: Tensor
@@ -123,7 +123,7 @@ def prefill(
     *,
     placement: StartPlacement = "front",
     blocks: Blocks | None = None,
-    cache: DynamicCache | None = None,
+    cache: transformers.DynamicCache | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers and inject the restored states at the injection layer.
 

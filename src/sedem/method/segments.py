@@ -10,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
@@ -40,6 +42,10 @@ class Segments:
     def __len__(self) -> int:
         return self.ids.shape[0]
 
+    def part(self, rows: slice) -> Segments:
+        """Some of the segments."""
+        return Segments(self.ids[rows], self.lengths[rows], self.starts[rows], self.ends[rows])
+
     @property
     def mask(self) -> Tensor:
         """False where a token is padding `[S, T]`."""
@@ -64,14 +70,13 @@ def segment_text(
     """
     pieces = [(0, text)] if how == "window" else list(paragraphs(text)) or [(0, "")]
     encoded = backbone.tokenize([piece for _, piece in pieces], offsets=True)
-    rows: list[tuple[list[int], list[tuple[int, int]]]] = []
+    rows: list[tuple[list[int], NDArray[np.int64]]] = []
     for (origin, _), ids, spans in zip(
         pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True
     ):
+        moved = np.array(spans, dtype=np.int64).reshape(-1, 2) + origin
         cuts = [0, *range(shift or length, len(ids), length), len(ids)] if ids else []
-        for first, stop in pairwise(cuts):
-            moved = [(start + origin, end + origin) for start, end in spans[first:stop]]
-            rows.append((ids[first:stop], moved))
+        rows += [(ids[first:stop], moved[first:stop]) for first, stop in pairwise(cuts)]
     check_tokens(rows)
     return _to_tensors(rows, length)
 
@@ -82,13 +87,11 @@ def paragraphs(text: str) -> Iterable[tuple[int, str]]:
         yield match.start(), match.group().rstrip()
 
 
-def _to_tensors(rows: list[tuple[list[int], list[tuple[int, int]]]], length: int) -> Segments:
-    shape = (len(rows), length)
-    ids, starts, ends = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
+def _to_tensors(rows: list[tuple[list[int], NDArray[np.int64]]], length: int) -> Segments:
+    ids, starts, ends = np.zeros((3, len(rows), length), dtype=np.int64)
     for row, (tokens, spans) in enumerate(rows):
         count = len(tokens)
-        ids[row, :count] = torch.tensor(tokens)
-        starts[row, :count] = torch.tensor([start for start, _ in spans])
-        ends[row, :count] = torch.tensor([end for _, end in spans])
+        ids[row, :count] = tokens
+        starts[row, :count], ends[row, :count] = spans[:, 0], spans[:, 1]
     lengths = torch.tensor([len(tokens) for tokens, _ in rows])
-    return Segments(ids, lengths, starts, ends)
+    return Segments(torch.from_numpy(ids), lengths, *map(torch.from_numpy, (starts, ends)))

@@ -231,8 +231,17 @@ def is_share(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
+SMALL_SHARE = 64
+"""Where at most one block of so many is selected, not all of them are sorted."""
+
+
 def select(scores_N: Tensor, count: int) -> Tensor:
     """I(Q), the indices of the `count` best blocks, best first; ties go to the earlier block."""
+    if 0 < count * SMALL_SHARE < len(scores_N):
+        # Only what reaches the lowest selected score is sorted.
+        lowest = scores_N.topk(count).values[-1]
+        candidates = (scores_N >= lowest).nonzero()[:, 0]
+        return candidates[scores_N[candidates].sort(descending=True, stable=True).indices[:count]]
     return scores_N.sort(descending=True, stable=True).indices[:count]
 
 

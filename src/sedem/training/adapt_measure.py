@@ -17,11 +17,11 @@ from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
 from sedem.training.recipe import Mixture
-from sedem.training.sources import open_windows, read_mixture
+from sedem.training.sources import read_mixture
 from sedem.training.stage1 import Stage1
 from sedem.training.stage1_losses import Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
-from sedem.training.stages import Stage1Recipe, Stage2Recipe, open_model
+from sedem.training.stages import Stage1Recipe, Stage2Recipe, open_model, windows_of
 
 Scores = dict[str, float]
 
@@ -49,14 +49,7 @@ def held_out_scores(
 
 def _text(model: SeDeM, recipe: Stage1Recipe, what: str) -> Scores:
     """Loss on held-out windows."""
-    _, windows = open_windows(
-        recipe.text,
-        model.encoder,
-        recipe.model.segment_length,
-        recipe.optimization.seed,
-        data_root=Path(recipe.data_root),
-        cache=Path(recipe.cache),
-    )
+    _, windows = windows_of(recipe, model.encoder)
     assert windows is not None  # a recipe of adapting holds some back
     stage = Stage1(model, Stage1Losses(distill=0.0, reconstruct=0.0)).eval()
     found = _means(stage, windows, ("context",), recipe.optimization.batch_size, f"{what}, text")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sedem.pictures import pyplot_module, save
+
 COLORS = ("#1b6ca8", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#4a5568")
 GREY = "#718096"
 
@@ -20,11 +22,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         result: what `probe` found.
         path: the file; its ending sets the format.
     """
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
+    pyplot = pyplot_module()
     figure, (depths, sizes) = pyplot.subplots(
         1, 2, figsize=(10, 4.4), sharey=True, layout="constrained"
     )
@@ -41,9 +39,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     backbone, steps = result["backbone"], result["settings"]["steps"]
     name = Path(backbone["name"]).name
     figure.suptitle(f"{name}, {backbone['layers']} layers, {steps} steps a run", fontsize=10)
-    # Without the date, equal plots are equal files.
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _depths(axis: Any, result: dict[str, Any]) -> None:
@@ -77,9 +73,12 @@ def _sizes(axis: Any, result: dict[str, Any]) -> None:
     losses = [row["continuation"]["memory"]["mean"] for row in rows]
     axis.plot(sizes, losses, "o-", color=COLORS[0])
     for row, size, loss in zip(rows, sizes, losses, strict=True):
-        text = f"C={row['compression']}{', recommended' if row == chosen else ''}"
-        axis.annotate(text, (size, loss), xytext=(6, 5), textcoords="offset points")
-    axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+        text = f"C={row['compression']}" + "\nrecommended" * (row == chosen)
+        axis.annotate(text, (size, loss), xytext=(0, 6), textcoords="offset points", ha="center")
+    # Sizes that halve stand equally far apart, so that no label reaches the next one.
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], minor=False)
+    axis.minorticks_off()
     axis.set(
         title=f"compression, layers {layers[0][0]} to {layers[1]}", xlabel="bytes of memory a token"
     )

@@ -190,19 +190,22 @@ class Stage1(nn.Module):
                 f"separator of {len(separator)} tokens and a cue of {self.losses.cue}; make it "
                 "longer or losses.recall 0"
             )
-        rows, recalled = [], []
         # Where a text has no room to move its windows, they are the same in every epoch.
         later = [self.epoch] if self.epoch else []
-        for window, after in zip(context, continuation, strict=True):
+        size, recalled, starts = length - len(separator), [], []
+        # One copy to the host, and one back: a GPU would wait at every row otherwise.
+        for beginning in context[:, :8].tolist():
             # Seeded by the window, so that a resumed run makes the same choice.
-            rng = np.random.default_rng([self.seed, *window[:8].tolist(), *later])
+            rng = np.random.default_rng([self.seed, *beginning, *later])
             recalled.append(bool(rng.random() < self.losses.recall))
-            if recalled[-1]:
-                size = length - len(separator)
-                start = int(rng.integers(0, len(window) - size + 1))
-                after = torch.cat([separator, window[start : start + size]])
-            rows.append(after)
-        return torch.stack(rows), torch.tensor(recalled, device=context.device)
+            starts.append(int(rng.integers(0, context.shape[1] - size + 1)) if recalled[-1] else 0)
+        recalled_B = torch.tensor(recalled, device=context.device)
+        if not any(recalled):
+            return continuation, recalled_B
+        starts_B1 = torch.tensor(starts, device=context.device)[:, None]
+        span_BA = context.gather(1, starts_B1 + torch.arange(size, device=context.device))
+        asked_BA = torch.cat([separator.expand(len(context), -1), span_BA], dim=1)
+        return torch.where(recalled_B[:, None], asked_BA, continuation), recalled_B
 
     def _decoder_context(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Context and continuation in decoder tokens, trimmed to the shortest row."""

@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 from torch.utils.data import Dataset
 
 from sedem.backbone.compiling import check_compiler
+from sedem.backbone.decoder import Backbone
 from sedem.config import Condition, SedemConfig
+from sedem.data.windows import Windows
 from sedem.errors import ConfigError
 from sedem.inference.checkpoint import open_backbones
 from sedem.inference.portable import portable
@@ -152,6 +154,22 @@ class Stage2Recipe(Settings):
         return self
 
 
+def windows_of(recipe: Stage1Recipe, encoder: Backbone) -> tuple[Windows, Windows | None]:
+    """Open the windows that a recipe trains on, and those it is evaluated on, if it holds any back.
+
+    Raises:
+        ConfigError: as `open_windows`.
+    """
+    return open_windows(
+        recipe.text,
+        encoder,
+        recipe.model.segment_length,
+        recipe.optimization.seed,
+        data_root=Path(recipe.data_root),
+        cache=Path(recipe.cache),
+    )
+
+
 def train_stage1(recipe: Stage1Recipe) -> Path:
     """Run a stage-1 recipe to its end, from its last complete checkpoint if there is one.
 
@@ -164,14 +182,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
     output = start_run(recipe)
     model = open_model(recipe.model, recipe.optimization, recipe.start_from)
     shard(model, recipe.optimization)
-    windows, held_out = open_windows(
-        recipe.text,
-        model.encoder,
-        recipe.model.segment_length,
-        recipe.optimization.seed,
-        data_root=Path(recipe.data_root),
-        cache=Path(recipe.cache),
-    )
+    windows, held_out = windows_of(recipe, model.encoder)
     optimization = recipe.optimization
     stage = Stage1(model, recipe.losses, optimization.seed, optimization.logits_at_once)
     if recipe.start_from is None:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+import torch
 
-from sedem import SeDeM
+from sedem import SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
 from sedem.bench import command
 
 
-@pytest.fixture
-def checkpoint(model: SeDeM, tmp_path: Path) -> str:
+@pytest.fixture(scope="session")
+def checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four layers of random weights, 512 positions, a byte tokenizer."""
-    folder = tmp_path / "tiny"
+    folder = tmp_path_factory.mktemp("bench") / "tiny"
+    backbone = open_backbone(config.encoder)
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
     model.decoder.add_lora(4, 8)
     model.save_pretrained(folder)
     return str(folder)
 
 
-@pytest.fixture(autouse=True)
-def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def quick_ceilings() -> Iterator[None]:
     """Fixed ceilings; measuring the machine takes seconds."""
     ceilings = command.Ceilings(1e10, 1e11)
-    monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
+        yield

@@ -15,6 +15,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
+from sedem.bench.floors import busy
 from sedem.bench.memory import measure_memory, weights_bytes
 from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
@@ -30,12 +31,18 @@ METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan(checkpoint: str) -> Plan:
     return Plan(
         methods=METHODS, contexts=(64, 600), checkpoint=checkpoint, runs=3, answer_tokens=4,
         device="cpu",
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def one_run(plan: Plan) -> dict[str, Any]:
+    """The document of one round of every method, which no test may change."""
+    return run_bench(plan.with_changes(runs=1))
 
 
 def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
@@ -87,8 +94,8 @@ def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Pat
     assert document["machine"]["processor"] and document["settings"]["weights_sha256"]
 
 
-def test_the_table_says_how_much_a_method_reads(plan: Plan) -> None:
-    results = run_bench(plan.with_changes(runs=1))["results"]
+def test_the_table_says_how_much_a_method_reads(one_run: dict[str, Any]) -> None:
+    results = one_run["results"]
     read = {name: [row["reads_tokens"] for row in rows.values()] for name, rows in results.items()}
     assert read["sedem"] == [64, 600]
     assert read["full-context"][0] == read["hf"][0] == 64
@@ -172,14 +179,14 @@ class Mute:
         return Answer("", (), 0, len(memory), {}, "end", self.name)
 
 
-def test_build_speed_is_reported_for_a_bank_but_not_for_text(plan: Plan) -> None:
-    results = run_bench(plan.with_changes(contexts=(64,), runs=1))["results"]
-    rows = {name: rows["64"] for name, rows in results.items()}
+def test_build_speed_is_reported_for_a_bank_but_not_for_text(one_run: dict[str, Any]) -> None:
+    rows = {name: rows["64"] for name, rows in one_run["results"].items()}
     assert rows["full-context"]["build_tok_s"] is None
     assert rows["sedem"]["build_tok_s"]["median"] > 0
     stages = rows["sedem"]["build_stages"]
     assert set(stages) == {"segment_ms", "encode_ms", "compress_ms"}
-    assert min(stages.values()) > 0
+    # The encoder's time is a difference of two passes, so a busy machine can make it zero.
+    assert min(stages["segment_ms"], stages["compress_ms"]) > 0 <= stages["encode_ms"]
     assert {"encode_ms", "score_ms", "gather_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
     # A cached prefix stores keys and values of every layer, a bank a quarter of one state.
     assert rows["hf-prefix"]["stored_bytes_per_token"] > 4 * rows["sedem"]["stored_bytes_per_token"]
@@ -317,10 +324,25 @@ def test_a_compiled_step_gives_the_same_answer() -> None:
             assert one.text == other.text != ""
 
 
-def test_the_plot_is_drawn_reproducibly(plan: Plan, tmp_path: Path) -> None:
-    document = run_bench(plan.with_changes(runs=1))
+def test_the_plot_is_drawn_reproducibly(one_run: dict[str, Any], tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg", "c.png"):
-        draw(document, tmp_path / name)
+        draw(one_run, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     text = (tmp_path / "a.svg").read_text()
     assert text.startswith("<?xml") and (tmp_path / "c.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("ttft", "rate", "is_busy"), [(2.0, 5.0, False), (0.9, 5.0, True), (2.0, 11.0, True)]
+)
+def test_a_figure_better_than_its_floor_tells_of_a_busy_machine(
+    ttft: float, rate: float, is_busy: bool
+) -> None:
+    row = {
+        "online_ttft_ms": None,
+        "prebuilt_ttft_ms": {"median": ttft},
+        "decode_tok_s": {"median": rate},
+        "floor": {"online_ttft_ms": 5.0, "prebuilt_ttft_ms": 1.0, "decode_tok_s": 10.0},
+    }
+    assert bool(busy({"sedem": {"512": row}, "hf": {"512": {**row, "floor": None}}})) == is_busy
+    assert not busy({"hf": {"512": {**row, "floor": None}}})

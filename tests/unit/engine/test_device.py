@@ -1,7 +1,8 @@
-"""The lock of a GPU, with CUDA replaced by a record of its calls; a CPU needs no lock."""
+"""Which devices can be used; the lock of a GPU, with CUDA replaced by a record of its calls."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,8 @@ import pytest
 import torch
 
 from sedem.engine import device as device_module
-from sedem.engine.device import device_lock, synchronized_time
+from sedem.engine.device import Clock, chosen_device, device_lock, synchronized_time
+from sedem.errors import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -80,7 +82,71 @@ def test_the_clock_is_read_under_the_lock_when_the_gpu_is_done(gpus: list[str]) 
     assert gpus == ["on cuda:1", "waited for cuda:1", "off cuda:1"] * 2
 
 
+def test_laps_are_read_later_and_marks_never_wait(
+    gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recorded:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            self.at = len(gpus)
+            gpus.append("recorded")
+
+        def synchronize(self) -> None:
+            gpus.append("waited")
+
+        def elapsed_time(self, later: Recorded) -> int:
+            return later.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    clock = Clock(torch.device("cuda:1"), since=time.perf_counter() - 5)
+    clock.lap("first")
+    clock.lap("second")
+    clock.mark("read")
+    assert gpus == ["on cuda:1", "recorded", "off cuda:1"] * 3
+    assert clock.timings.pop("read") >= 5000
+    assert clock.timings == {"first": 3, "second": 3}
+    assert gpus[9:] == ["on cuda:1", "waited", "off cuda:1"] * 2
+
+
+def test_the_laps_of_a_cpu_follow_one_another() -> None:
+    clock = Clock(CPU, since=0.0)
+    time.sleep(0.02)
+    clock.lap("first")
+    clock.lap("second")
+    assert clock.timings["first"] >= 20 > clock.timings["second"] >= 0
+
+
 def test_a_cpu_has_no_lock_and_nobody_waits(gpus: list[str]) -> None:
     assert not waits("cpu", "cpu")
     assert synchronized_time(CPU) <= synchronized_time(CPU)
     assert not gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("toaster", "device is 'toaster'; it can be cpu or cuda"),
+        ("mps", "device is 'mps'; it can be cpu or cuda"),
+        ("meta", "device is 'meta'; it can be cpu or cuda"),
+        ("cuda", "device is 'cuda'; this machine has no GPU, leave it out"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_refused(
+    name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError) as error:
+        chosen_device(name)
+    assert str(error.value) == sentence
+    assert chosen_device(None) == chosen_device("cpu") == CPU
+
+
+def test_a_gpu_is_taken_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert chosen_device(None) == torch.device("cuda")
+    assert chosen_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ConfigError, match="the last GPU of this machine is cuda:1"):
+        chosen_device("cuda:2")

@@ -342,6 +342,7 @@ def test_files_of_another_decoder_are_ignored(
     assert kept(changed).misses == 6
 
 
+@pytest.mark.usefixtures("mapped_and_read")
 def test_damaged_entries_and_files_are_computed_again(
     config: SedemConfig, model: SeDeM, saved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

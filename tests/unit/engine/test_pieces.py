@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.engine import pieces, static
+from sedem.engine import batches, pieces
 from sedem.engine.interface import Start
 from sedem.engine.kept import KeptBudget
 from sedem.engine.open import open_engine
@@ -51,7 +51,7 @@ def bank(config: SedemConfig) -> MemoryBank:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything goes in pieces, of about three blocks each."""
-    monkeypatch.setattr(static, "MAX_COLUMNS", 0)
+    monkeypatch.setattr(batches, "MAX_COLUMNS", 0)
     monkeypatch.setattr(pieces, "COLUMNS", 50)
 
 
@@ -87,7 +87,7 @@ def test_pieces_give_the_logits_of_one_static_cache_and_of_the_reference(
     eager, whole = (build(config, name, guidance=guidance) for name in ("eager", "static"))
     expected = logits(eager, starts(eager, bank))
     torch.testing.assert_close(logits(whole, starts(whole, bank)), expected, rtol=1e-4, atol=5e-5)
-    monkeypatch.setattr(static, "MAX_COLUMNS", 40)
+    monkeypatch.setattr(batches, "MAX_COLUMNS", 40)
     for columns in (1, 50, 2000):
         monkeypatch.setattr(pieces, "COLUMNS", columns)
         cut = build(config, guidance=guidance)
@@ -155,7 +155,7 @@ def test_the_order_of_blocks_decides_nothing(
     bank: MemoryBank,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(static, "MAX_COLUMNS", limit)
+    monkeypatch.setattr(batches, "MAX_COLUMNS", limit)
     monkeypatch.setattr(pieces, "COLUMNS", 50)
     for engine in ("static", "eager"):
         model = build(config, engine, guidance=guidance)
@@ -223,7 +223,7 @@ def test_answers_let_go_of_their_blocks(
 ) -> None:
     model = build(config, budget=KeptBudget(ram_bytes=0))
     model.answer(bank, QUESTIONS[0], k="all", decoding=Decoding(2))
-    (batch,) = engine_of(model)._idle_batches
+    (batch,) = engine_of(model).batches.idle
     assert batch.memory == ()  # type: ignore[attr-defined]
 
 
@@ -253,4 +253,4 @@ def test_a_file_that_has_no_room_is_refused_before_anything_is_computed(
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 7}))
     with pytest.raises(ConfigError, match=r"need [\d,]+ bytes beyond .* has 7 left; use a smaller"):
         model.answer(bank, QUESTIONS[0], k="all")
-    assert not engine_of(model)._active_batches
+    assert not engine_of(model).batches.active

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from weakref import ref
 
 import pytest
@@ -15,12 +17,14 @@ from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
+from sedem.engine import layers, static
 from sedem.engine.batch import Bucket, StaticBatch
+from sedem.engine.batches import FIRST_STEPS, round_up
 from sedem.engine.cuda_graphs import Replay, pool_bytes
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Start
 from sedem.engine.open import open_engine
-from sedem.engine.static import FIRST_STEPS, Static, round_up
+from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.inference.prompts import question_ids
 from sedem.inference.requests import Request, choose, start_of
@@ -110,7 +114,7 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
     seen = []
     for rehearsed in (False, True):
         with fast.engine.start(rows, 8) as (_, step):
-            (batch,) = engine_of(fast)._active_batches
+            (batch,) = engine_of(fast).batches.active
             if rehearsed:
                 batch.ids.copy_(tokens)
                 batch._replay_step.rehearse(batch._run_step)
@@ -133,10 +137,10 @@ def test_buffers_stay_in_place_and_keep_nothing_of_the_last_question(
 ) -> None:
     first, other = "What is the rent?", "What is a plum?!?"
     fast.answer(bank, first)
-    (batch,) = engine_of(fast)._idle_batches
+    (batch,) = engine_of(fast).batches.idle
     before = [buffer.data_ptr() for buffer in batch.buffers]
     assert fast.answer(bank, other).text == slow.answer(bank, other).text
-    assert engine_of(fast)._idle_batches == [batch]
+    assert engine_of(fast).batches.idle == [batch]
     assert [buffer.data_ptr() for buffer in batch.buffers] == before
 
 
@@ -164,7 +168,7 @@ def test_a_long_answer_moves_to_a_larger_batch(slow: SeDeM, fast: SeDeM, bank: M
             with model.engine.start(rows, limit) as (_, step):
                 logits.append(torch.stack([step(ids, [0, 1]).clone() for ids in tokens]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
-    assert {batch.bucket.steps for batch in engine_of(fast)._idle_batches} == {64, 128, 160}
+    assert {batch.bucket.steps for batch in engine_of(fast).batches.idle} == {64, 128, 160}
 
 
 def test_finished_rows_are_dropped_from_the_batch(
@@ -180,7 +184,7 @@ def test_finished_rows_are_dropped_from_the_batch(
         with fast.engine.start(rows, 9) as (_, step):
             for ids, live in zip(tokens, lives, strict=True):
                 actual.append(step(ids, live)[live].clone())
-                sizes.append(engine_of(fast)._active_batches[0].bucket.rows)
+                sizes.append(engine_of(fast).batches.active[0].bucket.rows)
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
     assert sizes == [7, 7, 3, 3, 1]
@@ -217,12 +221,12 @@ def test_two_streams_are_independent_and_return_their_batches(
     for _ in range(3):
         next(first)
         next(second)
-    assert len(engine_of(fast)._active_batches) == 2
+    assert len(engine_of(fast).batches.active) == 2
     list(first)
     del second
     assert first.answer is not None
     assert first.answer.text == slow.answer(bank, QUESTIONS[0], decoding=Decoding(9)).text
-    assert not engine_of(fast)._active_batches
+    assert not engine_of(fast).batches.active
 
 
 def test_threads_share_an_engine(slow: SeDeM, fast: SeDeM, bank: MemoryBank) -> None:
@@ -269,7 +273,7 @@ def test_memory_counts_batches_and_question_buffers(fast: SeDeM, bank: MemoryBan
     assert fast.engine.memory()["caches"] == 0
     fast.answer(bank, QUESTIONS[0], decoding=Decoding(4))
     engine = engine_of(fast)
-    (batch,), (questions,) = engine._idle_batches, engine._question_buffers.values()
+    (batch,), (questions,) = engine.batches.idle, engine._question_buffers.values()
     assert fast.engine.memory()["caches"] == size([*batch.buffers, *questions.buffers])
 
 
@@ -287,17 +291,17 @@ def test_memory_of_graphs_is_that_of_their_pool(monkeypatch: pytest.MonkeyPatch)
 def test_idle_batches_above_the_limit_are_freed(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sedem.engine.static.IDLE_BYTES", 0)
+    monkeypatch.setattr("sedem.engine.batches.IDLE_BYTES", 0)
     for k in (1, 3, 8):
         fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
-    (batch,) = engine_of(fast)._idle_batches
+    (batch,) = engine_of(fast).batches.idle
     assert batch.bucket.slots == 32
 
 
 def test_released_buffers_are_freed_at_once(fast: SeDeM, bank: MemoryBank) -> None:
     fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
     engine = engine_of(fast)
-    idle = [*engine._idle_batches, *engine._question_buffers.values()]
+    idle = [*engine.batches.idle, *engine._question_buffers.values()]
     freed = [ref(buffers) for buffers in idle]
     del idle
     gc.disable()  # so that only unreferenced objects are freed
@@ -319,7 +323,7 @@ def test_a_failed_prefill_returns_its_batch(
         patch.setattr(StaticBatch, "_run_prefill", fail)
         with pytest.raises(RuntimeError, match="memory"):
             fast.answer(bank, QUESTIONS[0], decoding=Decoding(2))
-    assert not engine_of(fast)._active_batches
+    assert not engine_of(fast).batches.active
 
 
 def test_a_separate_encoder_keeps_the_layers_it_needs(
@@ -404,3 +408,28 @@ def test_a_checkpoint_opens_with_every_engine_and_is_saved_the_same(
         opened.save_pretrained(tmp_path / name)
         for file in ("sedem.safetensors", "adapter/adapter_model.safetensors"):
             assert (tmp_path / name / file).read_bytes() == (tmp_path / "first" / file).read_bytes()
+
+
+@pytest.mark.parametrize("context", ["joint", "independent"])
+def test_attention_runs_with_the_chosen_kernels_alone(
+    context: str, config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, calls, attend = [], [], layers.attend
+
+    @contextmanager
+    def backends(device: torch.device) -> Iterator[None]:
+        chosen.append(device)
+        yield
+        chosen.pop()
+
+    def attended(*given: Any) -> Tensor:
+        calls.append(list(chosen))
+        return attend(*given)
+
+    monkeypatch.setattr(static, "attention_backends", backends)
+    monkeypatch.setattr(layers, "attend", attended)
+    model = with_lora(config.with_changes(block_context=context), config.encoder)
+    model.engine = open_engine("static", model)
+    model.answer(model.read(DOCUMENTS), QUESTIONS[:2], decoding=Decoding(3))
+    assert calls and all(calls)
+    assert not chosen

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
+from sedem.evaluation import metrics
 from sedem.evaluation.metrics import (
     bootstrap,
     evidence_recall_at,
@@ -20,6 +21,7 @@ from sedem.evaluation.metrics import (
     precision_at,
     recall_at,
     reciprocal_rank,
+    resampled_means,
     rouge_l,
     string_match_part,
     summarize,
@@ -241,6 +243,20 @@ def test_the_interval_covers_the_truth_about_95_times_in_100() -> None:
         _, low, high = bootstrap((100.0 * (rng.random(150) < 0.3)).tolist(), samples=300)
         covered += low <= 30.0 <= high
     assert 88 <= covered <= 100
+
+
+@pytest.mark.parametrize("drawn", [1, 37, 100, 37 * 50, metrics.DRAWN])
+def test_means_that_are_drawn_together_are_those_drawn_one_after_the_other(
+    drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(4).normal(50, 20, 37).tolist()
+    rng = np.random.default_rng(5)
+    naive = []
+    for _ in range(101):
+        places = [int(rng.integers(len(values))) for _ in values]
+        naive.append(sum(values[place] for place in places) / len(values))
+    monkeypatch.setattr(metrics, "DRAWN", drawn)
+    assert resampled_means(values, 101, seed=5) == pytest.approx(naive, rel=1e-12)
 
 
 def test_a_summary_has_mean_interval_and_number() -> None:

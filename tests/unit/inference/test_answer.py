@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from answers import QUESTIONS, RENT, SHORT, assert_same_sources, build, untimed
 from conftest import LEASE, RECIPE
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
+from sedem.bank import scores
 from sedem.bank.blocks import InMemory
 from sedem.baselines.full_context import FullContext
+from sedem.engine.cuda_graphs import Replay
+from sedem.engine.open import open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.inference.prompts import UNANSWERABLE, question_ids
 from sedem.inference.requests import Request
@@ -246,3 +252,45 @@ def test_a_least_confidence_needs_a_model_that_tells_it(model: SeDeM, bank: Memo
     words = r"min_confidence is 0\.5, but this model gives no confidence; fit it with 'sedem cali"
     with pytest.raises(ConfigError, match=words):
         model.answer(bank, RENT, min_confidence=0.5)
+
+
+VIEWS = ("slice", "select", "view", "permute", "unsqueeze", "expand", "t", "transpose", "unbind")
+VIEWS += ("split", "split_with_sizes", "_unsafe_view", "lift_fresh", "unflatten", "detach")
+OPERATIONS = 110
+"""Tensor operations from a question to its first token, outside encoding and prefill."""
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations that are no views, unless it is paused."""
+
+    count = 0
+    paused = False
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.name().removeprefix("aten::").partition(".")[0]
+        self.count += not self.paused and name not in VIEWS
+        return function(*args, **(kwargs or {}))
+
+
+def test_few_operations_stand_between_a_question_and_its_first_token(
+    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU each of them would be a launch; what is captured as a graph is one."""
+    monkeypatch.setattr(scores, "_scores_head_by_head", scores._scores_of_all_heads)
+    model.engine = open_engine("static", model)
+    one_token = Decoding(max_new_tokens=1)
+    expected = model.answer(bank, RENT, decoding=one_token)  # makes buffers and keys
+    counting, run = Counting(), Replay.__call__
+
+    def replay(self: Replay, function: Callable[[], None]) -> None:
+        counting.paused = True
+        run(self, function)
+        counting.paused = False
+
+    monkeypatch.setattr(Replay, "__call__", replay)
+    with counting:
+        answer = model.answer(bank, RENT, decoding=one_token)
+    assert untimed(answer) == untimed(expected)
+    assert 40 < counting.count <= OPERATIONS

@@ -16,6 +16,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bank import coarse_search
 from sedem.errors import ConfigError, DataError
 from sedem.inference.generation import Decoding
+from sedem.inference.prompts import question_ids
 from sedem.inference.requests import (
     Request,
     check_fits,
@@ -218,7 +219,8 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     request = Request(bank, "What is the rent?", 3, condition=condition)
     selection = choose(model, request, scores)
     assert (selection.ranked, selection.texts, selection.memory) == ([3, 0, 2], texts, memory)
-    prefix = model.decoder.tokenizer.decode(prefix_of(model, request, selection)[1:])
+    prompt = question_ids(model.decoder, request.question)
+    prefix = model.decoder.tokenizer.decode(prefix_of(model, request, selection, prompt)[1:])
     before = "\n\n".join(bank.block_text(index).strip() for index in texts)
     assert prefix == f"{before}\n\nQuestion: What is the rent?\nAnswer:"
     answer = model.answer_requests([request], Decoding(3))[0]
@@ -226,7 +228,7 @@ def test_the_condition_says_which_blocks_are_read_as_text(
     assert answer.k == 3
     # What the decoder saw, whatever its form.
     states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0
-    assert answer.conditioning == states + len(prefix_of(model, request, own))
+    assert answer.conditioning == states + len(prefix_of(model, request, own, prompt))
 
 
 def test_an_unknown_condition_and_too_much_text_are_refused(model: SeDeM, bank: MemoryBank) -> None:

@@ -62,10 +62,10 @@ def test_new_parts_learn_states_first_and_others_as_far_as_they_can(
     start: str | None,
     regress: tuple[float, float],
 ) -> None:
-    shape, folder = config.with_changes(**changes), Path("/work")
+    shape, folder = config.with_changes(**changes), Path("/runs")
     first, second = recipes(Adaptation(backbone="any", seed=3), shape, start, folder, (40, 20), 2)
     assert (first.losses.regress, first.losses.regress_first) == regress
-    assert first.start_from == start and second.start_from == "/work/stage1/final"
+    assert first.start_from == start and second.start_from == "/runs/stage1/final"
     assert first.text.continuation <= shape.segment_length and first.text.held_out == 2
     assert [r.optimization.steps for r in (first, second)] == [40, 20]
     assert {r.optimization.seed for r in (first, second)} == {3}

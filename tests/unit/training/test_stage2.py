@@ -433,7 +433,8 @@ def test_training_reads_as_answering_does(
         request = Request(bank, example.question, 3)
         chosen = choose(model, request, scores)
         assert len(chosen.texts) == {"text": min(3, len(bank)), "both": 1, "memory": 0}[condition]
-        prefix = prefix_of(model, request, chosen)
+        prompt = question_ids(model.decoder, example.question, chat=chat)
+        prefix = prefix_of(model, request, chosen, prompt)
         assert (258 in prefix) == chat
         target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
         start = start_of(bank, chosen, torch.cat([prefix, target[:-1]]))

@@ -1,0 +1,289 @@
+"""A backbone for a fused engine alone: weights in modules that hold them and cannot be run.
+
+Importing transformers' models and PEFT takes longer than opening a small model and answering from
+it. A fused engine needs neither: it takes matrices, and runs them itself. Only the plain Llama
+layout is opened so; what differs in any entry of its config.json is left to transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+import torch.nn.functional as F
+import transformers
+from pydantic import ConfigDict, ValidationError
+from torch import Tensor, nn
+from typing_extensions import TypedDict
+
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.lora import ADAPTER_WEIGHTS, LORA_TARGETS
+from sedem.backbone.safetensors import INT8_FILE, check_weights, load_weights, read_int8
+from sedem.backbone.sizes import Inner, Layers, Sizes
+from sedem.config import CONFIG_FILE
+from sedem.errors import CheckpointError, ConfigError
+from sedem.untrusted import DOCUMENT_BYTES, read_json
+from sedem.validation import WholeAbove0, WidthAbove0
+
+PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes of tokenizers that tokenizer.json describes fully."""
+
+
+def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbone | None:
+    """Open int8 rows of the plain Llama layout without transformers' models.
+
+    Args:
+        folder: the backbone.
+        dtype: type of weights and hidden states.
+        attention: name of the attention, for what asks the configuration.
+
+    Returns:
+        The backbone on the CPU; None if it is another one or is damaged, so that opening it with
+        transformers says what is wrong.
+
+    Raises:
+        CheckpointError: its weights are damaged.
+    """
+    file = folder / INT8_FILE
+    try:
+        config = LightConfig.model_validate(_entries(folder / CONFIG_FILE))
+        kind = _entries(folder / "tokenizer_config.json")
+    except (CheckpointError, OSError, ValidationError):
+        return None
+    if not file.is_file() or kind.get("tokenizer_class") not in PLAIN_TOKENIZERS:
+        return None
+    config.open_as(folder, dtype, attention)
+    model = LightModel(config, file)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+    return LightBackbone(model, tokenizer, str(folder))
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    entries = read_json(path, CheckpointError, DOCUMENT_BYTES)
+    return entries if isinstance(entries, dict) else {}
+
+
+class _Rope(TypedDict):
+    rope_theta: float
+    rope_type: Literal["default"]
+
+
+class LightConfig(Sizes):
+    """A config.json of the plain Llama layout, whose every entry is known."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model_type: Literal["llama"]
+    hidden_act: Literal["silu"]
+    rope_parameters: _Rope
+    attention_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    rms_norm_eps: float
+    num_hidden_layers: Layers
+    hidden_size: WidthAbove0
+    intermediate_size: Inner
+    vocab_size: Inner
+    num_attention_heads: WidthAbove0
+    num_key_value_heads: WidthAbove0
+    head_dim: WidthAbove0
+    max_position_embeddings: WholeAbove0
+    bos_token_id: int
+    eos_token_id: int
+    # Entries that say nothing about what an answer computes.
+    pad_token_id: int | None = None
+    architectures: list[str] | None = None
+    attention_dropout: float = 0.0
+    dtype: str | None = None
+    initializer_range: float = 0.02
+    pretraining_tp: int = 1
+    transformers_version: str | None = None
+    use_cache: bool = True
+
+    _folder: Path
+    _opened_as: torch.dtype
+    _attn_implementation: str
+
+    def open_as(self, folder: Path, dtype: torch.dtype, attention: str) -> None:
+        """Note where it is from and how its model is opened."""
+        self._folder, self._opened_as, self._attn_implementation = folder, dtype, attention
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as transformers writes them, by which keys and values are kept."""
+        config = transformers.LlamaConfig.from_pretrained(str(self._folder))
+        config.dtype, config.name_or_path = self._opened_as, str(self._folder)
+        return config.to_dict()
+
+
+class LightModel(nn.Module):
+    """The weights of a decoder, by their names in Hugging Face's modules.
+
+    Args:
+        config: of the plain Llama layout.
+        file: int8 rows.
+
+    Raises:
+        CheckpointError: weights are missing, unknown or of another shape.
+    """
+
+    def __init__(self, config: LightConfig, file: Path) -> None:
+        super().__init__()
+        self.config = config
+        layers, tied = config.num_hidden_layers, config.tie_word_embeddings
+        weights = read_int8(file, config._opened_as, layers=layers, tied=tied)
+        with torch.device("meta"):  # shapes alone; the weights take their place
+            self.model = _Trunk(config)
+            self.lm_head: nn.Module = _Linear(config.hidden_size, config.vocab_size)
+        check_weights(self.state_dict(), weights, str(file))
+        self.load_state_dict(weights, assign=True)
+
+    def get_decoder(self) -> nn.Module:
+        """All but the output head."""
+        return self.model
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embeddings."""
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, head: nn.Module) -> None:
+        """Replace the output head."""
+        self.lm_head = head
+
+
+class LightBackbone(Backbone):
+    """A backbone whose layers only a fused engine runs."""
+
+    @property
+    def has_lora(self) -> bool:
+        """Whether adapters are attached."""
+        return bool(self._adapted())
+
+    def add_lora(self, rank: int, alpha: int, *others: Any) -> None:
+        """Attach adapters to the four projections of every layer; `load_lora` fills them."""
+        for layer in self.model.get_decoder().layers:
+            for target in LORA_TARGETS:
+                base = getattr(layer.self_attn, target)
+                setattr(layer.self_attn, target, _Adapted(base, rank, alpha / rank))
+
+    def load_lora(self, folder: Path) -> None:
+        """Read adapters; see `LoraModel.load_lora`."""
+        path = folder / ADAPTER_WEIGHTS
+        weights = load_weights(path)
+        expected = {
+            f"{name}.{factor}.weight": getattr(module, factor)
+            for name, module in self._adapted().items()
+            for factor in ("lora_A", "lora_B")
+        }
+        check_weights(expected, weights, str(path))
+        for name, factor in expected.items():
+            factor.data = weights[name].float()
+
+    def _adapted(self) -> dict[str, _Adapted]:
+        return {n: m for n, m in self.model.named_modules() if isinstance(m, _Adapted)}
+
+    def _refuse(self, *args: Any, **options: Any) -> NoReturn:
+        raise ConfigError(
+            f"backbone '{self.name}' was opened light, which only reads and answers with a fused "
+            "engine; open the model without light=True"
+        )
+
+    run = compile_layers = without_lora = save_lora = _refuse
+
+
+class _Trunk(nn.Module):
+    def __init__(self, config: LightConfig) -> None:
+        super().__init__()
+        self.embed_tokens = _Linear(config.hidden_size, config.vocab_size)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = _Rotary(config.rope_parameters["rope_theta"], config.head_dim)
+
+
+class _Layer(nn.Module):
+    def __init__(self, config: LightConfig) -> None:
+        super().__init__()
+        self.self_attn = _Attention(config)
+        self.mlp = _Mlp(config)
+        self.input_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: LightConfig) -> None:
+        super().__init__()
+        width, bias = config.hidden_size, config.attention_bias
+        self.head_dim = config.head_dim
+        queries = config.num_attention_heads * self.head_dim
+        keys = config.num_key_value_heads * self.head_dim
+        self.q_proj = _Linear(width, queries, bias)
+        self.k_proj = _Linear(width, keys, bias)
+        self.v_proj = _Linear(width, keys, bias)
+        self.o_proj = _Linear(queries, width, bias)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, config: LightConfig) -> None:
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = _Linear(width, inner, bias)
+        self.up_proj = _Linear(width, inner, bias)
+        self.down_proj = _Linear(inner, width, bias)
+        self.act_fn = F.silu
+
+
+class _Linear(nn.Module):
+    """A matrix that nothing initializes: on the meta device, torch would import its compiler."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
+
+
+class _Norm(nn.Module):
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        exact = hidden.float()
+        scaled = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * scaled.to(hidden.dtype)
+
+
+class _Rotary(nn.Module):
+    inv_freq: Tensor
+
+    def __init__(self, theta: float, width: int) -> None:
+        super().__init__()
+        even = torch.arange(0, width, 2, dtype=torch.float, device="cpu")
+        self.register_buffer("inv_freq", 1.0 / (theta ** (even / width)), persistent=False)
+
+    def forward(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].float() * self.inv_freq.float()
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
+
+
+class _Adapted(nn.Module):
+    """A projection and its adapter, with what `engine.fuse` uses of PEFT's module."""
+
+    def __init__(self, base_layer: _Linear, rank: int, scale: float) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.Parameter(torch.empty(rank, base_layer.weight.shape[1]))
+        self.lora_B = nn.Parameter(torch.empty(len(base_layer.weight), rank))
+        self.scale = scale
+        self.merged_adapters: list[str] = []
+
+    def get_delta_weight(self, adapter: str) -> Tensor:
+        return (self.lora_B @ self.lora_A) * self.scale

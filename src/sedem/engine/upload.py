@@ -1,0 +1,66 @@
+"""Inputs of fixed size that go to a device together, in one copy that does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Bytes; every input starts at a multiple of it."""
+
+Shape = tuple[int, ...]
+
+
+class Upload:
+    """Tensors that are filled on the host and read on the device.
+
+    On a GPU they are views of two buffers, one in pinned memory and one on the device. A copy from
+    memory that is not pinned would wait for the GPU, and every further copy would cost its launch.
+    On a CPU host and device are the same.
+
+    Args:
+        device: the device.
+        fields: shape and type of each tensor, by name.
+
+    Attributes:
+        host: the tensors to fill, by name.
+        device: the tensors to read, by name.
+    """
+
+    def __init__(
+        self, device: torch.device, fields: Mapping[str, tuple[Shape, torch.dtype]]
+    ) -> None:
+        starts, end = {}, 0
+        for name, (shape, dtype) in fields.items():
+            starts[name] = end
+            end += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        on_gpu = device.type == "cuda"
+        self.buffer = torch.zeros(end, dtype=torch.uint8, device=device)
+        self._pinned = self.buffer
+        if on_gpu:
+            self._pinned = torch.zeros(end, dtype=torch.uint8, pin_memory=True)
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+        def views(buffer: Tensor) -> dict[str, Tensor]:
+            return {
+                name: buffer[starts[name] : starts[name] + prod(shape) * dtype.itemsize]
+                .view(dtype)
+                .view(shape)
+                for name, (shape, dtype) in fields.items()
+            }
+
+        self.host, self.device = views(self._pinned), views(self.buffer)
+
+    def begin(self) -> None:
+        """Wait until the last copy has left the host; only then its tensors may be filled anew."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self) -> None:
+        """Copy everything to the device, before all work that is given to it from now on."""
+        if self._sent is not None:
+            self.buffer.copy_(self._pinned, non_blocking=True)
+            self._sent.record(torch.cuda.current_stream(self.buffer.device))

@@ -1,0 +1,127 @@
+"""A question on its way through a scheduler, and what its reader holds meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from queue import SimpleQueue
+
+from sedem.errors import CancelledError
+from sedem.inference.generation import Decoding
+from sedem.inference.requests import Request
+from sedem.types import Answer
+
+Event = str | Answer | Exception
+"""A piece of text, or the last event: the whole answer, or why there is none."""
+
+
+class Question:
+    """A request that waits or is being answered.
+
+    Args:
+        request: the request.
+        decoding: how its answer is generated.
+        send: gives an event to the reader; called by any thread.
+
+    Attributes:
+        since: when it was asked, by `time.perf_counter`.
+        ended: whether the last event was sent; nothing comes after it.
+    """
+
+    def __init__(self, request: Request, decoding: Decoding, send: Callable[[Event], None]) -> None:
+        self.request, self.decoding = request, decoding
+        self.since = time.perf_counter()
+        self.ended = False
+        self._send = send
+
+    def send(self, event: Event) -> None:
+        """Give an event to the reader, unless the last one was sent."""
+        if self.ended:
+            return
+        if not isinstance(event, str):
+            self.ended = True  # never back to False: a reader may cancel while text is being sent
+        self._send(event)
+
+    def cancel(self) -> None:
+        """End it; the scheduler then drops it before its next step."""
+        self.send(CancelledError("the question was cancelled"))
+
+
+class Reply:
+    """What the reader of an answer holds. A reply that is dropped cancels its question.
+
+    Args:
+        cancel: takes the question back.
+
+    Attributes:
+        answer: the whole answer once it has come; None before.
+    """
+
+    def __init__(self, cancel: Callable[[], None]) -> None:
+        self.cancel = cancel
+        self.answer: Answer | None = None
+        self._over = False
+
+    def __del__(self) -> None:
+        self.cancel()
+
+    def _piece(self, event: Event) -> str | None:
+        """Take an event; returns None after the last one."""
+        if isinstance(event, str):
+            return event
+        self._over = True
+        if isinstance(event, Exception):
+            raise event
+        self.answer = event
+        return None
+
+
+class ThreadReply(Reply, Iterator[str]):
+    """A reply that is read by a thread, piece by piece or at once.
+
+    Args:
+        cancel: takes the question back.
+        events: what has come and was not read.
+    """
+
+    def __init__(self, cancel: Callable[[], None], events: SimpleQueue[Event]) -> None:
+        super().__init__(cancel)
+        self._events = events
+
+    def __next__(self) -> str:
+        piece = None if self._over else self._piece(self._events.get())
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def result(self) -> Answer:
+        """Wait for the whole answer."""
+        for _ in self:
+            pass
+        if self.answer is None:
+            raise CancelledError("the reply was read to its end and has no answer")
+        return self.answer
+
+
+class AsyncReply(Reply, AsyncIterator[str]):
+    """A reply that is read in an event loop.
+
+    Args:
+        cancel: takes the question back.
+        events: what has come and was not read.
+    """
+
+    def __init__(self, cancel: Callable[[], None], events: asyncio.Queue[Event]) -> None:
+        super().__init__(cancel)
+        self._events = events
+
+    async def __anext__(self) -> str:
+        try:
+            piece = None if self._over else self._piece(await self._events.get())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece

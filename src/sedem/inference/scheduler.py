@@ -1,0 +1,214 @@
+"""Many readers, one model: questions wait in a queue and share the rows of a running batch.
+
+    with model.scheduler() as scheduler:
+        answer = await scheduler.answer(Request(bank, "Who signed the lease?"))
+        async for piece in scheduler.stream(Request(bank, "Who may end it?"), Decoding(200)):
+            ...
+        reply = scheduler.submit(Request(bank, "Until when?"))   # from a thread
+        for piece in reply:
+            ...
+
+One thread owns the model. Each of its turns prefills a few waiting questions together, at most
+`JOIN`, then runs one token of every answer. Questions are taken first come, first served. An
+answer, once begun, keeps its row until it ends. However long it is, no other answer waits for it
+unless every row is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from sedem.engine.interface import Engine
+from sedem.errors import ConfigError, UnavailableError
+from sedem.inference.generation import Decoding
+from sedem.inference.reply import AsyncReply, Event, Question, ThreadReply
+from sedem.inference.requests import Request
+from sedem.inference.running import RunningAnswers
+from sedem.method.modules import SedemModules
+from sedem.types import Answer
+
+WAITING = 256
+"""Questions that may wait, unless another number is given."""
+JOIN = 4
+"""Questions that are prefilled together: the running answers wait for one prefill of so many."""
+GREEDY = Decoding()
+
+
+class Scheduler:
+    """Answers questions as they come, in the rows of one running batch.
+
+    Args:
+        model: the model that answers.
+        engine: its engine.
+        name: the model's name in the answers.
+        rows: the most answers at once; None means as many as the engine answers efficiently.
+        waiting: the most questions that wait for a row.
+
+    Raises:
+        ConfigError: `rows` or `waiting` is below 1.
+    """
+
+    def __init__(
+        self,
+        model: SedemModules,
+        engine: Engine,
+        name: str = "sedem",
+        *,
+        rows: int | None = None,
+        waiting: int = WAITING,
+    ) -> None:
+        self.model, self.engine, self.name = model, engine, name
+        self.rows = engine.batch_size if rows is None else rows
+        self.limit = waiting
+        for what, count in (("rows", self.rows), ("waiting", waiting)):
+            if count < 1:
+                raise ConfigError(f"{what} is {count}; it must be at least 1")
+        self._waiting: deque[Question] = deque()
+        self._changed = Condition()
+        self._closed = self._stopped = False
+        self._thread = Thread(target=self._run, name="sedem-scheduler", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(at_once=kind is not None)
+
+    def submit(self, request: Request, decoding: Decoding = GREEDY) -> ThreadReply:
+        """Ask from a thread.
+
+        Args:
+            request: the question and its bank.
+            decoding: limit, sampling and stop strings of its answer.
+
+        Returns:
+            An iterator of text, whose `result` waits for the whole answer. Both raise what
+            `SeDeM.answer` raises for this question.
+
+        Raises:
+            UnavailableError: too many questions wait, or the scheduler is closed.
+        """
+        events = SimpleQueue[Event]()
+        question = self._put(Question(request, decoding, events.put))
+        return ThreadReply(partial(self._cancel, question), events)
+
+    def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
+        """Ask from an event loop; arguments and errors as for `submit`."""
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def send(event: Event) -> None:
+            # A loop that has ended takes nothing, and no one reads.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        question = self._put(Question(request, decoding, send))
+        return AsyncReply(partial(self._cancel, question), events)
+
+    async def answer(self, request: Request, decoding: Decoding = GREEDY) -> Answer:
+        """Ask from an event loop and wait for the whole answer; as `stream`."""
+        reply = self.stream(request, decoding)
+        async for _ in reply:
+            pass
+        assert reply.answer is not None
+        return reply.answer
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Take no more questions and wait until the thread has ended; this blocks an event loop.
+
+        Args:
+            at_once: end the questions that wait or are being answered with an error, instead of
+                answering them.
+        """
+        with self._changed:
+            self._closed = True
+            self._stopped |= at_once
+            self._changed.notify()
+        self._thread.join()
+
+    def _put(self, question: Question) -> Question:
+        with self._changed:
+            if self._closed:
+                raise UnavailableError("the scheduler is closed; ask another one")
+            if len(self._waiting) >= self.limit:
+                raise UnavailableError(
+                    f"{self.limit} questions wait already and {self.rows} are answered at once; "
+                    "ask again later"
+                )
+            self._waiting.append(question)
+            self._changed.notify()
+        return question
+
+    def _cancel(self, question: Question) -> None:
+        with self._changed:
+            if question in self._waiting:
+                self._waiting.remove(question)
+        question.cancel()
+
+    # The thread that owns the model
+
+    def _run(self) -> None:
+        with torch.no_grad():
+            while self._wait():
+                running: RunningAnswers | None = None
+                try:
+                    with self.engine.open_rows(self.rows) as rows:
+                        running = RunningAnswers(
+                            self.model, self.engine, self.name, rows, self.rows
+                        )
+                        self._serve(running)
+                except Exception as error:
+                    if running is not None:
+                        running.end(error)
+                    else:
+                        for question in self._next(1):
+                            question.send(error)
+
+    def _wait(self) -> bool:
+        """Wait for a question; False once there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            return bool(self._waiting)
+
+    def _next(self, count: int) -> list[Question]:
+        """Take at most `count` questions out of the queue, in their order."""
+        taken: list[Question] = []
+        with self._changed:
+            # Looked at each time: the garbage collector may drop a reply, which cancels, in here.
+            while self._waiting and len(taken) < count:
+                taken.append(self._waiting.popleft())
+        return taken
+
+    def _serve(self, running: RunningAnswers) -> None:
+        """Take turns until nothing waits and nothing runs."""
+        while True:
+            if self._stopped:
+                self._end(running)
+            running.drop()
+            questions = self._next(min(JOIN, running.free))
+            if questions:
+                running.join(questions)
+            if running.live:
+                running.step()
+            elif not questions:
+                return
+
+    def _end(self, running: RunningAnswers) -> None:
+        error = UnavailableError("the scheduler was closed before it had the answer")
+        running.end(error)
+        for question in self._next(len(self._waiting)):
+            question.send(error)

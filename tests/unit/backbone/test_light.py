@@ -1,0 +1,130 @@
+"""A backbone that is opened light is the same one, with less imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import save_tiny
+from safetensors.torch import load_file, save_file
+
+from sedem import Document, SeDeM, SedemConfig
+from sedem.backbone.light import LightBackbone, LightConfig, open_light
+from sedem.backbone.loading import open_backbone
+from sedem.backbone.safetensors import INT8_FILE, quantize_int8
+from sedem.engine.stored import decoder_fingerprint
+from sedem.errors import CheckpointError, ConfigError
+
+ASK = """
+import sys
+from sedem.cli.main import app
+try:
+    app(["ask", sys.argv[1], "What is the rent?", "-m", sys.argv[2]])
+except SystemExit as end:
+    assert not end.code
+print(*sys.modules)
+"""
+HEAVY = {
+    "accelerate", "datasets", "matplotlib", "pandas", "peft", "scipy", "sklearn", "sympy",
+    "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.modeling_utils",
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, config: SedemConfig) -> Path:
+    """A checkpoint with adapters and an int8 backbone inside."""
+    backbone = tmp_path / "backbone"
+    save_tiny(backbone, head_dim=8)
+    weights = load_file(backbone / "model.safetensors")
+    (backbone / "model.safetensors").unlink()
+    save_file(quantize_int8(weights), backbone / INT8_FILE)
+    opened = open_backbone(str(backbone))
+    torch.manual_seed(1)
+    model = SeDeM(config, opened, opened).eval()
+    opened.add_lora(config.lora_rank, config.lora_alpha)
+    for factor in opened.lora_parameters():
+        torch.nn.init.normal_(factor, std=0.05)
+    model.save_pretrained(tmp_path / "model", with_backbone=True)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_answers_with_the_same_bits(
+    checkpoint: Path, documents: list[Document], dtype: torch.dtype
+) -> None:
+    full = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu")
+    light = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu", light=True)
+    assert type(light.decoder) is LightBackbone and type(full.decoder) is not LightBackbone
+    assert type(light.decoder.tokenizer) is type(full.decoder.tokenizer)
+    assert light.fingerprint() == full.fingerprint()
+    assert decoder_fingerprint(light) == decoder_fingerprint(full)
+    for mine, theirs in zip(light.engine.decoder.layers, full.engine.decoder.layers, strict=True):
+        for matrix in ("qkv", "out", "gate_up", "down"):
+            assert torch.equal(getattr(mine, matrix), getattr(theirs, matrix))
+    banks = [model.read(documents) for model in (light, full)]
+    assert torch.equal(*(bank.memory(range(len(bank))) for bank in banks))
+    mine, theirs = (
+        m.answer(b, "What is the rent?") for m, b in zip((light, full), banks, strict=True)
+    )
+    assert (mine.text, mine.citations) == (theirs.text, theirs.citations)
+
+
+def test_asking_imports_neither_models_of_transformers_nor_adapters(
+    checkpoint: Path, tmp_path: Path, documents: list[Document]
+) -> None:
+    SeDeM.from_pretrained(checkpoint).read(documents).save(tmp_path / "bank")
+    command = [sys.executable, "-c", ASK, str(tmp_path / "bank"), str(checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert {"torch", "sedem.model"} <= loaded
+    assert not loaded & HEAVY
+
+
+def test_what_needs_the_layers_one_by_one_is_refused(checkpoint: Path) -> None:
+    backbone = SeDeM.from_pretrained(checkpoint, light=True).decoder
+    for call in (backbone.run, backbone.without_lora, backbone.save_lora, backbone.compile_layers):
+        with pytest.raises(ConfigError, match="opened light"):
+            call()
+    assert type(SeDeM.from_pretrained(checkpoint, engine="eager", light=True).decoder) is not type(
+        backbone
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("model_type", "qwen3"),
+        ("rope_parameters", {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}),
+        ("auto_map", {"AutoConfig": "code.Config"}),
+        ("num_hidden_layers", 10**6),
+        ("logits_scaling", 2.0),
+        ("hidden_act", "gelu"),
+    ],
+)
+def test_another_layout_is_left_to_transformers(
+    checkpoint: Path, entry: str, value: object
+) -> None:
+    file = checkpoint / "backbone" / "config.json"
+    assert open_light(file.parent, torch.float32, "sdpa") is not None
+    file.write_text(json.dumps({**json.loads(file.read_text()), entry: value}))
+    assert open_light(file.parent, torch.float32, "sdpa") is None
+
+
+def test_damaged_weights_are_named(checkpoint: Path) -> None:
+    folder = checkpoint / "backbone"
+    weights = load_file(folder / INT8_FILE)
+    name = "model.layers.1.mlp.down_proj.weight"
+    del weights[name], weights[f"{name}.scale"]
+    save_file(weights, folder / INT8_FILE)
+    with pytest.raises(CheckpointError, match="1 weights are missing"):
+        open_light(folder, torch.float32, "sdpa")
+
+
+def test_the_shipped_backbone_can_be_opened_light() -> None:
+    root = Path(__file__).parents[3] / "checkpoints" / "sedem-nano" / "backbone"
+    LightConfig.model_validate(json.loads((root / "config.json").read_text()))

@@ -1,0 +1,181 @@
+"""Int8 steps: the same as with rounded matrices in float32, and nothing else is rounded."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import LEASE
+from torch import Tensor, nn
+
+from sedem import Document, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.cli.models import open_model
+from sedem.engine import int8
+from sedem.engine.int8 import Int8Matrix
+from sedem.engine.interface import Start
+from sedem.engine.layers import MATRICES, FusedLayer
+from sedem.engine.open import open_engine
+from sedem.engine.static import Static
+from sedem.errors import ConfigError
+from sedem.evaluation import readers
+from sedem.evaluation.config import MethodSettings
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, choose, start_of
+
+pytestmark = pytest.mark.skipif(
+    not int8._multiplies_exactly(), reason="this machine cannot multiply int8 exactly"
+)
+
+QUESTIONS = ["What is the rent?", "Pets?", "Who may leave, and when?"]
+TOKENS = torch.randint(2, 258, (4, 3), generator=torch.Generator().manual_seed(0))
+
+
+class Naive(nn.Module):
+    """Weights and states rounded as `Int8Matrix` rounds them, multiplied in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = rounded(weight), bias
+
+    def forward(self, states: Tensor) -> Tensor:
+        return F.linear(rounded(states), self.weight, self.bias)
+
+
+class NaiveLayer(FusedLayer):
+    def linear(self, name: str, states: Tensor) -> Tensor:
+        return Naive(getattr(self, name), getattr(self, f"{name}_bias"))(states)
+
+
+def rounded(vectors: Tensor) -> Tensor:
+    scale = vectors.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+    return (vectors / scale).round() * scale
+
+
+def opened(config: SedemConfig, weights: str) -> SeDeM:
+    backbone = open_backbone(config.encoder)
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone).requires_grad_(False).eval()
+    model.engine = open_engine("auto", model, weights=weights)
+    return model
+
+
+def engine_of(model: SeDeM) -> Static:
+    assert isinstance(model.engine, Static)
+    return model.engine
+
+
+def starts(model: SeDeM) -> list[Start]:
+    bank = model.read([Document("lease.txt", LEASE)])
+    made = []
+    for question in QUESTIONS:
+        selection = choose(model, Request(bank, question, 2), torch.arange(len(bank)).float())
+        made.append(start_of(bank, selection, torch.tensor(question_ids(model.decoder, question))))
+    return made
+
+
+def decoded(model: SeDeM, rows: list[Start]) -> tuple[Tensor, Tensor]:
+    """Logits after the prefixes, and after each of some tokens."""
+    live = list(range(len(rows)))
+    with model.engine.start(rows, 8) as (first, step):
+        first = first.clone()
+        return first, torch.stack([step(ids[: len(rows)], live).clone() for ids in TOKENS])
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 1, 64), (5, 64)])
+def test_a_matrix_is_its_rounded_rows(shape: tuple[int, ...]) -> None:
+    weight, bias, states = torch.randn(96, 64), torch.randn(96), torch.randn(shape)
+    matrix = Int8Matrix(weight, bias)
+    torch.testing.assert_close(matrix(states), Naive(weight, bias)(states), rtol=1e-5, atol=1e-5)
+    assert matrix.nbytes == 96 * (64 + 4 + 8)
+
+
+def test_a_state_of_zeros_stays_zero_and_types_stay() -> None:
+    matrix = Int8Matrix(torch.randn(96, 64), None)
+    assert not matrix(torch.zeros(2, 64)).any()
+    assert matrix(torch.randn(2, 64).bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    matrix, states = Int8Matrix(torch.randn(96, 64), None), torch.randn(16, 64)
+    states[3] *= 100
+    alone = torch.stack([matrix(state) for state in states])
+    assert torch.equal(matrix(states), alone)
+
+
+def test_steps_are_those_of_rounded_matrices(config: SedemConfig) -> None:
+    model = opened(config, "int8")
+    rows = starts(model)
+    _, actual = decoded(model, rows)
+    engine = engine_of(model)
+    decoder = engine.decoder
+    layers: list[FusedLayer] = [
+        NaiveLayer(**{f.name: getattr(layer, f.name) for f in fields(FusedLayer)})
+        for layer in decoder.layers
+    ]
+    head = Naive(decoder.head.get_parameter("weight"), None)
+    engine.release()
+    engine.batches.decoder = replace(decoder, steps=replace(decoder, layers=layers, head=head))
+    _, expected = decoded(model, rows)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_only_steps_are_rounded(config: SedemConfig) -> None:
+    exact, fast = opened(config, "full"), opened(config, "int8")
+    rows = starts(exact)
+    for one, other in zip(rows, starts(fast), strict=True):
+        assert torch.equal(one.bank.memory(one.blocks), other.bank.memory(other.blocks))
+    (first, steps), (fast_first, fast_steps) = decoded(exact, rows), decoded(fast, rows)
+    assert torch.equal(first, fast_first)
+    distance = (fast_steps - steps).norm() / steps.norm()
+    assert 0 < distance < 0.03
+
+
+def test_memory_counts_the_rows(config: SedemConfig) -> None:
+    exact, fast = engine_of(opened(config, "full")), engine_of(opened(config, "int8"))
+    shapes = [getattr(layer, name).shape for layer in exact.decoder.layers for name in MATRICES]
+    shapes.append(exact.decoder.head.get_parameter("weight").shape)
+    rows = sum(height * (width + 4 + 8) for height, width in shapes)
+    assert fast.memory()["weights"] == exact.memory()["weights"] + rows
+
+
+@pytest.mark.parametrize(
+    ("weights", "engine", "message"),
+    [
+        ("int4", "auto", "weights are 'int4'; they can be full, int8"),
+        ("int8", "eager", "weights 'int8' need engine 'static', not 'eager'"),
+        ("int8", "compiled", "weights 'int8' need engine 'static', not 'compiled'"),
+        ("int8", "graphs", "weights 'int8' need engine 'static', not 'graphs'"),
+    ],
+)
+def test_what_cannot_run_is_refused(model: SeDeM, weights: str, engine: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_engine(engine, model, weights=weights)
+
+
+def test_a_gpu_is_refused(model: SeDeM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(model), "device", torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match="'int8' are for a CPU, the model is on 'cuda:0'"):
+        open_engine("auto", model, weights="int8")
+
+
+def test_a_machine_whose_sums_overflow_is_refused(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = int8._product
+    monkeypatch.setattr(int8, "_product", lambda *given: product(*given).clamp(max=32.0))
+    with pytest.raises(ConfigError, match="need a CPU with int8 instructions"):
+        opened(config, "int8")
+
+
+def test_checkpoints_commands_and_evaluations_open_with_int8(
+    config: SedemConfig, tmp_path: Path
+) -> None:
+    opened(config, "full").save_pretrained(tmp_path / "checkpoint")
+    checkpoint = str(tmp_path / "checkpoint")
+    settings = MethodSettings(checkpoint=checkpoint, device="cpu", weights="int8")
+    for model in (open_model(checkpoint, weights="int8"), readers.open_model(settings)):
+        assert engine_of(model).decoder.steps is not None

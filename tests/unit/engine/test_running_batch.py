@@ -1,0 +1,308 @@
+"""Rows that come and go: each has the logits that it has alone, whoever runs beside it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from answers import build
+from conftest import LEASE, RECIPE
+from torch import Tensor
+
+from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.engine import batches
+from sedem.engine.batch import StaticBatch
+from sedem.engine.batches import FIRST_STEPS
+from sedem.engine.interface import Start
+from sedem.engine.open import open_engine
+from sedem.engine.static import Static
+from sedem.errors import ConfigError
+from sedem.inference.prompts import question_ids
+from sedem.inference.requests import Request, choose, start_of
+
+QUESTIONS = ["Pets?", "What is the rent?", "How long is notice? " * 6]
+ROWS = 3
+KINDS = [
+    pytest.param(context, guidance, id=f"{context}{'-guided' * guidance}")
+    for context in ("joint", "independent")
+    for guidance in (False, True)
+]
+
+
+def opened(config: SedemConfig, engine: str, **changes: object) -> SeDeM:
+    model = build(config, open_backbone(config.encoder), **changes).requires_grad_(False)
+    model.engine = open_engine(engine, model)
+    return model
+
+
+@pytest.fixture
+def fast(config: SedemConfig) -> SeDeM:
+    return opened(config, "static")
+
+
+@pytest.fixture
+def bank(fast: SeDeM) -> MemoryBank:
+    return read(fast)
+
+
+def read(model: SeDeM) -> MemoryBank:
+    return model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
+
+
+def engine_of(model: SeDeM) -> Static:
+    assert isinstance(model.engine, Static)
+    return model.engine
+
+
+def start_at(model: SeDeM, bank: MemoryBank, question: str, k: int, turn: int = 0) -> Start:
+    request = Request(bank, question, k) if k else Request(bank, question, blocks=[])
+    selection = choose(model, request, torch.arange(len(bank)).roll(turn).float())
+    return start_of(bank, selection, torch.tensor(question_ids(model.decoder, question)))
+
+
+class Asked:
+    """A question of random K and length, the tokens it is given, and when it leaves."""
+
+    def __init__(self, model: SeDeM, bank: MemoryBank, random: Random) -> None:
+        k = random.choice([0, 1, 2, 9])
+        self.start = start_at(model, bank, random.choice(QUESTIONS), k, random.randrange(9))
+        self.limit = random.choice([1, 3, 12, 40])
+        self.leaves = random.choice([self.limit, self.limit, random.randrange(self.limit + 1)])
+        self.tokens = [random.randrange(2, 258) for _ in range(self.leaves)]
+        self.logits: list[Tensor] = []
+
+
+def run_alone(model: SeDeM, asked: Asked) -> Tensor:
+    with torch.no_grad(), model.engine.start([asked.start], asked.limit + 1) as (logits, step):
+        seen = [logits[0].clone()]
+        for token in asked.tokens:
+            seen.append(step(torch.tensor([token]), [0])[0].clone())
+    return torch.stack(seen)
+
+
+def run_together(model: SeDeM, questions: list[Asked], random: Random) -> None:
+    """Let questions join free rows at random times, until all have left."""
+    waiting, live = list(questions), dict[int, Asked]()
+    with model.engine.open_rows(ROWS) as rows:
+        while waiting or live:
+            free = [row for row in range(ROWS) if row not in live]
+            if waiting and free and (not live or random.random() < 0.4):
+                count = random.randint(1, min(len(free), len(waiting)))
+                joining = dict(zip(random.sample(free, count), waiting[:count], strict=True))
+                del waiting[:count]
+                starts = [asked.start for asked in joining.values()]
+                limits = [asked.limit for asked in joining.values()]
+                logits_JV = rows.join(list(joining), starts, limits)
+                for asked, logits_V in zip(joining.values(), logits_JV, strict=True):
+                    asked.logits.append(logits_V.clone())
+                live |= joining
+            for row in [row for row, asked in live.items() if len(asked.logits) > asked.leaves]:
+                rows.leave(row)
+                del live[row]
+            if live:
+                tokens = torch.full((ROWS,), 7)
+                for row, asked in live.items():
+                    tokens[row] = asked.tokens[len(asked.logits) - 1]
+                logits_BV = rows.step(tokens)
+                assert logits_BV.isfinite().all()
+                for row, asked in live.items():
+                    asked.logits.append(logits_BV[row].clone())
+
+
+@pytest.mark.parametrize(("context", "guidance"), KINDS)
+def test_rows_that_come_and_go_have_the_logits_of_each_alone(
+    context: str, guidance: bool, config: SedemConfig
+) -> None:
+    changes: dict[str, object] = {"block_context": context, "guidance": guidance}
+    slow, fast = (opened(config, name, **changes) for name in ("eager", "static"))
+    bank, random = read(slow), Random(f"{context} {guidance}")
+    questions = [Asked(slow, bank, random) for _ in range(7)]
+    run_together(fast, questions, random)
+    for asked in questions:
+        actual = torch.stack(asked.logits)
+        torch.testing.assert_close(actual, run_alone(slow, asked), rtol=1e-3, atol=1e-4)
+    assert not engine_of(fast).batches.active
+
+
+def test_an_engine_without_static_caches_runs_each_row_alone(config: SedemConfig) -> None:
+    model = opened(config, "eager")
+    random = Random(5)
+    questions = [Asked(model, read(model), random) for _ in range(4)]
+    run_together(model, questions, random)
+    for asked in questions:
+        assert torch.equal(torch.stack(asked.logits), run_alone(model, asked))
+
+
+def test_rows_with_pieces_of_memory_run_beside_the_others(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast = (opened(config, name, block_context="independent") for name in ("eager", "static"))
+    bank, random = read(slow), Random(6)
+    questions = [Asked(slow, bank, random) for _ in range(6)]
+    monkeypatch.setattr(batches, "MAX_COLUMNS", 40)
+    pieces = {engine_of(fast).batches.bucket_of([asked.start], 1).pieces for asked in questions}
+    assert pieces == {True, False}
+    run_together(fast, questions, random)
+    for asked in questions:
+        actual = torch.stack(asked.logits)
+        torch.testing.assert_close(actual, run_alone(slow, asked), rtol=1e-3, atol=1e-4)
+    assert not engine_of(fast).batches.active
+
+
+def test_a_row_that_left_is_empty_and_taken_again_while_the_others_stay(
+    fast: SeDeM, bank: MemoryBank
+) -> None:
+    starts = [start_at(fast, bank, question, 2) for question in QUESTIONS]
+    tokens = torch.tensor([50, 60, 70])
+    with fast.engine.open_rows(3) as rows:
+        for row, start in enumerate(starts):
+            rows.join([row], [start], [20])
+        rows.step(tokens)
+        (batch,) = engine_of(fast).batches.active
+        rows.leave(1)
+        rows.step(tokens)
+        assert engine_of(fast).batches.active == [batch]
+        empty = next(place for place in range(batch.bucket.rows) if place not in batch.text)
+        assert batch.used.tolist() == [int(place != empty) for place in range(len(batch.used))]
+        for cache in (batch.lower, batch.upper):
+            assert cache.next_column[empty] == 0
+        rows.join([1], [starts[1]], [20])
+        assert engine_of(fast).batches.active == [batch]
+        assert empty in batch.text
+
+
+@pytest.mark.parametrize("context", ["joint", "independent"])
+def test_a_row_keeps_nothing_of_the_one_before_it(context: str, config: SedemConfig) -> None:
+    changes: dict[str, object] = {"block_context": context, "guidance": True}
+    slow, fast = (opened(config, name, **changes) for name in ("eager", "static"))
+    bank = read(slow)
+    large, small = (start_at(slow, bank, QUESTIONS[0], k) for k in (9, 1))
+    tokens = torch.randint(2, 258, (20,), generator=torch.Generator().manual_seed(0)).tolist()
+    with fast.engine.open_rows(2) as rows:
+        rows.join([0, 1], [large, large], [40, 40])
+        (batch,) = engine_of(fast).batches.active
+        rows.leave(1)
+        seen = [rows.join([1], [small], [40])[0]]
+        assert engine_of(fast).batches.active == [batch]
+        for token in tokens:
+            seen.append(rows.step(torch.tensor([7, token]))[1].clone())
+    asked = Asked(slow, bank, Random(0))
+    asked.start, asked.limit, asked.tokens = small, 40, tokens
+    torch.testing.assert_close(torch.stack(seen), run_alone(slow, asked), rtol=1e-3, atol=1e-4)
+
+
+def test_the_batch_has_room_for_the_rows_that_run_and_little_more(
+    fast: SeDeM, bank: MemoryBank
+) -> None:
+    small, large = (start_at(fast, bank, QUESTIONS[0], k) for k in (1, len(bank)))
+    tokens = torch.zeros(8, dtype=torch.long)
+    with fast.engine.open_rows(8) as rows:
+        sizes = []
+        for row in range(6):
+            rows.join([row], [small], [9])
+            sizes.append(engine_of(fast).batches.active[0].bucket.rows)
+        assert sizes == [1, 2, 4, 4, 8, 8]
+        rows.join([6], [large], [9])
+        assert engine_of(fast).batches.active[0].bucket.slots == 128
+        for row in range(3):
+            rows.leave(row)
+        rows.step(tokens)
+        assert engine_of(fast).batches.active[0].bucket.rows == 4
+        rows.leave(6)
+        rows.step(tokens)
+        assert engine_of(fast).batches.active[0].bucket.slots == 64
+    assert not engine_of(fast).batches.active
+
+
+def test_more_steps_than_a_row_asked_for_are_refused(fast: SeDeM, bank: MemoryBank) -> None:
+    tokens = torch.tensor([50])
+    with fast.engine.open_rows(1) as rows:
+        rows.join([0], [start_at(fast, bank, QUESTIONS[0], 2)], [16])
+        with pytest.raises(ConfigError, match="longer than 16 steps"):
+            for _ in range(200):
+                rows.step(tokens)
+
+
+def test_a_prefill_that_fails_leaves_the_other_rows_as_they_are(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, tokens = start_at(fast, bank, QUESTIONS[0], 2), torch.tensor([50, 60])
+
+    def run(*, failing: bool) -> list[Tensor]:
+        with fast.engine.open_rows(2) as rows:
+            seen = [rows.join([0], [start], [9])[0], rows.step(tokens)[0].clone()]
+            if failing:
+                with monkeypatch.context() as patch:
+                    patch.setattr("sedem.engine.batch.StaticBatch.prefill", fail)
+                    with pytest.raises(RuntimeError, match="memory"):
+                        rows.join([1], [start], [9])
+            return [*seen, rows.step(tokens)[0].clone()]
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    assert all(map(torch.equal, run(failing=False), run(failing=True)))
+    assert not engine_of(fast).batches.active
+
+
+@pytest.mark.parametrize("place", ["StaticBatch.clear", "StaticBatch.copy_rows"])
+@pytest.mark.parametrize("moving", ["join", "step"])
+def test_a_move_that_fails_leaves_the_rows_where_they_are(
+    moving: str, place: str, fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, tokens = start_at(fast, bank, QUESTIONS[0], 2), torch.tensor([50, 60])
+    steps = FIRST_STEPS + 2 if moving == "step" else 1
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    def run(*, failing: bool) -> list[Tensor]:
+        with fast.engine.open_rows(2) as rows:
+            seen = [rows.join([0], [start], [2 * FIRST_STEPS])[0]]
+            for _ in range(steps):
+                if failing:
+                    before = [*engine_of(fast).batches.active]
+                    with monkeypatch.context() as patch, suppress(RuntimeError):
+                        patch.setattr(f"sedem.engine.batch.{place}", fail)
+                        if moving == "join":
+                            rows.join([1], [start], [9])
+                        else:
+                            seen.append(rows.step(tokens)[0].clone())
+                            continue
+                    assert engine_of(fast).batches.active == before
+                seen.append(rows.step(tokens)[0].clone())
+            if moving == "join":
+                seen.append(rows.join([1], [start], [9])[0])
+                seen.append(rows.step(tokens)[0].clone())
+        assert not engine_of(fast).batches.active
+        return seen
+
+    whole, broken = run(failing=False), run(failing=True)
+    assert len(whole) == len(broken)
+    assert all(map(torch.equal, whole, broken))
+
+
+def test_a_row_that_could_not_be_copied_is_empty(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, real = start_at(fast, bank, QUESTIONS[0], 2), StaticBatch.copy_rows
+
+    def fail_at_the_end(*arguments: Any) -> None:
+        real(*arguments)
+        raise RuntimeError("out of memory")
+
+    with fast.engine.open_rows(2) as rows:
+        rows.join([0, 1], [start, start], [9, 9])
+        rows.leave(1)
+        (batch,) = engine_of(fast).batches.active
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="memory"):
+            patch.setattr(StaticBatch, "copy_rows", fail_at_the_end)
+            rows.join([1], [start], [9])
+        assert engine_of(fast).batches.active == [batch]
+        assert (len(batch.text), int(batch.used.sum())) == (1, 1)
+        rows.join([1], [start], [9])
+        assert (len(batch.text), int(batch.used.sum())) == (2, 2)
