@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
@@ -31,11 +34,20 @@ def sizes(scale: str) -> tuple[int, ...]:
     return SIZES.get(scale, NANO)
 
 
+def about(result: Mapping[str, Any]) -> str:
+    """The blocks, and which time is meant."""
+    return (
+        f"Blocks of {result['slots']} slots, ten a document, {result['commit_blocks']} a commit; "
+        "processor time."
+    )
+
+
 STUDY = Study(
     "bank_size",
     "Opening and appending by the size of a bank",
     numbers,
-    "The paper gives no numbers of this kind. Processor time; ten blocks a document.",
+    "The paper gives no numbers of this kind.",
+    about=about,
 )
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from experiments.system.forms import FORMS, PAPER_FORM
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 from experiments.system.variants import Variant
+from sedem.pictures import pyplot_module, save
 
 MIXED, ALONE = "guided-conditions", "guided-text"
 ROWS = {
@@ -76,7 +77,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 def draw(scale: Scale, path: Path) -> None:
     """Draw scores against times to the first token: a curve through every K for each condition."""
-    pyplot = figures.pyplot_module()
+    pyplot = pyplot_module()
     shown = numbers(scale)
     figure, axes = pyplot.subplots(
         1, len(scale.ablation), figsize=(1 + 4.6 * len(scale.ablation), 4.2), squeeze=False
@@ -87,21 +88,24 @@ def draw(scale: Scale, path: Path) -> None:
             found = {(n.row, n.column): n.ours(scale) for n in shown}
             rows = [f"{label}, K={k}" for k in BUDGETS]
             points = [
-                (time[0], *score)
-                for row in rows
+                (k, time[0], *score)
+                for k, row in zip(BUDGETS, rows, strict=True)
                 if (time := found[row, "TTFT, ms"]) and (score := found[row, column])
             ]
             if not points:
                 continue
             size = found[rows[0], "stored bytes a token"]
             legend = f"{label} ({size[0]:,.0f} bytes a token)" if size else label
-            xs, ys = [x for x, _, _ in points], [y for _, y, _ in points]
+            xs, ys = [x for _, x, _, _ in points], [y for _, _, y, _ in points]
             axis.plot(xs, ys, "o-", color=colour, alpha=0.8, label=legend)
-            for x, _, interval in points:
+            for _, x, _, interval in points:
                 if interval:
                     axis.plot([x, x], interval, color=colour, alpha=0.25)
-            for k, (x, y, _) in zip(BUDGETS, points, strict=False):
-                axis.annotate(f"K={k}", (x, y), (3, 4), textcoords="offset points", fontsize=7)
+            # The ends of a curve are enough, and the others would hide each other.
+            for k, x, y, _ in points[:1] + points[1:][-1:]:
+                axis.annotate(
+                    f"K={k}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=colour
+                )
         axis.set_title(column, fontsize=9)
         axis.set_xlabel("time to the first token, prebuilt bank, ms", fontsize=8)
         axis.set_xscale("log", base=2)
@@ -112,7 +116,7 @@ def draw(scale: Scale, path: Path) -> None:
     figure.legend(handles, labels, loc="lower center", ncols=2, frameon=False, fontsize=8)
     figure.suptitle(f"{STUDY.title}, {scale.name} scale, 95 %", fontsize=10)
     figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figures.save(figure, path)
+    save(figure, path)
 
 
 STUDY = Study(

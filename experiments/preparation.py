@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
-from experiments.system.study import Number, Study, command, markdown_table
+from experiments.system.study import Number, Study, command
 from experiments.system.variants import main_model
 
 SET = "hotpotqa"
@@ -27,19 +30,11 @@ def numbers(scale: Scale) -> list[Number]:
     return result
 
 
-def render(scale: Scale) -> str:
-    """The table with the machine and the versions that it was measured on."""
-    result = cell_of(scale).read(scale)
-    columns, rows = STUDY.rows(scale)
-    table = markdown_table([["", *columns], *([way, *map("".join, row)] for way, row in rows)])
-    if result is None:
-        return table
-    machine, versions = result["machine"], result["versions"]
+def about(result: Mapping[str, Any]) -> str:
+    """The questions, and which time is meant."""
     return (
-        f"{machine['processor']}, {machine['cores']} cores; torch {versions['torch']}, "
-        f"transformers {versions['transformers']}. {result['examples']} examples of "
-        f"{result['tokens']:,} tokens in all. Load of the machine: {result['load_average']:.1f}."
-        f"\n\n{table}"
+        f"{result['examples']} examples of {result['tokens']:,} tokens in all; medians of "
+        "processor time, the ways in turn."
     )
 
 
@@ -48,7 +43,7 @@ STUDY = Study(
     "Preparing questions for stage 2",
     numbers,
     "The paper gives no numbers of this kind.",
-    render=render,
+    about=about,
 )
 
 if __name__ == "__main__":

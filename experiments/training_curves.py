@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.system.cells import Cell
-from experiments.system.figures import pyplot_module, save
 from experiments.system.peers import answer_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 from experiments.system.variants import main_model
 from sedem.baselines.registry import TRAINED
+from sedem.pictures import pyplot_module, save
 
 SET = "2wiki"
 STAGES = {"text": ("training.before", "windows"), "questions": ("training", "questions")}

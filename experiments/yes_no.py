@@ -1,10 +1,11 @@
-"""Yes/no questions apart from the others, for rows of Table main_qa_results and the controls."""
+"""Yes/no questions apart from the others, for every row with both kinds on the page of results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from experiments import controls, main_qa
+from experiments import controls, equal_training, main_qa, more_memory, shipped_baselines
+from experiments.system.cells import Cell
 from experiments.system.constants import constant_cell
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command, markdown_table
@@ -18,21 +19,32 @@ WHOLE = "not apart"
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """F1 by kind of question, of every row of both tables and of the two constant answers."""
+    """F1 by kind of question: rows of other tables, and two constant answers."""
     sets = _sets(scale)
-    rows = [
-        (number.row, number.cell)
-        for number in (*main_qa.numbers(scale), *controls.numbers(scale))
-        if number.metric == "f1" and number.cell and number.cell.questions in sets
-    ]
-    rows += [
-        (f'always "{answer}"', constant_cell(key, answer)) for answer in ALWAYS for key in sets
-    ]
+    rows: dict[tuple[Cell, str], str] = {}
+    for row, cell, metric in _answered(scale):
+        if cell is not None and cell.questions in sets:
+            rows.setdefault((cell, metric.removesuffix("f1")), row)
     return [
-        Number(row, f"{scale.sets[cell.questions].title}, {name}", None, cell, f"{kind}.f1")
-        for row, cell in dict.fromkeys(rows)
+        Number(row, f"{scale.sets[cell.questions].title}, {name}", None, cell, f"{place}{kind}.f1")
+        for (cell, place), row in rows.items()
         for kind, name in KINDS.items()
     ]
+
+
+def _answered(scale: Scale) -> Iterator[tuple[str, Cell | None, str]]:
+    """Rows with their cells and where these have F1; an answer that two tables show comes twice."""
+    tables = (main_qa, controls, more_memory, equal_training)
+    every = [number for table in tables for number in table.numbers(scale)]
+    for number in every:
+        if number.metric == "f1" or number.metric.endswith(".f1"):
+            yield number.row, number.cell, number.metric
+    for answer in ALWAYS:
+        for key in _sets(scale):
+            yield f'always "{answer}"', constant_cell(key, answer), "f1"
+    for number in shipped_baselines.numbers(scale):
+        if number.cell and number.cell.shipped:
+            yield f"{number.row}, as shipped", number.cell, number.metric
 
 
 def _sets(scale: Scale) -> Sequence[str]:

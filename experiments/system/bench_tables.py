@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.system.bench import KEPT_ROWS, bench_cells
+from experiments.system.measured import load_of, made_on, versions_of
 from experiments.system.scales import Scale
 from experiments.system.study import NOT_RUN, markdown_table
 from sedem.bench.table import lines
@@ -61,18 +62,15 @@ def blocks(scale: Scale, kind: str, picture: str = "") -> str:
 
 def measured_on(result: dict[str, Any]) -> str:
     """Machine, versions, ceilings and load of a result, and its notes."""
-    settings, machine, ceilings = result["settings"], result["machine"], result["ceilings"]
+    settings, ceilings = result["settings"], result["ceilings"]
     commit = result["commit"] or {"id": "unknown", "dirty": False}
-    device = machine["processor"] if settings["device"] == "cpu" else machine["device"]
-    before, after = result["load_average"]
+    device = "processor" if settings["device"] == "cpu" else "device"
     shown = [
-        f"{device}, {machine['cores']} cores, {machine['threads']} threads, {settings['dtype']}; "
-        f"torch {result['versions']['torch']}, transformers {result['versions']['transformers']}; "
+        f"{made_on(result, device, settings['dtype'])}; "
         f"commit {commit['id'][:10]}{' with changes' if commit['dirty'] else ''}. "
         f"Medians of {settings['runs']} runs (quartiles), {settings['answer_tokens']} answer "
         f"tokens. Ceilings of the same process: {ceilings['bytes_per_s'] / 1e9:,.1f} GB/s copied, "
-        f"{ceilings['flops_per_s'] / 1e12:,.2f} TFLOP/s. Load of the machine: {before:.1f} at the "
-        f"start, {after:.1f} at the end.",
+        f"{ceilings['flops_per_s'] / 1e12:,.2f} TFLOP/s. {load_of(result)}",
         *(f"- a part is older: {_made(made)}" for made in result.get("earlier", [])),
         *(f"- {note}" for note in result["notes"]),
         *(f"- {name}: {reason}" for name, reason in result["left_out"].items()),
@@ -84,10 +82,9 @@ def _made(signature: dict[str, Any] | None) -> str:
     """Commit, machine and versions of an older part."""
     if signature is None:
         return "its machine and versions are not known"
-    versions, commit = signature["versions"], signature["commit"] or {"id": "unknown"}
+    commit = signature["commit"] or {"id": "unknown"}
     return (
-        f"commit {commit['id'][:10]} on {signature['machine']['device']}, "
-        f"torch {versions['torch']}, transformers {versions['transformers']}"
+        f"commit {commit['id'][:10]} on {signature['machine']['device']}, {versions_of(signature)}"
     )
 
 

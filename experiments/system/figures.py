@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.system.scales import Scale
+from sedem.pictures import pyplot_module, save
 
 if TYPE_CHECKING:
     from experiments.system.study import Number
@@ -15,28 +16,13 @@ if TYPE_CHECKING:
 OURS, PAPER = "#1b6ca8", "#9a9a9a"
 ACROSS = 4
 """Panels in a row."""
+BESIDE = 1.07
+"""Distance of two series at one place of a logarithmic axis, as a factor."""
 
 SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8")
 """Colours of the curves of one panel."""
 
 _SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z])=(?P<value>\d+|all)$")
-
-
-def pyplot_module() -> Any:
-    """Matplotlib's pyplot, set up to draw into files that are the same every time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "sedem"
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure without its date, and close it."""
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=130)
-    pyplot_module().close(figure)
 
 
 def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> None:
@@ -117,14 +103,17 @@ def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> 
     located = list(zip(places, panel, strict=True))
     paper = [(place, number.paper) for place, number in located if number.paper is not None]
     axis.plot([x for x, _ in paper], [y for _, y in paper], color=PAPER, alpha=0.6)
-    for colour, name in zip(SERIES, series, strict=False):
-        own = [(place, number) for place, number in located if _series(number) == name]
+    for index, (colour, name) in enumerate(zip(SERIES, series, strict=False)):
+        # Side by side, so that no interval hides another.
+        aside = BESIDE ** (index - (len(series) - 1) / 2)
+        own = [(place * aside, number) for place, number in located if _series(number) == name]
         ours = [(place, found[0]) for place, number in own if (found := number.ours(scale))]
         axis.plot([x for x, _ in ours], [y for _, y in ours], color=colour, alpha=0.6)
         for place, number in own:
             _mark(axis, number, scale, place, colour, horizontal=False)
     axis.set_xscale("log", base=2)
-    axis.set_xticks(places, values)
+    ticks = dict(zip(places, values, strict=True))
+    axis.set_xticks([*ticks], [*ticks.values()])
     axis.grid(alpha=0.3)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from experiments.system.scales import NANO, ROOT, RUNS, Questions, Scale
+from experiments.system.step_processes import cores
 from experiments.system.variants import GUIDED, flow
 from sedem.training.recipe import read_entries
 
@@ -15,24 +15,33 @@ RECIPES = ROOT / "recipes" / NANO.name
 CANDIDATE = (*NANO.stages, *GUIDED)
 """The recipes that train a candidate for sedem-nano, each from the end of the one before."""
 
-TIMES = {"text": 50.0, "questions": 50.0, "stage1": 20.0, "stage2": 8.0}
-"""Examples of a run, as a multiple of those of its recipe: baselines, then the candidate's."""
-BATCHES = {"text": 64, "questions": 32, "stage1": 128, "stage2": 64}
-CHECKPOINTS = 25
-"""Checkpoints of a run. One that is killed loses a twenty-fifth of its steps at most."""
-WORKERS = 8
-MOST_QUESTIONS = 1000
-"""Questions of a set without a limit, of which a smaller budget takes its share."""
+TIMES = {"text": 50.0, "questions": 50.0, "stage1": 20.0, "stage2": 2.0}
+"""Examples of a run, as a multiple of those of its recipe: baselines, then the candidate's.
+
+The candidate's questions are few: the CPU's budget was 2.6 passes over them, and at eight times as
+many it would learn them by heart. So stage 2 has twice the examples, and twice the generated facts
+and cloze questions (as far as the articles give them), while windows of text are many.
+"""
+BATCHES = {"text": 64, "questions": 64, "stage1": 256, "stage2": 64}
+"""Larger than the recipes', whose learning rates stay: a step's gradient has less noise."""
+CHECKPOINTS = 10
+"""Checkpoints of a run. One that is killed loses a tenth of its steps at most."""
+WORKERS = 4
+MOST_QUESTIONS = 200
+"""Questions of a set at most, the same for every row of a study."""
 
 
-def gpu_scale(share: float = 1.0) -> Scale:
+def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
     """The scale.
 
     Args:
         share: of its steps and questions; a trial takes few.
+        processes: runs that share the CPU.
     """
     mixture = read_entries(RECIPES / "stage2.yaml")["data"]["training"]
-    budget = {stage: longer(RECIPES / f"icae-{stage}.yaml", stage, share) for stage in BASELINE}
+    budget = {
+        stage: longer(RECIPES / f"icae-{stage}.yaml", stage, share, processes) for stage in BASELINE
+    }
     candidate = RUNS / NAME / CANDIDATE[-1] / "final"
     return replace(
         NANO,
@@ -59,13 +68,14 @@ SETTINGS = ("optimization.bf16=true", "optimization.backbone_dtype=bfloat16", "r
 """Overrides of every recipe on a GPU."""
 
 
-def longer(recipe: Path, kind: str, share: float) -> tuple[str, ...]:
+def longer(recipe: Path, kind: str, share: float, processes: int = 1) -> tuple[str, ...]:
     """Overrides that give a recipe more examples, in larger batches.
 
     Args:
         recipe: the recipe; its share of warm-up steps stays.
         kind: a key of `TIMES`.
         share: of the larger budget.
+        processes: runs that share the CPU's cores, for the workers that load data.
     """
     own = {"accumulation": 1, "warmup": 0, **read_entries(recipe)["optimization"]}
     examples = own["steps"] * own["batch_size"] * own["accumulation"]
@@ -77,8 +87,30 @@ def longer(recipe: Path, kind: str, share: float) -> tuple[str, ...]:
         "optimization.warmup=0",
         f"optimization.warmup_ratio={own['warmup'] / own['steps']}",
         f"run.save_every={max(1, steps // CHECKPOINTS)}",
-        f"run.workers={min(WORKERS, os.cpu_count() or 1)}",
+        f"run.workers={min(WORKERS, max(1, cores() // processes))}",
     )
+
+
+def candidate_overrides(name: str, share: float, processes: int = 1) -> tuple[str, ...]:
+    """Overrides of a recipe of the candidate: longer, and in stage 2 with more generated questions.
+
+    Args:
+        name: one of `CANDIDATE`.
+        share: of the larger budget.
+        processes: as in `longer`.
+    """
+    recipe, stage = RECIPES / f"{name}.yaml", name.split("-")[0]
+    overrides = longer(recipe, stage, share, processes)
+    if stage == "stage1":
+        return overrides
+    training = []
+    for source in read_entries(recipe)["data"]["training"]:
+        options = dict(source.get("options", {}))
+        if "count" in options:
+            options["count"] = max(1, round(share * TIMES[stage] * options["count"]))
+        training.append({**source, "options": options} if options else source)
+    # A GPU computes frozen states sooner than a disk gives them.
+    return (*overrides, f"data.training={flow(training)}", "data.cache_states=false")
 
 
 def _run_settings(overrides: tuple[str, ...]) -> tuple[str, ...]:
@@ -86,9 +118,8 @@ def _run_settings(overrides: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _share_of(questions: Questions, share: float) -> Questions:
-    if share >= 1:
-        return questions
-    return replace(questions, limit=max(2, round(share * (questions.limit or MOST_QUESTIONS))))
+    most = min(MOST_QUESTIONS, questions.limit or MOST_QUESTIONS)
+    return replace(questions, limit=max(2, round(min(1.0, share) * most)))
 
 
 GPU = gpu_scale()

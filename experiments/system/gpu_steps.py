@@ -2,105 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments import more_memory
 from experiments.system.bench import bench_cells
-from experiments.system.cells import Cell, results_of
-from experiments.system.gpu_scale import CANDIDATE, NAME, RECIPES, gpu_scale, longer
-from experiments.system.measures import measure
-from experiments.system.scales import ROOT, SHIPPED, SMOKE, Scale, tiny_backbone
+from experiments.system.cells import Cell
+from experiments.system.gpu_scale import CANDIDATE, NAME, RECIPES, candidate_overrides, gpu_scale
+from experiments.system.measures import measure, trained
+from experiments.system.scales import NANO, ROOT, SHIPPED, SMOKE, Scale, tiny_backbone
+from experiments.system.step_processes import Step, Work
 from experiments.system.study import find
-from experiments.system.training import run_recipe
+from experiments.system.training import budget, run_recipe
 from experiments.system.variants import guided_model
+from sedem.baselines.registry import TRAINED
 from sedem.errors import ConfigError
 from sedem.evaluation.results import write_json
 from sedem.provenance import provenance
 
 STUDY = "equal_training"
+SWEEP = {"squad-10": 300, "exact-facts": 300, "hotpotqa": 300, "2wiki": 100, "musique": 40}
+"""Questions that the candidate and the shipped model are asked at every K, by set."""
+NEVER_MEASURED = {
+    "paragraphs_apart": ("",),
+    "adapt": ("",),
+    "decompression": ("context-at-restored", "recall-not-distilled"),
+}
+"""Studies of the nano scale, and names of their cells, that a CPU had no time for."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """What is to be done.
-
-    Attributes:
-        out: folder of runs, results and logs.
-        data: folder that the data paths are relative to.
-        budget: share of all steps and questions.
-        smoke: a tiny random backbone instead of that of sedem-nano.
-        device: "cuda" or "cpu".
-    """
-
-    out: Path
-    data: Path
-    budget: float
-    smoke: bool
-    device: str
-
-    @property
-    def scale(self) -> Scale:
-        """The scale; the guided model is the candidate that it trains."""
-        if not self.smoke:
-            return gpu_scale(self.budget)
-        candidate = SMOKE.runs / CANDIDATE[-1] / "final"
-        return replace(SMOKE, shipped={SMOKE.backbones[0]: candidate})
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step.
-
-    Attributes:
-        name: for the list and the log.
-        run: does it; a second call goes on where one that was killed stopped.
-        made: the file that is there when it is done, relative to the folder of the work.
-    """
-
-    name: str
-    run: Callable[[], None]
-    made: Path
+def scale_of(work: Work) -> Scale:
+    """The scale; its guided model is the candidate that it trains."""
+    if not work.smoke:
+        return gpu_scale(work.budget, work.processes)
+    candidate = SMOKE.runs / CANDIDATE[-1] / "final"
+    return replace(SMOKE, shipped={SMOKE.backbones[0]: candidate})
 
 
 def steps(work: Work) -> list[Step]:
-    """Every step in order: tests, parity and bench, the candidate, and the study."""
-    scale = work.scale
-    results = results_of(scale)
-    tests, engines = results / "tests.json", results / "parity.json"
-    checks = [
+    """Every step, the most urgent first.
+
+    Tests, parity and bench have the GPU alone. Then come the candidate, the longest chain; its
+    answers by K; the study; and what was never measured at nano scale.
+    """
+    scale = scale_of(work)
+    candidate = _candidate(work, scale)
+    end = candidate[-1].made
+    checks = _checks(work, scale, end)
+    studied = [(STUDY, cell) for cell in find(STUDY).cells(scale)]
+    rest = [
+        *_sweep(work, scale, end),
+        *_with_trainings(studied, scale, work, end),
+        *_never_measured(work, scale, end),
+    ]
+    # A trial has no other model to check than the candidate.
+    return [*candidate, *checks, *rest] if work.smoke else [*checks, *candidate, *rest]
+
+
+# Checks
+
+
+def _checks(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+    tests, engines = _results(scale) / "tests.json", _results(scale) / "parity.json"
+    needs = (candidate,) if work.smoke else ()
+    found = [
         Step("tests marked gpu", partial(_tests, work.smoke, tests), tests),
         Step("parity of engines", partial(_parity, work, engines), engines),
-        *(_measured(cell, work, "performance") for cell in _bench(scale)),
+        *(_measured(cell, scale, work, "performance") for cell in _bench(scale)),
     ]
-    candidate = _candidate(work)
-    study = [_measured(cell, work, STUDY) for cell in find(STUDY).cells(scale)]
-    # A trial has no other model to check than the candidate.
-    return [*candidate, *checks, *study] if work.smoke else [*checks, *candidate, *study]
-
-
-def _candidate(work: Work) -> list[Step]:
-    """The trainings of a candidate for sedem-nano."""
-    scale, found = work.scale, []
-    start: list[str] = []
-    for name in CANDIDATE:
-        folder, stage = scale.runs / name, name.split("-")[0]
-        own = {"stage1": scale.stage1, "stage2": scale.stage2}[stage] if work.smoke else ()
-        recipe = RECIPES / f"{name}.yaml"
-        overrides = [*longer(recipe, stage, work.budget), *scale.overrides, *own, *start]
-        overrides += [f"data_root={work.data}", f"run.output={folder}"]
-        train = partial(_train, recipe, overrides, work.smoke)
-        found.append(Step(f"train {name}", train, folder / "training.json"))
-        start = [f"start_from={folder / 'final'}"]
-    return found
-
-
-def _train(recipe: Path, overrides: list[str], smoke: bool) -> None:
-    if smoke:
-        tiny_backbone()
-    run_recipe(recipe, overrides)
+    return [replace(step, needs=needs, alone=True) for step in found]
 
 
 def _tests(smoke: bool, result: Path) -> None:
@@ -120,13 +93,8 @@ def _parity(work: Work, result: Path) -> None:
 
     from experiments.system.parity import parity
 
-    checkpoint = work.scale.shipped[SMOKE.backbones[0]] if work.smoke else SHIPPED
+    checkpoint = scale_of(work).shipped[SMOKE.backbones[0]] if work.smoke else SHIPPED
     _write(result, parity(checkpoint, torch.device(work.device)))
-
-
-def _write(result: Path, entries: dict[str, Any]) -> None:
-    result.parent.mkdir(parents=True, exist_ok=True)
-    write_json(result, entries)
 
 
 def _bench(scale: Scale) -> list[Cell]:
@@ -136,7 +104,130 @@ def _bench(scale: Scale) -> list[Cell]:
     return [Cell("bench", variant=guided_model(scale))]
 
 
-def _measured(cell: Cell, work: Work, study: str) -> Step:
-    scale = work.scale
-    made = results_of(scale) / study / f"{cell.name}.json"
-    return Step(cell.name, partial(measure, cell, scale, work.data, study), made)
+# The candidate
+
+
+def _candidate(work: Work, scale: Scale) -> list[Step]:
+    """The trainings of a candidate for sedem-nano; each starts from the end of the one before."""
+    found: list[Step] = []
+    start: list[str] = []
+    for name in CANDIDATE:
+        folder, stage = scale.runs / name, name.split("-")[0]
+        own = {"stage1": scale.stage1, "stage2": scale.stage2}[stage] if work.smoke else ()
+        overrides = [*candidate_overrides(name, work.budget, work.processes), *scale.overrides]
+        overrides += [*own, *start, f"data_root={work.data}", f"run.output={folder}"]
+        run = partial(_train, RECIPES / f"{name}.yaml", overrides, work.smoke)
+        needs = tuple(step.made for step in found[-1:])
+        found.append(Step(f"train {name}", run, folder / "training.json", needs))
+        start = [f"start_from={folder / 'final'}"]
+    return found
+
+
+def _train(recipe: Path, overrides: list[str], smoke: bool) -> None:
+    if smoke:
+        tiny_backbone()
+    run_recipe(recipe, overrides)
+
+
+def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+    """Answers by K of the candidate, and of the shipped model on this machine."""
+    asked = SMOKE if work.smoke else NANO
+    cells = [
+        replace(more_memory.answers(asked, key), limit=max(2, round(work.budget * limit)))
+        for key, limit in SWEEP.items()
+        if key in scale.sets
+    ]
+    study = more_memory.STUDY.name
+    found = [_measured(cell, scale, work, study, (candidate,)) for cell in cells]
+    if work.smoke:
+        return found
+    for cell in cells:
+        made = scale.runs / "shipped" / study / f"{cell.name}.json"
+        run = partial(measure, cell, NANO, work.data, study, scale.runs / "shipped")
+        found.append(Step(f"shipped {cell.name}", run, made))
+    return found
+
+
+# Studies
+
+
+def _never_measured(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+    own = scale if work.smoke else NANO
+    cells = [
+        (name, cell)
+        for name, parts in NEVER_MEASURED.items()
+        for cell in find(name).cells(own)
+        if any(part in cell.name for part in parts) and cell.path(own) is None
+    ]
+    return _with_trainings(cells, own, work, candidate if work.smoke else None)
+
+
+def _with_trainings(
+    cells: Iterable[tuple[str, Cell]], scale: Scale, work: Work, candidate: Path | None
+) -> list[Step]:
+    """Steps that train the models of some cells, each model once, and those that measure the cells.
+
+    Args:
+        cells: studies and cells.
+        scale: their scale.
+        work: what is to be done.
+        candidate: the file that shows that the guided model is trained; None if it is shipped.
+    """
+    groups: dict[str, list[Cell]] = {}
+    found = []
+    for study, cell in cells:
+        assert cell.variant is not None
+        own, needs = scale, ()
+        if cell.method == "full-context" and scale.name == NAME:
+            own = replace(scale, shipped=NANO.shipped)  # it has the same frozen backbone
+        elif cell.method not in TRAINED and cell.variant.further:
+            needs = (candidate,) if candidate else ()
+        else:
+            name = _model_of(cell)
+            groups.setdefault(name, []).append(cell)
+            needs = (_trained_mark(scale, name),)
+        found.append(_measured(cell, own, work, study, needs))
+    return [*(_training(name, group, scale, work) for name, group in groups.items()), *found]
+
+
+def _model_of(cell: Cell) -> str:
+    """The name of the model that a cell asks; what `sedem adapt` trains belongs together."""
+    assert cell.variant is not None
+    if cell.method in TRAINED:
+        return f"{cell.method}{cell.setting}"
+    return "adapt" if cell.variant.adapted else cell.variant.name
+
+
+def _training(name: str, cells: Sequence[Cell], scale: Scale, work: Work) -> Step:
+    mark = _trained_mark(scale, name)
+    one_of_each = list({cell.variant: cell for cell in cells}.values())
+    run = partial(_train_models, one_of_each, scale, work.data, mark)
+    label = f"train {name}" if scale.name != NANO.name else f"train {name} at nano scale"
+    return Step(label, run, mark)
+
+
+def _train_models(cells: Sequence[Cell], scale: Scale, data: Path, mark: Path) -> None:
+    folders = [trained(cell, scale, data) for cell in cells]
+    _write(mark, {str(folder): budget(folder) for folder in folders})
+
+
+def _trained_mark(scale: Scale, name: str) -> Path:
+    return _results(scale) / "trained" / f"{name}.json"
+
+
+def _measured(
+    cell: Cell, scale: Scale, work: Work, study: str, needs: tuple[Path, ...] = ()
+) -> Step:
+    results = _results(scale)
+    run = partial(measure, cell, scale, work.data, study, results)
+    return Step(cell.name, run, results / study / f"{cell.name}.json", needs)
+
+
+def _results(scale: Scale) -> Path:
+    """Beside the runs, those of nano too: the committed results are not touched."""
+    return scale.runs / "results"
+
+
+def _write(result: Path, entries: dict[str, Any]) -> None:
+    result.parent.mkdir(parents=True, exist_ok=True)
+    write_json(result, entries)

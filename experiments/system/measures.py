@@ -29,7 +29,7 @@ SELECTING = ("sedem", "bm25", "rag")
 """Methods with a selection budget."""
 
 
-def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
+def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | None = None) -> None:
     """Measure a cell and keep the result in the folder of a study.
 
     Args:
@@ -37,9 +37,10 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str) -> None:
         scale: its sets, recipes and limits.
         data: folder that the data paths are relative to.
         study: name of the study.
+        results: folder of results; None means the scale's.
     """
     result = MEASURES[cell.measure](cell, scale, data)
-    path = results_of(scale) / study / f"{cell.name}.json"
+    path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, result)
 
@@ -49,7 +50,7 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from sedem.evaluation.config import EvaluationConfig
 
     questions, variant = scale.sets[cell.questions], _variant(cell)
-    folder = _trained(cell, scale, data)
+    folder = trained(cell, scale, data)
     config = EvaluationConfig(
         method=cell.method,
         data=questions.found(data),
@@ -80,7 +81,7 @@ def _constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return measure_constant(cell, scale, data)
 
 
-def _trained(cell: Cell, scale: Scale, data: Path) -> Path:
+def trained(cell: Cell, scale: Scale, data: Path) -> Path:
     """The checkpoint of a cell's method; it is trained first if it is missing."""
     variant = _variant(cell)
     trained_for = cell.trained_for or cell.questions
@@ -141,7 +142,7 @@ def _rank(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.losses import icae_ranks, slot_ranks
 
     ranks = icae_ranks if cell.method == "icae" else slot_ranks
-    return ranks(_trained(cell, scale, data), _examples(cell, scale, data), scale.dtype)
+    return ranks(trained(cell, scale, data), _examples(cell, scale, data), scale.dtype)
 
 
 def _block_recall(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -156,6 +157,14 @@ def _coarse_search(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     folder = checkpoint(_variant(cell), scale, cell.questions, data)
     return coarse_search(folder, scale, cell.questions, data, cell.limit)
+
+
+def _large_banks(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.large_banks import sizes
+    from experiments.system.large_banks import large_banks
+
+    assert cell.limit is not None
+    return large_banks(SHIPPED, scale, cell.questions, data, cell.limit, sizes(scale.name))
 
 
 def _confidence(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -231,6 +240,17 @@ def _bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return measure_bench(cell.measure, scale, folder, cell.backbone, cell.name)
 
 
+def _arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    from experiments.arrivals import rates
+    from experiments.system.arrivals import measure_arrivals
+    from sedem.config import DEFAULT_MODEL
+    from sedem.model import SeDeM
+
+    smoke = cell.variant is not None
+    model = SeDeM.from_pretrained(trained(cell, scale, data) if smoke else DEFAULT_MODEL)
+    return measure_arrivals(model, rates(scale.name), 3 if smoke else 64, 1 if smoke else 3)
+
+
 def _bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.bank_size import sizes
     from experiments.system.bank_size import measure_bank_size
@@ -242,7 +262,7 @@ def _preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.preparation import measure_preparation
     from sedem.model import SeDeM
 
-    model = SeDeM.from_pretrained(_trained(cell, scale, data), engine="eager")
+    model = SeDeM.from_pretrained(trained(cell, scale, data), engine="eager")
     return measure_preparation(model, _examples(cell, scale, data))
 
 
@@ -261,6 +281,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "rank": _rank,
     "block-recall": _block_recall,
     "coarse-search": _coarse_search,
+    "large-banks": _large_banks,
     "confidence": _confidence,
     "condition-times": _condition_times,
     "budgets": _budgets,
@@ -272,6 +293,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "memories": _bench,
     "kept": _bench,
     "peers": _bench,
+    "arrivals": _arrivals,
     "preparation": _preparation,
     "bank-size": _bank_size,
     "probe": _probe,
@@ -285,7 +307,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - losses: the same with the selector's blocks, at several K over the same states.
 - rank: normalized effective rank of memory slots.
 - block-recall: recall of BM25 over the blocks of SeDeM.
-- coarse-search: what a first search with pooled keys misses.
+- coarse-search: what a first search with pooled keys misses; large-banks: the same in made banks.
 - budgets: answers at several K over the same banks, with paired differences to K=1.
 - condition-times: times to the first token from blocks as memory, as text and as both.
 - confidence: how well scores tell whether the evidence is in the documents.
@@ -295,6 +317,7 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - bench: times and memory of the methods; batches: questions a second; memories: times by type of
   the stored slots; kept: what is kept of blocks, and its worth; peers: every method beside full
   context.
+- arrivals: tokens a second and times to the first token of questions that arrive at random.
 - preparation: time and memory of preparing questions for stage 2.
 - bank-size: time and memory of opening a bank, and of commits to it, as it grows.
 - probe: losses after the short runs of `sedem probe`, by budget and layers.

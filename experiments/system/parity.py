@@ -15,7 +15,10 @@ from sedem.errors import ConfigError
 from sedem.provenance import provenance
 
 TOLERANCE = 1e-3
-"""Largest difference of two scores in float32. A score sums cosines over the question's tokens."""
+"""Largest difference of two scores for each token of the question, over which a score is summed.
+
+Slots are stored in bfloat16. Where a device adds up in another order, one may round to a neighbour.
+"""
 
 
 def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
@@ -26,8 +29,8 @@ def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
         device: where the engines run.
 
     Returns:
-        By engine, the largest difference of a score and the number of other answers; and the
-        provenance.
+        By engine, the largest difference of a score for each token of the question and the number
+        of other answers; and the provenance.
 
     Raises:
         ConfigError: an engine gives other answers or scores.
@@ -52,8 +55,11 @@ def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
 
 
 def _asked(checkpoint: Path, device: torch.device, engine: str) -> tuple[torch.Tensor, list[str]]:
-    """Scores of every block for every question, and the answers."""
+    """Scores of every block for every question, by token of the question, and the answers."""
     model = SeDeM.from_pretrained(checkpoint, dtype=torch.float32, device=device, engine=engine)
     memory = model.read(read_documents(sorted(DOCUMENTS.glob("*.txt"))))
-    scores = torch.stack([model.scores(memory, question).float().cpu() for question in QUESTIONS])
+    tokens = [len(model.encoder.token_ids(question)) for question in QUESTIONS]
+    scores = torch.stack(
+        [model.scores(memory, q) / n for q, n in zip(QUESTIONS, tokens, strict=True)]
+    )
     return scores, [answer.text for answer in model.answer(memory, QUESTIONS)]

@@ -194,9 +194,18 @@ def ruler(
 
 def tiny_backbone() -> Path:
     """A random backbone with sedem-nano's tokenizer, written once."""
+    from sedem.durable_files import build_once
+
     folder = RUNS / "smoke" / "backbone"
-    if (folder / "model.safetensors").is_file():
-        return folder
+    build_once(folder, _has_weights, _write_tiny_backbone, "the tiny backbone")
+    return folder
+
+
+def _has_weights(folder: Path) -> bool:
+    return (folder / "model.safetensors").is_file()
+
+
+def _write_tiny_backbone(folder: Path) -> None:
     import torch
 
     from sedem.backbone.loading import empty_model, read_config
@@ -215,11 +224,9 @@ def tiny_backbone() -> Path:
     )
     torch.manual_seed(0)
     model = empty_model(config)
-    folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(own / name, folder / name)
     model.save_pretrained(folder)
-    return folder
 
 
 SMALL_BASELINE = (

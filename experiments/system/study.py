@@ -17,6 +17,7 @@ import typer
 from experiments.system import figures
 from experiments.system.cells import Cell
 from experiments.system.gpu_scale import GPU
+from experiments.system.measured import load_of, made_on
 from experiments.system.measures import measure
 from experiments.system.scales import SCALES, Scale
 
@@ -123,6 +124,8 @@ class Study:
         title: what it shows, and which table or figure of the paper it is.
         numbers: its numbers at a scale.
         note: what a reader must know.
+        about: says what was measured, from the one result of a study of times. It stands with the
+            machine above the table.
         drawn: a column is drawn if its name holds one of these; empty means all columns.
         render: writes the block of a page, if it is more than the table of the numbers.
         draw: draws the picture, if it is another one than that of the numbers.
@@ -132,6 +135,7 @@ class Study:
     title: str
     numbers: Callable[[Scale], list[Number]]
     note: str = ""
+    about: Callable[[Mapping[str, Any]], str] | None = None
     drawn: tuple[str, ...] = ()
     render: Callable[[Scale], str] | None = None
     draw: Callable[[Scale, Path], None] | None = None
@@ -158,7 +162,17 @@ class Study:
         columns, rows = self.rows(scale)
         joined = [["", *columns]]
         joined += [[label, *("<br>".join(place) for place in places)] for label, places in rows]
-        return markdown_table(joined)
+        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(joined)]))
+
+    def measured(self, scale: Scale) -> str:
+        """Where and what was measured; empty if the study does not say it, or was not run."""
+        if self.about is None:
+            return ""
+        (cell,) = self.cells(scale)
+        result = cell.read(scale)
+        if result is None:
+            return ""
+        return f"{made_on(result)}. {self.about(result)} {load_of(result)}".rstrip()
 
     def plot(self, scale: Scale, path: Path) -> None:
         """Draw the picture."""
@@ -207,7 +221,8 @@ def command(study: Study) -> typer.Typer:
         from rich.table import Table
 
         columns, rows = study.rows(scale_named(scale))
-        shown = Table("", *columns, title=f"{study.title}, {scale} scale", caption=study.note)
+        caption = " ".join(filter(None, [study.note, study.measured(scale_named(scale))]))
+        shown = Table("", *columns, title=f"{study.title}, {scale} scale", caption=caption)
         for label, places in rows:
             shown.add_row(label, *("\n".join(place) for place in places))
         Console(width=max(100, 24 + 22 * len(columns))).print(shown)

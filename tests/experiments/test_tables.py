@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from experiments import arrivals, preparation
 from experiments.system import cells, paper
 from experiments.system.cells import Cell
+from experiments.system.measured import load_of, made_on
 from experiments.system.scales import NANO, PAPER, SMOKE
 from experiments.system.study import NOT_RUN, Number, Study
 from experiments.system.variants import Variant
@@ -64,3 +66,66 @@ def test_a_number_of_the_paper_is_one_number() -> None:
         paper.number("tab:ruler_qa2", "4k", method="sedem")
     with pytest.raises(LookupError, match="5 rows have"):
         paper.number("tab:k_sweep", "f1", dataset="2WikiMHQA")
+
+
+MACHINE = {
+    "machine": {"processor": "Abacus", "cores": 2, "threads": 1, "device": "Slide rule"},
+    "versions": {"torch": "2", "transformers": "5"},
+}
+
+
+@pytest.fixture
+def write_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Stores a result as that of the one cell of a study."""
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+
+    def write(study: Study, result: dict[str, object]) -> None:
+        (cell,) = study.cells(NANO)
+        path = tmp_path / "nano" / study.name / f"{cell.name}.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(result))
+
+    return write
+
+
+def test_where_it_was_measured_is_said_for_each_kind_of_result() -> None:
+    assert made_on(MACHINE) == "Abacus, 2 cores, 1 threads; torch 2, transformers 5"
+    on_gpu = "Slide rule, 2 cores, 1 threads, bfloat16; torch 2, transformers 5"
+    assert made_on(MACHINE, "device", "bfloat16") == on_gpu
+    assert load_of({}) == ""
+    assert load_of({"load_average": 1.25}) == "Load of the machine: 1.2."
+    ends = load_of({"load_average": [0.5, 1.5]})
+    assert ends == "Load of the machine: 0.5 at the start, 1.5 at the end."
+
+
+def test_a_table_of_arrivals_says_what_was_asked_and_when_the_first_token_came(
+    write_result: Callable[..., None],
+) -> None:
+    assert arrivals.STUDY.markdown(NANO).startswith("| | tokens a second | median TTFT, ms |")
+    figures = {"tokens_s": 15.3, "ttft_median_ms": 357, "ttft_p99_ms": 722, "end_mean_ms": 2060}
+    asked = {"questions": 64, "rounds": 3, "tokens": 2048, "rows": 16, "seed": 0}
+    rates = {"2": {"running batch": figures}}
+    write_result(arrivals.STUDY, {**MACHINE, **asked, "load_average": 10.3, "rates": rates})
+    about, table = arrivals.STUDY.markdown(NANO).split("\n\n")
+    assert about.startswith("Abacus, 2 cores, 1 threads; torch 2, transformers 5. 64 questions")
+    assert "a context of 2,048 tokens, up to 16 at once, seed 0; medians of 3 rounds" in about
+    assert about.endswith("to its first token. Load of the machine: 10.3.")
+    assert "| 2 a second, running batch | 15.3 | 357 | 722 | 2,060 |" in table.splitlines()
+    assert NOT_RUN in table
+
+
+def test_a_table_of_preparation_says_what_was_prepared(write_result: Callable[..., None]) -> None:
+    ways = {"one by one": 18.0, "together": 6.0, "from disk": 0.1}
+    found = {
+        "examples": 300,
+        "tokens": 478651,
+        "bytes": 13264.4,
+        "milliseconds": ways,
+        "times_sooner": {way: 18.0 / time for way, time in ways.items()},
+    }
+    write_result(preparation.STUDY, {**MACHINE, **found, "load_average": 5.6})
+    about, table = preparation.STUDY.markdown(NANO).split("\n\n")
+    assert "300 examples of 478,651 tokens in all; medians of processor time" in about
+    assert about.endswith("Load of the machine: 5.6.")
+    assert "| together | 6.00 | 3.0 | 13,264 |" in table.splitlines()
+    assert "| one by one | 18.00 | 1.0 |  |" in table.splitlines()
