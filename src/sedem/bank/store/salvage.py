@@ -125,7 +125,7 @@ def _make_new(folder: Path, work: Path, problem: str) -> list[str]:
     """Make a whole catalog in the folder `work`; returns what is lost, a sentence each.
 
     Raises:
-        BankError: nothing can be kept.
+        BankError: nothing can be kept, or the new catalog cannot be written.
     """
     try:
         log = _take_in_log(work / "damaged")
@@ -135,12 +135,11 @@ def _make_new(folder: Path, work: Path, problem: str) -> list[str]:
             problems = salvaged_rows.complete(folder, connection)
         if left := verify.catalog_problem(work):
             raise DamagedCatalogError(left)
-    except BankError as error:
-        reason = problem if isinstance(error, DamagedCatalogError) else str(error)
+    except DamagedCatalogError:
         raise BankError(
             f"bank '{folder}' cannot be repaired, because only its catalog tells what its memory "
-            f"is of, and too little of it can be read ({reason}); restore a backup, or read the "
-            "documents again with 'sedem build NEW_BANK FILE...'"
+            f"is of, and too little of it can be read ({problem.partition(';')[0]}); restore a "
+            "backup, or read the documents again with 'sedem build NEW_BANK FILE...'"
         ) from None
     return problems if log else [*problems, "its log cannot be read, so commits may be lost"]
 

@@ -61,7 +61,10 @@ def complete(folder: Path, connection: sqlite3.Connection) -> list[str]:
     Raises:
         DamagedCatalogError: they are not enough, or of different commits.
     """
-    known = connection.execute("SELECT 1 FROM meta WHERE key = 'state'").fetchone() is not None
+    keys = {key for (key,) in connection.execute("SELECT key FROM meta")}
+    if "schema_version" not in keys:
+        raise DamagedCatalogError("its format is lost")
+    known = catalog.STATE in keys
     if not known:
         catalog.write_state(connection, State(0, dict.fromkeys(TABLES, Sum())))
     _, wanted = catalog_rows.read_meta(folder, connection)
