@@ -27,7 +27,6 @@ from sedem import Document
 from sedem.bank.blocks import Blocks
 from sedem.bank.store import catalog, repair
 from sedem.bank.store.local import LocalStore
-from sedem.errors import BankError
 from sedem.quantization import Quantized
 
 

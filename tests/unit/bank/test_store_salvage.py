@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,14 +37,13 @@ def bank(whole: Path, tmp_path: Path) -> Path:
 
 
 def change(bank: Path, statement: str) -> None:
-    with sqlite3.connect(bank / CATALOG) as connection:
-        connection.execute("PRAGMA writable_schema = ON")
+    with closing(sqlite3.connect(bank / CATALOG)) as connection, connection:
         connection.execute(statement)
 
 
 def pages_of(bank: Path, name: str) -> list[int]:
     """The pages of a table or an index."""
-    with sqlite3.connect(bank / CATALOG) as connection:
+    with closing(sqlite3.connect(bank / CATALOG)) as connection:
         found = connection.execute("SELECT pageno FROM dbstat WHERE name = ?", (name,)).fetchall()
     return [number for (number,) in found]
 
@@ -107,7 +107,7 @@ def test_a_document_of_several_shards_is_dropped_with_one_of_them(
     monkeypatch.setattr("sedem.bank.store.rewriting.SHARD_BYTES", 64)
     assert LocalStore(bank).compact().shards_after == 8  # one block in each
     for place, left in ((1, [1, 2, 3]), (2, [2, 3])):
-        with sqlite3.connect(bank / CATALOG) as connection:
+        with closing(sqlite3.connect(bank / CATALOG)) as connection:
             listed = connection.execute("SELECT id FROM shards ORDER BY id").fetchall()
         change(bank, f"DELETE FROM shards WHERE id = {listed[place][0]}")
         assert len(LocalStore(bank).repair().dropped) == 1
@@ -165,10 +165,10 @@ def test_an_empty_file_is_refused(bank: Path) -> None:
 
 def test_a_row_of_an_earlier_commit_is_not_taken_for_one_of_today(bank: Path) -> None:
     """A page that was never written holds what was there before, with right checksums."""
-    with sqlite3.connect(bank / CATALOG) as connection:
+    with closing(sqlite3.connect(bank / CATALOG)) as connection:
         before = connection.execute("SELECT * FROM documents WHERE name = 'doc-2'").fetchone()
     LocalStore(bank).remove("doc-2")
-    with sqlite3.connect(bank / CATALOG) as connection:
+    with closing(sqlite3.connect(bank / CATALOG)) as connection, connection:
         connection.execute("DELETE FROM documents WHERE name = 'doc-2'")
         connection.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", before)
     with pytest.raises(BankError, match="cannot be repaired"):
@@ -177,11 +177,10 @@ def test_a_row_of_an_earlier_commit_is_not_taken_for_one_of_today(bank: Path) ->
 
 def test_what_is_only_in_the_log_is_kept(bank: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.bank"
-    with sqlite3.connect(bank / CATALOG) as reader:
+    with closing(sqlite3.connect(bank / CATALOG)) as reader:
         reader.execute("SELECT count(*) FROM documents").fetchone()
         append(bank, 8)
         shutil.copytree(bank, copy)
-    reader.close()
     assert (copy / f"{CATALOG}-wal").stat().st_size
     zero(copy / CATALOG, 0, PAGE)
     (copy / f"{CATALOG}-shm").unlink()
