@@ -23,7 +23,7 @@ def numbers(scale: Scale) -> list[Number]:
     """Costs by the number of blocks."""
     cell = Cell("bank-size")
     return [
-        Number(f"{size:,} blocks", title, None, cell, f"sizes.{size}.{name}", digits=digits)
+        Number(f"N={size}", title, None, cell, f"sizes.{size}.{name}", digits=digits)
         for size in sizes(scale.name)
         for name, (title, digits) in COLUMNS.items()
     ]

@@ -114,6 +114,8 @@ def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> 
     axis.set_xscale("log", base=2)
     ticks = dict(zip(places, values, strict=True))
     axis.set_xticks([*ticks], [*ticks.values()])
+    if all(found is None or found[1] is None for found in (n.ours(scale) for n in panel)):
+        axis.set_ylim(bottom=0)  # a cost: how much it grows shows only from zero
     axis.grid(alpha=0.3)
 
 
