@@ -229,6 +229,12 @@ def ask(
             help="Say that the documents do not tell where the confidence, from 0 to 1, is below.",
         ),
     ] = None,
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Answer from this document of the bank alone; repeatable."
+        ),
+    ] = None,
     as_json: Json = False,
     model: Model = None,
     max_new_tokens: Annotated[
@@ -261,6 +267,7 @@ def ask(
         "decoding": decoding,
         "condition": condition,
         "min_confidence": min_confidence,
+        "documents": document or None,
     }
     if question is not None:
         _answer(answering, opened, question, as_json, **options)
