@@ -1,0 +1,127 @@
+// The page: which bank is chosen, and what is shown of it.
+
+import { bankPath, getJson, send } from "./api.js";
+import { Asking } from "./ask.js";
+import { bankInAddress, putInAddress, showBanks } from "./banks.js";
+import { announce, by, clearNotice, confirmed, notice, showProblem } from "./dom.js";
+import { Reader } from "./reader.js";
+import { acceptFiles, chooseBank, hideReading, upload, watch } from "./upload.js";
+
+const reader = new Reader();
+const asking = new Asking(reader);
+let banks = [];
+let chosen = null;
+let watching = null;
+
+const bank = (name = chosen) => banks.find((one) => one.name === name);
+
+/** Get the banks anew, and show what has changed. */
+async function refresh() {
+  banks = (await getJson("/v1/banks")).data;
+  if (!bank()) chosen = null;
+  show();
+}
+
+function show() {
+  showBanks(banks, chosen, choose);
+  const there = bank();
+  by("loading").hidden = true;
+  by("work").hidden = !there?.documents;
+  by("empty").hidden = Boolean(there?.documents) || there?.status === "building" || !by("reading").hidden;
+  by("empty-title").textContent = there ? `${there.name} holds no document yet` : "Nothing has been read yet";
+  const own = there && !there.read_only;
+  by("delete-bank").hidden = !own;
+  by("remove-document").hidden = !own || there.documents < 2;
+}
+
+/** Choose a bank: show its documents, and follow its reading if it is not read yet. */
+async function choose(name) {
+  if (name !== chosen) {
+    clearNotice();
+    stopWatching();
+    chosen = name;
+    putInAddress(name);
+  }
+  asking.use(name);
+  show();
+  const there = bank();
+  if (there?.status === "building") follow(name);
+  if (there?.status === "failed") notice(failure(there));
+  if (there?.documents) await reader.load(name).catch((error) => showProblem(error, () => choose(name)));
+}
+
+const failure = ({ name, error }) => `Not everything could be read into ${name}: ${error ?? "the reading failed."}`;
+
+function stopWatching() {
+  watching?.abort();
+  watching = null;
+  hideReading();
+}
+
+async function follow(name) {
+  if (watching) return;
+  const controller = new AbortController();
+  watching = controller;
+  try {
+    const last = await watch(name, controller.signal, () => refresh().then(() => reader.load(name)));
+    if (watching !== controller) return;
+    stopWatching();
+    await refresh();
+    if (last.status === "failed") notice(failure({ name, error: last.error }));
+    else announce(`${name} is read. You can ask it now.`);
+    await choose(name);
+    if (last.status !== "failed") by("question").focus();
+  } catch (error) {
+    if (error.name === "AbortError" || watching !== controller) return;
+    stopWatching();
+    showProblem(error, start);
+  }
+}
+
+async function take(files) {
+  const name = await chooseBank(files, banks, chosen);
+  if (!name) return;
+  clearNotice();
+  stopWatching();
+  by("empty").hidden = true;
+  try {
+    await upload(name, files);
+    await refresh();
+    await choose(name);
+    await follow(name);
+  } catch (error) {
+    show();
+    showProblem(error, error.status === 413 ? null : () => take(files));
+  }
+}
+
+async function remove(question, path) {
+  if (!(await confirmed(question))) return;
+  try {
+    await send(path, { method: "DELETE" });
+    await refresh();
+    await choose(bank() ? chosen : (banks[0]?.name ?? null));
+  } catch (error) {
+    showProblem(error);
+  }
+}
+
+async function start() {
+  try {
+    await Promise.all([refresh(), asking.start()]);
+    const wanted = bank(bankInAddress()) ?? bank() ?? banks[0];
+    if (wanted) await choose(wanted.name);
+  } catch (error) {
+    by("loading").hidden = true;
+    showProblem(error, start);
+  }
+}
+
+acceptFiles(take);
+addEventListener("hashchange", () => bank(bankInAddress()) && choose(bankInAddress()));
+by("delete-bank").addEventListener("click", () => remove(`Delete the bank ${chosen}?`, bankPath(chosen)));
+by("remove-document").addEventListener("click", () => {
+  const { name, index } = reader.current;
+  remove(`Remove ${name} from ${chosen}?`, bankPath(chosen, "documents", index));
+});
+start();
