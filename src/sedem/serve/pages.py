@@ -87,7 +87,7 @@ def icon(request: Request) -> Response:
 
 @router.get("/page/{name}")
 def part(name: str, request: Request) -> Response:
-    """A script, the styles or the icon of the page; a name is looked up and never part of a path."""
+    """A script, the styles or the icon of the page; a name is never part of a path."""
     return _file(name, request)
 
 

@@ -24,13 +24,13 @@ export class Card {
     this.citations = [];
     this.done = false;
     this.show = show;
-    this.title = make("h3", {}, "Answer");
+    this.title = make("h2", {}, "Answer");
     this.chips = make("p", { class: "chips" }, ...this.chipTexts().map(chip));
     this.said = make("p", { class: "said" });
     this.said.setAttribute("aria-busy", "true");
     this.sure = make("div");
     this.costs = make("div");
-    this.found = make("div", {}, make("p", { class: "waiting" }, "Choosing blocks …"));
+    this.found = make("div", {}, make("p", { class: "note" }, "Choosing blocks …"));
     this.element = make(
       "article",
       { class: "answer panel" },
@@ -60,13 +60,13 @@ export class Card {
     const items = this.buttons.map((button) => make("li", {}, button));
     const more = items.splice(OPEN);
     this.found.replaceChildren(
-      make("h4", {}, citations.length ? count(citations.length, "source") : "No source"),
+      make("h3", {}, citations.length ? count(citations.length, "source") : "No source"),
       make("ol", { class: "sources" }, ...items),
     );
     if (!more.length) return;
     const rest = make("ol", { class: "sources", start: OPEN + 1 }, ...more);
     this.found.append(
-      make("details", { class: "more" }, make("summary", {}, count(more.length, "more source")), rest),
+      make("details", {}, make("summary", {}, count(more.length, "more source")), rest),
     );
   }
 
@@ -77,9 +77,11 @@ export class Card {
     return make(
       "button",
       { type: "button", class: "source", on: { click: () => this.show(this, citation) } },
-      make("span", { class: "rank" }, make("span", { class: "unseen" }, "Source "), citation.rank),
+      make("span", { class: "unseen" }, "Source "),
+      make("span", { class: "rank" }, citation.rank),
       make("span", { class: "name" }, citation.document),
-      make("span", { class: "score" }, make("span", { class: "unseen" }, "score "), score(citation.score)),
+      make("span", { class: "unseen" }, "score "),
+      make("span", { class: "score" }, score(citation.score)),
       bar,
       make("span", { class: "place" }, place(citation)),
       make("span", { class: "excerpt" }, citation.text.trim() || citation.note || ""),
@@ -104,7 +106,7 @@ export class Card {
           make("div", {}, make("dt", {}, label), make("dd", {}, duration(this.timings[name]))),
         ),
       ),
-      ...(sedem.finish_reason === "length" ? [note("The answer was cut off at the limit of its length.")] : []),
+      ...(sedem.finish_reason === "length" ? [note("The answer was cut off at its limit.")] : []),
       ...(sedem.cut ?? []).map(note),
     );
   }
@@ -134,8 +136,10 @@ export class Card {
         : "the same sources",
     ];
     const time = this.timings.total_ms - before.timings.total_ms;
-    if (Number.isFinite(time)) parts.push(`${duration(Math.abs(time))} ${time < 0 ? "faster" : "slower"}`);
-    this.costs.prepend(make("p", { class: "difference" }, `Compared with before: ${parts.join("; ")}.`));
+    const word = time < 0 ? "faster" : "slower";
+    if (Number.isFinite(time)) parts.push(`${duration(Math.abs(time))} ${word}`);
+    const words = `Compared with before: ${parts.join("; ")}.`;
+    this.costs.append(make("p", { class: "difference" }, words));
   }
 
   /** Whether the document shows the sources of this answer. */

@@ -71,7 +71,7 @@ export async function* events(response) {
         if (data === "[DONE]") return;
         if (!data) continue;
         const event = JSON.parse(data);
-        if (event.error?.message) throw new ApiError(event.error.status ?? 503, sentence(event.error.message));
+        if (event.error?.message) throw new ApiError(503, sentence(event.error.message));
         yield event;
       }
     }

@@ -76,8 +76,9 @@ export class Asking {
     try {
       await this.stream(card, controller.signal);
       card.compare(this.before);
-      const confidence = card.confidence === null ? "" : ` ${confidenceWords(card.confidence)}.`;
-      announce(`Answer: ${card.said.textContent}.${confidence} ${count(card.citations.length, "source")}.`);
+      const said = [`Answer: ${card.said.textContent}`, count(card.citations.length, "source")];
+      if (card.confidence !== null) said.splice(1, 0, confidenceWords(card.confidence));
+      announce(`${said.join(". ")}.`);
     } catch (error) {
       this.fail(card, error);
     } finally {

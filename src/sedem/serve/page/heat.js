@@ -5,7 +5,14 @@ import { number, score } from "./text.js";
 
 const LISTED = 12; // rows of the table
 const LABEL = 15; // pixels on the left for the ranks of sources
-const STEPS = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, PageDown: 10, PageUp: -10 };
+const STEPS = {
+  ArrowDown: 1,
+  ArrowRight: 1,
+  ArrowUp: -1,
+  ArrowLeft: -1,
+  PageDown: 10,
+  PageUp: -10,
+};
 
 const canvas = by("heat");
 
@@ -33,6 +40,7 @@ export class Heat {
     canvas.addEventListener("pointermove", (event) => {
       canvas.title = this.words(this.at(event));
     });
+    for (const change of ["focus", "blur"]) canvas.addEventListener(change, () => this.draw());
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -101,7 +109,7 @@ export class Heat {
   }
 
   describe() {
-    canvas.setAttribute("aria-valuenow", Math.min(this.current + 1, Math.max(1, this.blocks.length)));
+    canvas.setAttribute("aria-valuenow", this.current + 1);
     canvas.setAttribute("aria-valuetext", this.words(this.current));
   }
 
@@ -144,14 +152,15 @@ export class Heat {
     pen.fillStyle = colour("--hot");
     for (const block of this.blocks.toSorted((a, b) => a.warmth - b.warmth)) {
       pen.globalAlpha = block.warmth;
-      pen.fillRect(LABEL, y(block.start), width - LABEL, Math.max(2, y(block.end) - y(block.start)));
+      const tall = Math.max(2, y(block.end) - y(block.start));
+      pen.fillRect(LABEL, y(block.start), width - LABEL, tall);
     }
     pen.globalAlpha = 1;
     this.drawRanks(pen, y, colour);
+    const [from, to] = this.seen.map((share) => share * height);
     pen.strokeStyle = colour("--ink");
-    const [from, to] = this.seen;
     pen.lineWidth = 1.5;
-    pen.strokeRect(LABEL + 0.75, from * height + 0.75, width - LABEL - 1.5, (to - from) * height - 1.5);
+    pen.strokeRect(LABEL + 0.75, from + 0.75, width - LABEL - 1.5, to - from - 1.5);
     const current = this.blocks[this.current];
     if (!current || document.activeElement !== canvas) return;
     const middle = y((current.start + current.end) / 2);
@@ -166,7 +175,7 @@ export class Heat {
     pen.textBaseline = "middle";
     pen.textAlign = "center";
     pen.fillStyle = colour("--ink");
-    const cited = this.blocks.filter((block) => block.citation);
+    const cited = this.blocks.filter((block) => block.citation?.rank < 100);
     for (const block of cited.sort((a, b) => a.citation.rank - b.citation.rank)) {
       const middle = Math.max(6, y((block.start + block.end) / 2));
       if (used.some((other) => Math.abs(other - middle) < 11)) continue;

@@ -27,8 +27,11 @@ function show() {
   const there = bank();
   by("loading").hidden = true;
   by("work").hidden = !there?.documents;
-  by("empty").hidden = Boolean(there?.documents) || there?.status === "building" || !by("reading").hidden;
-  by("empty-title").textContent = there ? `${there.name} holds no document yet` : "Nothing has been read yet";
+  const full = there?.documents || there?.status === "building" || !by("reading").hidden;
+  by("empty").hidden = Boolean(full);
+  by("empty-title").textContent = there
+    ? `${there.name} holds no document yet`
+    : "Nothing has been read yet";
   const own = there && !there.read_only;
   by("delete-bank").hidden = !own;
   by("remove-document").hidden = !own || there.documents < 2;
@@ -47,10 +50,14 @@ async function choose(name) {
   const there = bank();
   if (there?.status === "building") follow(name);
   if (there?.status === "failed") notice(failure(there));
-  if (there?.documents) await reader.load(name).catch((error) => showProblem(error, () => choose(name)));
+  if (there?.documents) await load(name);
 }
 
-const failure = ({ name, error }) => `Not everything could be read into ${name}: ${error ?? "the reading failed."}`;
+const load = (name) =>
+  reader.load(name).catch((error) => showProblem(error, () => choose(name)));
+
+const failure = ({ name, error }) =>
+  `Not everything could be read into ${name}: ${error ?? "the reading failed."}`;
 
 function stopWatching() {
   watching?.abort();
@@ -63,7 +70,7 @@ async function follow(name) {
   const controller = new AbortController();
   watching = controller;
   try {
-    const last = await watch(name, controller.signal, () => refresh().then(() => reader.load(name)));
+    const last = await watch(name, controller.signal, () => refresh().then(() => load(name)));
     if (watching !== controller) return;
     stopWatching();
     await refresh();
@@ -119,7 +126,9 @@ async function start() {
 
 acceptFiles(take);
 addEventListener("hashchange", () => bank(bankInAddress()) && choose(bankInAddress()));
-by("delete-bank").addEventListener("click", () => remove(`Delete the bank ${chosen}?`, bankPath(chosen)));
+by("delete-bank").addEventListener("click", () => {
+  remove(`Delete the bank ${chosen}?`, bankPath(chosen));
+});
 by("remove-document").addEventListener("click", () => {
   const { name, index } = reader.current;
   remove(`Remove ${name} from ${chosen}?`, bankPath(chosen, "documents", index));

@@ -144,19 +144,20 @@ export class Reader {
 
   scrollTo(element, focus) {
     const behavior = calm.matches ? "auto" : "smooth";
-    const middle = (text.clientHeight - Math.min(element.getClientRects().length * 26, text.clientHeight)) / 3;
-    const top = element.getBoundingClientRect().top - text.getBoundingClientRect().top;
-    text.scrollTo({ top: text.scrollTop + top - Math.max(24, middle), behavior });
+    const [block, box] = [element.getBoundingClientRect(), text.getBoundingClientRect()];
+    const above = Math.max(24, (box.height - block.height) / 3);
+    text.scrollTo({ top: text.scrollTop + block.top - box.top - above, behavior });
     if (!focus) return;
     element.tabIndex = -1;
     element.focus({ preventScroll: true });
-    const box = text.getBoundingClientRect();
-    if (box.top < 0 || box.bottom > innerHeight) text.scrollIntoView({ behavior, block: "nearest" });
+    if (box.top >= 0 && box.bottom <= innerHeight) return;
+    text.scrollIntoView({ behavior, block: "nearest" });
   }
 
   onScroll() {
     const height = Math.max(1, text.scrollHeight);
-    this.heat.view(text.scrollTop / height, Math.min(1, (text.scrollTop + text.clientHeight) / height));
+    const end = text.scrollTop + text.clientHeight;
+    this.heat.view(text.scrollTop / height, Math.min(1, end / height));
   }
 }
 

@@ -37,10 +37,12 @@ export function acceptFiles(take) {
 /** Ask into which bank files go; resolves to its name, or null. */
 export function chooseBank(files, banks, present) {
   const own = banks.filter((bank) => !bank.read_only);
-  const shown = files.slice(0, 6).map((file) => `${file.name} (${number(Math.ceil(file.size / 1024))} kB)`);
+  const shown = files.slice(0, 6).map(nameAndSize);
   if (files.length > shown.length) shown.push(`and ${files.length - shown.length} more`);
   by("upload-files").replaceChildren(...shown.map((line) => make("li", {}, line)));
-  by("upload-old").replaceChildren(...own.map((one) => make("option", { value: one.name }, one.name)));
+  by("upload-old").replaceChildren(
+    ...own.map((one) => make("option", { value: one.name }, one.name)),
+  );
   by("upload-old-line").hidden = !own.length;
   const old = own.some((one) => one.name === present);
   if (old) by("upload-old").value = present;
@@ -53,6 +55,8 @@ export function chooseBank(files, banks, present) {
     dialog.addEventListener("close", () => resolve(dialog.returnValue || null), { once: true });
   });
 }
+
+const nameAndSize = ({ name, size }) => `${name} (${number(Math.ceil(size / 1024))} kB)`;
 
 /** A name that no bank has. */
 function free(name, banks) {
@@ -67,7 +71,8 @@ dialog.querySelector("form").addEventListener("submit", (event) => {
   const isNew = dialog.querySelector("input[name=place]:checked").value === "new";
   const name = isNew ? by("upload-new").value.trim() : by("upload-old").value;
   if (isNew && !SLUG.test(name)) {
-    by("upload-error").textContent = "Name it with small letters, digits, - and _, beginning with a letter or digit.";
+    by("upload-error").textContent =
+      "Name it with small letters, digits, - and _; the first one is a letter or a digit.";
     by("upload-new").focus();
     return;
   }
@@ -107,7 +112,8 @@ export async function watch(bank, signal, grown) {
 }
 
 function showReading(bank, progress, verb = "Reading") {
-  const { files = 0, files_done: done = 0, characters = 0, characters_done: read = 0, blocks = 0 } = progress;
+  const { files = 0, files_done: done = 0, blocks = 0 } = progress;
+  const { characters = 0, characters_done: read = 0 } = progress;
   if (by("reading").hidden) announce(`${verb} ${count(files, "document")} into ${bank}`);
   by("reading").hidden = false;
   by("reading-title").textContent = `${verb} into ${bank}`;
