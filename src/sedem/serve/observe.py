@@ -25,6 +25,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SECURITY = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 UNKNOWN = "unknown"
 """The route of a path that no route has; a client must not be able to make new labels."""
+REFUSALS = {429: "queue", 503: "unavailable"}
+"""Statuses that say that the server could not serve a request, and the word that counts them."""
 DISCONNECTED = 499
 """Status in logs and metrics of a request whose client went away before the response began."""
 
@@ -69,7 +71,9 @@ class Observe:
             await self.app(scope, receive, watched.send)
         except Exception as error:
             answer = to_api_error(error)
-            if answer.status >= 500:
+            if reason := REFUSALS.get(answer.status):
+                self.metrics.refused(reason)
+            elif answer.status >= 500:
                 log("failed", logging.ERROR, error=True, request_id=watched.request_id)
             if not watched.started:
                 response = JSONResponse(answer.body(), answer.status, answer.headers)
