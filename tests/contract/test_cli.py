@@ -752,7 +752,8 @@ def test_documents_can_be_named(bank: Path) -> None:
     ask = ("ask", bank, RENT, "-k", "all", "--json", "--document")
     lease = prints_json(*ask, "lease.txt")
     assert {c["document"] for c in lease["citations"]} == {"lease.txt"}
-    both = prints_json(*ask, "lease.txt", "--document", "recipe.md")
+    limited = (*ask, "lease.txt", "--document", "recipe.md", "--max-new-tokens", 8)
+    both = prints_json(*limited)
     assert len(both["citations"]) == both["blocks"] == 29 > len(lease["citations"])
     words = "has no document 'rent.txt'; it has lease.txt, recipe.md"
     refused("ask", bank, RENT, "--document", "rent.txt", words=words)

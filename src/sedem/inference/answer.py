@@ -252,6 +252,7 @@ def to_answer(
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
         ranking=ranking(request.bank, selection.scores) if request.ranking else None,
+        answer_tokens=len(transcript.ids),
     )
 
 

@@ -20,11 +20,13 @@ class Selected:
 
     Attributes:
         citations: the spans that condition the answer, best first.
+        documents: index of the document of each citation.
         confidence: as in `Answer`.
         declined: whether the answer will be that the documents do not tell.
     """
 
     citations: tuple[Citation, ...]
+    documents: tuple[int, ...]
     confidence: float | None
     declined: bool
 

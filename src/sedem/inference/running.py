@@ -109,10 +109,7 @@ class RunningAnswers:
             for question, one, clock in zip(questions, prepared, clocks, strict=True)
         ]
         for running in joined:
-            selection = running.prepared.selection
-            running.question.send(
-                Selected(running.prepared.citations, selection.confidence, selection.declined)
-            )
+            running.question.send(selected(running.prepared))
         self._prefill([running for running in joined if running.prepared.start is not None])
         for running in joined:
             if running.prepared.start is None:
@@ -199,6 +196,13 @@ class RunningAnswers:
     def _leave(self, row: int) -> None:
         if self.live.pop(row, None) is not None:
             self.rows.leave(row)
+
+
+def selected(prepared: Prepared) -> Selected:
+    """Return what is known of an answer before its first token."""
+    selection, blocks = prepared.selection, prepared.request.bank.blocks
+    documents = tuple(int(blocks[index].document) for index in selection.ranked)
+    return Selected(prepared.citations, documents, selection.confidence, selection.declined)
 
 
 def failure(error: Exception) -> SedemError:

@@ -325,6 +325,8 @@ def test_the_blocks_of_an_answer_come_before_its_first_token(
         answer = first.result()
     assert selected.citations == answer.citations
     assert (selected.k, selected.confidence, selected.declined) == (3, answer.confidence, False)
+    names = [bank.documents.names[index] for index in selected.documents]
+    assert names == [citation.document for citation in answer.citations]
 
 
 def test_a_question_that_is_tried_again_sends_its_blocks_once(

@@ -89,7 +89,7 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
 
 
 @pytest.mark.parametrize(
-    ("documents", "error", "words"),
+    ("asked", "error", "words"),
     [
         ([], ConfigError, "documents is empty; give at least one"),
         ([2], ConfigError, "document 2 was asked for, the bank has 2"),
@@ -98,10 +98,10 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     ],
 )
 def test_documents_that_are_not_there_are_refused(
-    documents: list[Any], error: type[Exception], words: str, model: SeDeM, bank: MemoryBank
+    asked: list[Any], error: type[Exception], words: str, model: SeDeM, bank: MemoryBank
 ) -> None:
     with pytest.raises(error, match=words):
-        model.answer(bank, RENT, documents=documents)
+        model.answer(bank, RENT, documents=asked)
 
 
 def test_blocks_and_documents_together_are_refused(model: SeDeM, bank: MemoryBank) -> None:
