@@ -158,7 +158,8 @@ export class Asking {
       card.scores = (await response.json()).data;
       if (this.lit === card) this.reader.score(card.scores);
     } catch (error) {
-      showProblem(error);
+      if (error.status === 400) this.reader.heat.none(error.message);
+      else showProblem(error);
     }
   }
 }

@@ -27,13 +27,17 @@ export function warmth(scores) {
   };
 }
 
+const NOT_ASKED = "Ask a question to see the score of every block.";
+
 export class Heat {
   /** `pick(block, focus)` is called with the number of a block that was chosen here. */
   constructor(pick) {
     this.pick = pick;
     this.blocks = [];
+    this.start = 0;
     this.length = 1;
     this.current = 0;
+    this.reason = NOT_ASKED;
     this.seen = [0, 1];
     canvas.addEventListener("keydown", (event) => this.onKey(event));
     canvas.addEventListener("pointerdown", (event) => this.onPointer(event));
@@ -46,14 +50,21 @@ export class Heat {
   }
 
   /** Show the blocks of a document: each has start, end, score, warmth and perhaps a citation. */
-  show(blocks, length) {
+  show(blocks, start, end) {
     this.blocks = blocks;
-    this.length = Math.max(1, length);
+    this.start = start;
+    this.length = Math.max(1, end - start);
     this.current = Math.min(this.current, Math.max(0, blocks.length - 1));
     canvas.setAttribute("aria-valuemax", Math.max(1, blocks.length));
     this.describe();
     this.list();
     this.draw();
+  }
+
+  /** Say why there are no scores. */
+  none(reason = NOT_ASKED) {
+    this.reason = reason;
+    this.list();
   }
 
   /** Say which block is the current one. */
@@ -94,7 +105,7 @@ export class Heat {
 
   at(event) {
     const box = canvas.getBoundingClientRect();
-    const character = ((event.clientY - box.top) / box.height) * this.length;
+    const character = this.start + ((event.clientY - box.top) / box.height) * this.length;
     const found = this.blocks.findIndex((block) => block.end > character);
     return found < 0 ? this.blocks.length - 1 : found;
   }
@@ -119,7 +130,7 @@ export class Heat {
     const best = scored.toSorted((a, b) => b.score - a.score);
     by("heat-details").hidden = !best.length;
     by("heat-summary").textContent = !best.length
-      ? "Ask a question to see the score of every block."
+      ? this.reason
       : `Highest score here: ${score(best[0].score)} at characters ` +
         `${number(best[0].start)} to ${number(best[0].end)}; lowest: ${score(best.at(-1).score)}.`;
     by("heat-rows").replaceChildren(
@@ -146,7 +157,7 @@ export class Heat {
     const colour = (name) => style.getPropertyValue(name);
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
-    const y = (character) => (character / this.length) * height;
+    const y = (character) => ((character - this.start) / this.length) * height;
     pen.fillStyle = colour("--cold");
     pen.fillRect(LABEL, 0, width - LABEL, height);
     pen.fillStyle = colour("--hot");

@@ -56,8 +56,10 @@ async function choose(name) {
 const load = (name) =>
   reader.load(name).catch((error) => showProblem(error, () => choose(name)));
 
-const failure = ({ name, error }) =>
-  `Not everything could be read into ${name}: ${error ?? "the reading failed."}`;
+/** What could not be read, one sentence a file. */
+const failure = ({ failed = [], error }) =>
+  [...new Set([...failed.map((one) => one.error), error])].filter(Boolean).join(". ") ||
+  "The reading failed.";
 
 function stopWatching() {
   watching?.abort();
@@ -74,10 +76,10 @@ async function follow(name) {
     if (watching !== controller) return;
     stopWatching();
     await refresh();
-    if (last.status === "failed") notice(failure({ name, error: last.error }));
-    else announce(`${name} is read. You can ask it now.`);
+    if (last.status === "ready") announce(`${name} is read. You can ask it now.`);
     await choose(name);
-    if (last.status !== "failed") by("question").focus();
+    if (last.error) notice(failure(last));
+    else if (document.activeElement === document.body) by("question").focus();
   } catch (error) {
     if (error.name === "AbortError" || watching !== controller) return;
     stopWatching();
@@ -119,6 +121,12 @@ async function start() {
     const wanted = bank(bankInAddress()) ?? bank() ?? banks[0];
     if (wanted) await choose(wanted.name);
   } catch (error) {
+    if (error.status === 503) {
+      // The server has just been started, and opens its model.
+      by("loading-text").textContent = error.message;
+      setTimeout(start, 1000 * (error.retryAfter || 1));
+      return;
+    }
     by("loading").hidden = true;
     showProblem(error, start);
   }
@@ -131,6 +139,7 @@ by("delete-bank").addEventListener("click", () => {
 });
 by("remove-document").addEventListener("click", () => {
   const { name, index } = reader.current;
-  remove(`Remove ${name} from ${chosen}?`, bankPath(chosen, "documents", index));
+  const path = `${bankPath(chosen, "documents", index)}?${new URLSearchParams({ name })}`;
+  remove(`Remove ${name} from ${chosen}?`, path);
 });
 start();

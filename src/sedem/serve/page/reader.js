@@ -5,6 +5,7 @@ import { by, make, showProblem } from "./dom.js";
 import { Heat, warmth } from "./heat.js";
 import { count, cutter, number, score } from "./text.js";
 
+const PART = 400_000; // characters of a long document that are shown at once
 const text = by("text");
 const select = by("document-select");
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
@@ -14,6 +15,8 @@ export class Reader {
     this.heat = new Heat((block, focus) => this.scrollTo(this.blocks[block].element, focus));
     this.clear();
     select.addEventListener("change", () => this.open(Number(select.value)));
+    by("earlier").addEventListener("click", () => this.open(this.index, this.start - PART));
+    by("later").addEventListener("click", () => this.open(this.index, this.end));
     text.addEventListener("scroll", () => this.onScroll(), { passive: true });
     new ResizeObserver(() => this.onScroll()).observe(text);
   }
@@ -27,6 +30,7 @@ export class Reader {
     this.bank = null;
     this.documents = [];
     this.index = null;
+    this.start = this.end = 0;
     this.blocks = [];
     this.citations = [];
     this.scores = new Map();
@@ -60,30 +64,34 @@ export class Reader {
     if (this.index !== null) select.value = this.index;
   }
 
-  async open(index) {
+  /** Show a document, or the part of a long one that begins at a character. */
+  async open(index, from = 0) {
     const bank = this.bank;
+    const start = Math.max(0, from);
     this.index = index;
     select.value = index;
     text.setAttribute("aria-busy", "true");
     try {
-      const found = await getJson(bankPath(bank, "documents", index));
+      const path = bankPath(bank, "documents", index);
+      const found = await getJson(`${path}?start=${start}&end=${start + PART}`);
       if (bank !== this.bank || index !== this.index) return;
       this.render(found);
     } catch (error) {
-      showProblem(error, () => this.open(index));
+      showProblem(error, () => this.open(index, from));
     } finally {
       text.removeAttribute("aria-busy");
     }
   }
 
-  render({ text: whole, pages = [], spans }) {
-    const { cut, length } = cutter(whole);
-    this.length = length;
+  render({ text: shown, start: first, end: last, characters, pages, spans, note }) {
+    const cut = cutter(shown, first);
+    this.start = first;
+    this.end = last;
     this.blocks = [];
     const parts = [];
-    let done = 0;
-    for (const [from, end] of spans) {
-      const start = Math.max(from, done);
+    let done = first;
+    for (const [from, to] of spans) {
+      const [start, end] = [Math.max(from, done), Math.min(to, last)];
       if (end <= start) continue;
       if (start > done) parts.push(...pieces(done, start, pages, cut));
       const element = make("span", { class: "block" }, ...pieces(start, end, pages, cut));
@@ -91,12 +99,18 @@ export class Reader {
       parts.push(element);
       done = end;
     }
-    if (done < length) parts.push(...pieces(done, length, pages, cut));
+    if (done < last) parts.push(...pieces(done, last, pages, cut));
     text.replaceChildren(...parts);
     text.scrollTop = 0;
-    const facts = [count(length, "character"), count(this.blocks.length, "block")];
+    const facts = [count(characters, "character"), count(this.current.blocks, "block")];
     if (pages.length) facts.splice(1, 0, count(pages.length, "page"));
+    const part = last - first < characters;
+    if (part) facts.push(`shown: ${number(first)} to ${number(last)}`);
+    if (note) facts.push(note);
     by("reader-facts").textContent = facts.join(" · ");
+    by("parts").hidden = !part;
+    by("earlier").disabled = first === 0;
+    by("later").disabled = last >= characters;
     this.light();
   }
 
@@ -127,7 +141,7 @@ export class Reader {
       block.warmth = this.warmth(block.score);
       mark(block, top);
     }
-    this.heat.show(this.blocks, this.length);
+    this.heat.show(this.blocks, this.start, this.end);
     this.onScroll();
   }
 
@@ -135,8 +149,11 @@ export class Reader {
   async show(citation, focus = true) {
     const goal = this.documents.find((one) => one.name === citation.document);
     if (!goal) return;
-    if (goal.index !== this.index) await this.open(goal.index);
-    const index = this.blocks.findIndex((block) => block.start === citation.start);
+    const { start, end } = citation;
+    if (goal.index !== this.index || start < this.start || end > this.end) {
+      await this.open(goal.index, end > PART ? start - PART / 4 : 0);
+    }
+    const index = this.blocks.findIndex((block) => block.start === start);
     if (index < 0) return;
     this.heat.move(index);
     this.scrollTo(this.blocks[index].element, focus);

@@ -4,13 +4,14 @@ const ASTRAL = /[\u{10000}-\u{10FFFF}]/gu;
 const NUMBER = new Intl.NumberFormat("en");
 
 /**
- * Return a function that cuts `text` by the server's offsets. The server counts characters, a
- * browser counts units of UTF-16, of which an emoji has two.
+ * Return a function that cuts `text` by the server's offsets; `first` is that of its beginning.
+ * The server counts characters, a browser counts units of UTF-16, of which an emoji has two.
  */
-export function cutter(text) {
+export function cutter(text, first = 0) {
   const wide = [];
   for (const match of text.matchAll(ASTRAL)) wide.push(match.index - wide.length);
-  const unit = (character) => {
+  const unit = (offset) => {
+    const character = offset - first;
     let low = 0;
     let high = wide.length;
     while (low < high) {
@@ -20,10 +21,7 @@ export function cutter(text) {
     }
     return character + low;
   };
-  return {
-    length: text.length - wide.length,
-    cut: (start, end) => text.slice(unit(start), unit(end)),
-  };
+  return (start, end) => text.slice(unit(start), unit(end));
 }
 
 export const number = (value) => NUMBER.format(value);

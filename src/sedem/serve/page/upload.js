@@ -4,7 +4,9 @@ import { bankPath, events, send } from "./api.js";
 import { announce, by, make } from "./dom.js";
 import { SLUG, count, number, slug } from "./text.js";
 
-const CELLS = 240; // squares at most, one for each block while there are fewer
+const CELLS = 240; // squares at most
+const CELL = 500; // characters of a square, about a block, while there are fewer squares
+const BATCH = 2 ** 25; // bytes of a request, unless one file is larger
 const dialog = by("upload");
 
 /** Let people choose or drop files; `take(files)` is called with them. */
@@ -87,15 +89,30 @@ for (const [id, value] of [["upload-new", "new"], ["upload-old", "old"]]) {
 
 /** Send files to a bank. */
 export async function upload(bank, files) {
-  const form = new FormData();
-  for (const file of files) form.append("file", file, file.name);
   showReading(bank, { files: files.length }, "Sending");
   try {
-    await send(bankPath(bank, "documents"), { method: "POST", body: form });
+    for (const body of forms(files)) {
+      await send(bankPath(bank, "documents"), { method: "POST", body });
+    }
   } catch (error) {
     hideReading();
     throw error;
   }
+}
+
+/** Files as the bodies of a few requests. */
+function forms(files) {
+  const found = [];
+  let size = Infinity;
+  for (const file of files) {
+    if (size + file.size > BATCH) {
+      found.push(new FormData());
+      size = 0;
+    }
+    found.at(-1).append("file", file, file.name);
+    size += file.size;
+  }
+  return found;
 }
 
 /** Follow a bank until everything in it is read; resolves to the last progress. */
@@ -124,15 +141,17 @@ function showReading(bank, progress, verb = "Reading") {
   if (characters) parts.push(`${number(read)} of ${count(characters, "character")}`);
   if (blocks) parts.push(count(blocks, "block"));
   by("reading-text").textContent = parts.join(" · ");
-  grow(blocks);
+  fill(read, characters);
 }
 
-/** Squares for blocks that are there; beyond some number they all stand for more than one. */
-function grow(blocks) {
+/** One square for each piece of the documents; those that are read are filled. */
+function fill(read, characters) {
   const box = by("reading-blocks");
-  const wanted = Math.min(blocks, CELLS);
-  while (box.childElementCount > wanted) box.lastChild.remove();
-  while (box.childElementCount < wanted) box.append(make("span"));
+  const cells = Math.min(CELLS, Math.ceil(characters / CELL));
+  while (box.childElementCount > cells) box.lastChild.remove();
+  while (box.childElementCount < cells) box.append(make("span"));
+  const full = characters ? Math.floor((read / characters) * cells) : 0;
+  [...box.children].forEach((cell, index) => cell.classList.toggle("read", index < full));
 }
 
 export function hideReading() {

@@ -1,0 +1,109 @@
+"""A real server over sedem-nano, and a headless Chromium that shows its page."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+
+import pytest
+from browser.visitor import DESKTOP, SECRET, Opener, Served
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+
+from sedem import Document, SeDeM
+from sedem.demo import DOCUMENTS
+from sedem.serve.app import create_app
+from sedem.serve.keys import KeyRing
+from sedem.serve.run import Server, address_of, listen
+from sedem.serve.settings import Settings
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+DEMO = ("harbour-register.txt", "ulysses-spacecraft.txt")
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests of the page, with a bank that the operator gave."""
+    folder = tmp_path_factory.mktemp("served")
+    model = SeDeM.from_pretrained("sedem-nano")
+    bank = model.read([Document(name, (DOCUMENTS / name).read_text("utf-8")) for name in DEMO])
+    bank.save(folder / "demo.bank")
+    settings = Settings(
+        folder=folder / "server",
+        banks={"demo": folder / "demo.bank"},
+        port=0,
+        max_file_bytes=200_000,
+    )
+    listening = listen(settings.host, 0)
+    app = create_app(settings, model, keys=KeyRing.single(SECRET))
+    server = Server(app, settings, lambda address: ready.set())
+    ready = threading.Event()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield Served(address_of(listening).rstrip("/"), app, bank)
+    server.stop()
+    thread.join(60)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of the page."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser, served: Served) -> Iterator[Opener]:
+    """Return a function that opens the page in a new window, signed in unless `key` is False.
+
+    At the end of the test no window may have seen an error of a script or of the content policy.
+    """
+    contexts: list[BrowserContext] = []
+    problems: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        # Chromium reports responses such as 401 there too; what the page makes of them is tested.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            problems.append(message.text)
+
+    def visit(
+        path: str = "/",
+        *,
+        key: bool = True,
+        scheme: str = "light",
+        size: tuple[int, int] = DESKTOP,
+    ) -> Page:
+        context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            reduced_motion="reduce",
+            base_url=served.address,
+        )
+        contexts.append(context)
+        context.set_default_timeout(15_000)
+        if key:
+            cookie = {"name": "sedem_key", "value": SECRET, "url": served.address}
+            context.add_cookies([cookie])  # type: ignore[list-item]
+        page = context.new_page()
+        page.on("console", note)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(path)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+@pytest.fixture
+def page(visit: Opener) -> Page:
+    """The page with the bank of the operator, in a wide window."""
+    return visit("/#bank=demo")
