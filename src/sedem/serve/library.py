@@ -1,21 +1,13 @@
 """The banks and files of a server, on disk.
 
-    folder/
-      server.sqlite             files, banks, what is to be read
-      files/file-...            uploaded bytes
-      banks/<name>-<hex>.bank   memory of the banks that clients made
-      lock                      held by the server
-
-Banks that the operator gives lie elsewhere and are only read.
+What clients make lies in the server's folder. Banks that the operator gives lie elsewhere and are
+only read.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
-import secrets
-import shutil
 import sqlite3
 import threading
 import time
@@ -23,9 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
 from sedem.serve.bank_entry import BankEntry
@@ -34,13 +23,13 @@ from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden,
 from sedem.serve.file_records import Files, StoredFile, insert_file
 from sedem.serve.keys import Key
 from sedem.serve.reading_list import TO_READ, ReadingList
+from sedem.serve.server_folder import ServerFolder
 from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
 
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0
 """How often the operator's banks are looked at, at most."""
-_FOLDER = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
 
 
 class Library:
@@ -57,21 +46,16 @@ class Library:
 
     def __init__(self, settings: Settings, model: SedemModules) -> None:
         self.settings, self.model = settings, model
-        self.folder = settings.folder
-        make_folders(self.folder)
-        self.folder.chmod(0o700)
-        self._lock = _locked(self.folder)
+        self.place = ServerFolder(settings.folder)
         try:
             self._open()
         except BaseException:
-            self._lock.release()
+            self.place.release()
             raise
 
     def _open(self) -> None:
-        self.banks_folder = self.folder / "banks"
-        make_folders(self.banks_folder)
-        self.database = Database(self.folder / "server.sqlite")
-        self.files = Files(self.database, self.folder / "files")
+        self.database = Database(self.place.database)
+        self.files = Files(self.database, self.place.files)
         self.reading = ReadingList(self.database, self.settings.max_documents)
         self.work = threading.Event()
         self.work.set()
@@ -80,14 +64,13 @@ class Library:
         self._changing = threading.RLock()
         self._refreshed = 0.0
         for row in self.database.rows("SELECT folder FROM trash"):
-            self._remove_folder(row["folder"])
+            self._remove_folder(self.place.bank(row["folder"]))
         for row in self.database.rows("SELECT * FROM banks ORDER BY name"):
             self._entries[row["name"]] = self._entry(row)
         for name, path in self.settings.banks.items():
             if name in self._entries:
                 raise ConfigError(
-                    f"the folder '{self.folder}' has a bank '{name}' already; give '{path}' "
-                    "another name"
+                    f"clients have made a bank '{name}' already; give '{path}' another name"
                 )
             created_at = int(path.stat().st_mtime) if path.exists() else 0
             entry = BankEntry(None, name, name, {}, path, created_at, self.reading)
@@ -96,7 +79,7 @@ class Library:
         self._check_files()
 
     def _entry(self, row: sqlite3.Row) -> BankEntry:
-        path = self.banks_folder / row["folder"]
+        path = self.place.bank(row["folder"])
         entry = BankEntry(
             row["id"], row["name"], row["title"], json.loads(row["metadata"]), path,
             row["created_at"], self.reading,
@@ -119,7 +102,7 @@ class Library:
     def close(self) -> None:
         """Close the database and let another server use the folder."""
         self.database.close()
-        self._lock.release()
+        self.place.release()
 
     # Banks
 
@@ -157,54 +140,57 @@ class Library:
         return entry
 
     def create(
-        self, name: str, metadata: Mapping[str, str] | None = None, title: str | None = None
-    ) -> BankEntry:
-        """Make an empty bank.
-
-        Raises:
-            ApiError: 400, no bank may be named so; 409, there is one.
-        """
-        return self.upload(name, [], metadata=metadata, title=title, new=True)[0]
-
-    def upload(
         self,
         name: str,
-        files: Sequence[StoredFile],
-        *,
         metadata: Mapping[str, str] | None = None,
         title: str | None = None,
-        new: bool = False,
-    ) -> tuple[BankEntry, list[str]]:
+        files: Sequence[StoredFile] = (),
+    ) -> BankEntry:
+        """Make a bank, and read files that were uploaded before into it.
+
+        Raises:
+            ApiError: 400, no bank may be named so; 409, there is one; or as `ReadingList.add`.
+        """
+        check_bank_name(name)
+        with self._changing:
+            if name in self._entries:
+                raise conflict(f"there is a bank '{name}' already; choose another name")
+            with self.database.writing() as connection:
+                entry = self._inserted(connection, name, metadata or {}, title or name)
+                assert entry.id is not None
+                self.reading.add(connection, entry.id, files)
+            # Only now: what is not committed does not exist.
+            self._entries[name] = entry
+        self.work.set()
+        return entry
+
+    def upload(self, name: str, files: Sequence[StoredFile]) -> tuple[BankEntry, list[str]]:
         """Acknowledge files for a bank, which is made if there is none; they are read later.
 
         Args:
             name: of the bank.
             files: their bytes are stored, their rows are not.
-            metadata: what the creator of a new bank notes with it.
-            title: what people call a new bank.
-            new: whether the bank must not exist.
 
         Returns:
             The bank, and the names of documents that will be replaced.
 
         Raises:
-            ApiError: as `create`, `writable` and `ReadingList.add`; nothing was changed.
+            ApiError: 400, no bank may be named so; or as `writable` and `ReadingList.add`. Then
+                nothing was changed.
         """
         check_bank_name(name)
         with self._changing:
             with self.database.writing() as connection:
-                if name not in self._entries:
-                    entry = self._inserted(connection, name, metadata or {}, title or name)
-                elif new:
-                    raise conflict(f"there is a bank '{name}' already; choose another name")
-                else:
-                    entry = self.writable(name)
+                entry = (
+                    self.writable(name)
+                    if name in self._entries
+                    else self._inserted(connection, name, {}, name)
+                )
                 assert entry.id is not None
                 files = [replace(file, bank=entry.id) for file in files]
                 for file in files:
                     insert_file(connection, file)
-                replaced = self.reading.add(connection, entry.id, files) if files else []
-            # Only now: what is not committed does not exist.
+                replaced = self.reading.add(connection, entry.id, files)
             self._entries[name] = entry
         self.work.set()
         return entry, replaced
@@ -212,7 +198,7 @@ class Library:
     def _inserted(
         self, connection: sqlite3.Connection, name: str, metadata: Mapping[str, str], title: str
     ) -> BankEntry:
-        folder = f"{name}-{secrets.token_hex(4)}.bank"
+        folder = self.place.new_bank(name)
         row = connection.execute(
             "INSERT INTO banks (name, title, metadata, folder, created_at) VALUES (?, ?, ?, ?, ?) "
             "RETURNING *",
@@ -237,6 +223,24 @@ class Library:
         with self.database.writing() as connection:
             self.reading.add(connection, entry.id, files, attributes, batch)
         self.work.set()
+        return entry
+
+    def rename(self, name: str, title: str | None, metadata: Mapping[str, str] | None) -> BankEntry:
+        """Change what people call a bank or what is noted with it; None leaves it as it is.
+
+        Raises:
+            ApiError: as `writable`.
+        """
+        with self._changing:
+            entry = self.writable(name)
+            title = entry.title if title is None else title
+            metadata = entry.metadata if metadata is None else metadata
+            with self.database.writing() as connection:
+                connection.execute(
+                    "UPDATE banks SET title = ?, metadata = ? WHERE id = ?",
+                    (title, json.dumps(dict(metadata)), entry.id),
+                )
+            entry.title, entry.metadata = title, metadata
         return entry
 
     def delete(self, name: str) -> None:
@@ -319,18 +323,13 @@ class Library:
         """Remove folders of deleted banks that no answer uses any more."""
         for entry in [*self._deleted]:
             if not entry.in_use():
-                self._remove_folder(entry.path.name)
+                self._remove_folder(entry.path)
                 self._deleted.remove(entry)
 
-    def _remove_folder(self, name: str) -> None:
-        if _FOLDER.fullmatch(name) is None:
-            raise ConfigError(f"'{name}' is no folder of a bank; the database was changed by hand")
-        for folder in (self.banks_folder / name, self.banks_folder / f".{name}.partial"):
-            if folder.exists():
-                shutil.rmtree(folder)
-        sync_folder(self.banks_folder)
+    def _remove_folder(self, path: Path) -> None:
+        self.place.remove(path)
         with self.database.writing() as connection:
-            connection.execute("DELETE FROM trash WHERE folder = ?", (name,))
+            connection.execute("DELETE FROM trash WHERE folder = ?", (path.name,))
 
 
 def check_bank_name(name: str) -> None:
@@ -341,14 +340,3 @@ def check_bank_name(name: str) -> None:
     """
     if not is_bank_name(name):
         raise bad_request(f"'{name[:100]}' is no name of a bank; {BANK_NAME_RULE}", "bank")
-
-
-def _locked(folder: Path) -> FileLock:
-    lock = FileLock(folder / "lock", timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(
-            f"another server uses the folder '{folder}'; stop it, or give another folder"
-        ) from None
-    return lock

@@ -101,10 +101,10 @@ class ReadingList:
             )
         rows = self.of(bank)
         known, has = {row.name for row in rows}, {row.file: row for row in rows}
-        if len(known | set(names)) > self.limit:
+        if (count := len(known | set(names))) > self.limit:
             raise bad_request(
-                f"the bank would have {len(known | set(names)):,} documents, {self.limit:,} are the "
-                "limit; delete some or use another bank",
+                f"the bank would have {count:,} documents, at most {self.limit:,} are allowed; "
+                "delete some or use another bank",
                 "file",
                 "too_many_documents",
             )
