@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 from browser.visitor import DESKTOP, SECRET, Opener, Served
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    expect,
+    sync_playwright,
+)
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
@@ -18,6 +25,9 @@ from sedem.serve.run import Server, address_of, listen
 from sedem.serve.settings import Settings
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+CHARACTERS = 6000
+SECONDS = 20
+"""After which what the page should show counts as missing."""
 DEMO = ("harbour-register.txt", "ulysses-spacecraft.txt")
 
 
@@ -26,7 +36,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests of the page, with a bank that the operator gave."""
     folder = tmp_path_factory.mktemp("served")
     model = SeDeM.from_pretrained("sedem-nano")
-    bank = model.read([Document(name, (DOCUMENTS / name).read_text("utf-8")) for name in DEMO])
+    texts = {name: (DOCUMENTS / name).read_text("utf-8")[:CHARACTERS] for name in DEMO}
+    bank = model.read([Document(*one) for one in texts.items()])
     bank.save(folder / "demo.bank")
     settings = Settings(
         folder=folder / "server",
@@ -51,6 +62,7 @@ def browser() -> Iterator[Browser]:
     """One Chromium for all tests of the page."""
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
+    expect.set_options(timeout=SECONDS * 1000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
@@ -87,7 +99,7 @@ def visit(browser: Browser, served: Served) -> Iterator[Opener]:
             base_url=served.address,
         )
         contexts.append(context)
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(SECONDS * 1000)
         if key:
             cookie = {"name": "sedem_key", "value": SECRET, "url": served.address}
             context.add_cookies([cookie])  # type: ignore[list-item]

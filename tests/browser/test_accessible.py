@@ -28,7 +28,7 @@ def test_axe_finds_nothing(
     file.write_text("Some words.")
     page.locator("#files").set_input_files(str(file))
     assert problems(page) == []
-    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel", exact=True).click()
     page.context.set_offline(True)
     page.locator("#send").click()
     page.locator("#notice").wait_for()

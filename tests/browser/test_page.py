@@ -9,7 +9,7 @@ from browser.visitor import PHONE, Opener, Served, ask, upload
 from playwright.sync_api import Page, expect
 
 QUESTION = "In what year was Ulysses launched?"
-PIES = "🥧🥧 Pies of the valley. 𝒜ll of them are baked on Friday.\n\n" * 12
+PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12
 NOTE = PIES + "The cellar key hangs behind the blue door. 🗝 Nobody but Ines may take it.\n"
 
 
@@ -21,8 +21,8 @@ def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_
     expect(page.get_by_role("button", name="cellar-note")).to_contain_text("1 document")
     expect(page.locator("#status")).to_have_text("cellar-note is read. You can ask it now.")
     assert page.evaluate("location.hash") == "#bank=cellar-note"
-    text = page.locator("#text")
-    assert text.text_content() == NOTE
+    page.locator("#text .block").first.wait_for()
+    assert page.locator("#text").text_content() == NOTE
 
     ask(page, "Where does the cellar key hang?", k="1")
     library = served.app.state.lifecycle.service.library
@@ -49,7 +49,7 @@ def test_progress_is_shown_while_a_document_is_read(visit: Opener, tmp_path: Pat
     )
     files = [tmp_path / f"part-{number}.txt" for number in (1, 2)]
     for number, file in enumerate(files, 1):
-        file.write_text(f"Chapter {number} of the long story. " * 600)
+        file.write_text(f"Chapter {number} of the long story. " * 120)
     upload(page, *files)
     expect(page.locator("#status")).to_have_text("part-1 is read. You can ask it now.")
     expect(page.locator("#reading")).to_be_hidden()
@@ -123,7 +123,8 @@ def test_the_strip_shows_every_score_and_moves_by_keyboard(page: Page, served: S
     expect(rows.first.locator("td").nth(1)).to_have_text("1")
     scores = [float(row.locator("td").first.inner_text()) for row in rows.all()]
     assert scores == sorted(scores, reverse=True)
-    assert _hot(page, 0.5 / blocks) > _hot(page, 1 - 0.5 / blocks)
+    cited, last = _warmth(page, 0.5 / blocks, 1 - 0.5 / blocks)
+    assert cited > last
 
 
 def test_settings_change_and_the_answer_before_stays_beside(page: Page) -> None:
@@ -156,7 +157,7 @@ def test_a_reload_keeps_the_bank(visit: Opener) -> None:
     expect(page.locator("#asked-bank")).to_have_text("demo")
     page.reload()
     expect(page.locator("#asked-bank")).to_have_text("demo")
-    expect(page.locator("#text")).to_contain_text("Harbour")
+    expect(page.locator("#text")).to_contain_text("Contract QR-4471")
     assert page.evaluate("location.hash") == "#bank=demo"
 
 
@@ -199,14 +200,15 @@ def _words(block: int, of: int, source: int | None = None) -> re.Pattern[str]:
     return re.compile(rf"Block {block} of {of}, score -?\d+\.\d\d{end}$")
 
 
-def _hot(page: Page, share: float) -> int:
-    """How far the colour of the strip is from grey at a share of its height."""
+def _warmth(page: Page, *shares: float) -> list[int]:
+    """How far the colour of the strip is from grey at shares of its height."""
     return page.evaluate(
-        """(share) => {
-          const strip = document.getElementById("heat");
-          const place = [strip.width - 8, Math.floor(share * strip.height)];
-          const [red, , blue] = strip.getContext("2d").getImageData(...place, 1, 1).data;
-          return red - blue;
+        """(shares) => {
+          const { width, height } = document.getElementById("heat");
+          const pen = document.getElementById("heat").getContext("2d");
+          const { data } = pen.getImageData(width - 8, 0, 1, height);
+          const at = (share) => 4 * Math.floor(share * height);
+          return shares.map((share) => data[at(share)] - data[at(share) + 2]);
         }""",
-        share,
+        list(shares),
     )

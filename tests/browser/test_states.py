@@ -114,7 +114,7 @@ def test_a_bad_name_is_explained(page: Page, tmp_path: Path) -> None:
     page.get_by_label("Name of the new bank").fill("../etc")
     page.get_by_role("button", name="Read", exact=True).click()
     expect(page.locator("#upload-error")).to_contain_text("small letters")
-    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel", exact=True).click()
     expect(page.locator("#upload")).to_be_hidden()
 
 

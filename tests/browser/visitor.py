@@ -42,6 +42,7 @@ def ask(page: Page, question: str, **settings: str) -> None:
 
 
 def upload(page: Page, *files: Path) -> None:
-    """Choose files and read them into a new bank, as the dialog proposes."""
+    """Choose files and read them into a new bank of the name that the dialog proposes."""
     page.locator("#files").set_input_files([str(file) for file in files])
+    page.locator("input[name=place][value=new]").check()
     page.get_by_role("button", name="Read", exact=True).click()
