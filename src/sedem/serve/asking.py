@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from sedem.bank.snapshot import BankReader, Snapshot
@@ -139,6 +140,18 @@ async def answering(
         raise
     finally:
         reply.cancel()
+
+
+async def whole_answer(
+    service: Service, key: Key, body: AskBody, messages: Sequence[Message]
+) -> Answered:
+    """Answer a question and wait for the end; arguments and errors as `to_ask`."""
+    asked = await to_ask(service, key, body, messages)
+    async with aclosing(answering(service, asked)) as parts:
+        async for part in parts:
+            if isinstance(part, Answered):
+                return part
+    raise AssertionError("an answer always ends with the whole")
 
 
 def bank_name(service: Service, body: AskBody) -> str | None:

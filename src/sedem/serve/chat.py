@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from sedem.inference.reply import Selected
-from sedem.serve.asking import Answered, answering, to_ask
+from sedem.serve.asking import Answered, answering, to_ask, whole_answer
 from sedem.serve.chat_body import (
     annotations_of,
     chunk,
@@ -26,7 +26,7 @@ from sedem.serve.events import DONE, Events, event, stream, unless_gone
 from sedem.serve.guard import key_of
 from sedem.serve.keys import Key
 from sedem.serve.service import Service, service_of
-from sedem.serve.shapes import AskBody, ChatBody, Message
+from sedem.serve.shapes import ChatBody
 
 router = APIRouter()
 
@@ -49,18 +49,6 @@ async def chat_completions(
         return await stream(request, _events(service, key, body, frame))
     answered = await unless_gone(request, whole_answer(service, key, body, body.messages))
     return JSONResponse(completion(frame, answered))
-
-
-async def whole_answer(
-    service: Service, key: Key, body: AskBody, messages: tuple[Message, ...]
-) -> Answered:
-    """Answer a question and wait for the end; arguments and errors as `to_ask`."""
-    asked = await to_ask(service, key, body, messages)
-    async with aclosing(answering(service, asked)) as parts:
-        async for part in parts:
-            if isinstance(part, Answered):
-                return part
-    raise AssertionError("an answer always ends with the whole")
 
 
 async def _events(service: Service, key: Key, body: ChatBody, frame: Mapping[str, Any]) -> Events:

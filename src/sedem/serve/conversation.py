@@ -18,8 +18,10 @@ from sedem.types import Document
 LONG = 400
 """Characters above which a message, or what stands beside a question, is a document."""
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
-_QUESTION_AT_END = re.compile(r"(?:^|(?<=[.!?…:;]\s)|(?<=\n))([^\n]{1,400}\?)\s*\Z")
-"""The last sentence or line of a text, if it ends with a question mark."""
+_SENTENCE = re.compile(r"[.!?…]\s+|\n\s*")
+"""What ends the sentence before."""
+WORDS = 3
+"""Fewest words of a question that is cut out of a paragraph: "Dr. Who?" is no end of a sentence."""
 
 
 @dataclass(frozen=True)
@@ -94,18 +96,25 @@ def split(text: str) -> tuple[str, str]:
             return last, text[: found[-1].start()]
     if len(text) <= LONG:
         return text, ""
-    # Only the end is searched: a text may have millions of characters.
-    end = text[-2 * LONG :]
-    sentence = _QUESTION_AT_END.search(end)
-    if sentence is None:
+    start = _last_question(text)
+    if start is None:
         raise bad_request(
             f"the last message is a text of {len(text):,} characters without a question; end it "
             "with a blank line and the question",
             "messages",
             "no_question",
         )
-    question = sentence.group(1).strip()
-    return question, text[: len(text) - len(end) + sentence.start(1)].strip()
+    return text[start:], text[:start].rstrip()
+
+
+def _last_question(text: str) -> int | None:
+    """Where the last sentence of a text begins, if it is a question."""
+    if not text.endswith("?"):
+        return None
+    # Only the end is searched: a text may have millions of characters.
+    end = max(0, len(text) - LONG)
+    starts = [end + sentence.end() for sentence in _SENTENCE.finditer(text[end:])]
+    return next((one for one in reversed(starts) if len(text[one:].split()) >= WORDS), None)
 
 
 def nothing_to_read() -> ApiError:

@@ -202,7 +202,7 @@ def test_a_plain_client_with_a_long_document_is_answered(client: TestClient, mod
     context = first["sedem"]["context_tokens"]
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == context
     assert again["choices"] == first["choices"]
-    assert [e["choices"][0]["delta"] for e in events_of(client, body)[-1:]][0]["annotations"]
+    assert events_of(client, body)[-1]["choices"][0]["delta"]["annotations"]
 
 
 def test_a_conversation_that_goes_on_reads_only_what_is_new(client: TestClient) -> None:
