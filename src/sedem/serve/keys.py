@@ -144,7 +144,7 @@ def keys_of(path: Path | None) -> tuple[KeyRing, str | None]:
 
 def digest_of(secret: str) -> str:
     """SHA-256 of a secret, in hex."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def new_secret() -> str:

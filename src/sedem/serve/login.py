@@ -56,6 +56,6 @@ async def login(request: Request, keys: KeyRing) -> Response:
         body += chunk
         if len(body) > FORM_BYTES:
             return login_page("This is too long for a key.")
-    fields = parse_qs(body.decode("latin-1"), max_num_fields=8)
+    fields = parse_qs(body.decode("latin-1"))
     secret = fields.get("key", [""])[0].strip()
     return welcome(request, keys, secret) if secret else login_page("Type a key.")

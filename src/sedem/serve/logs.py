@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import time
+import traceback
 from typing import Any
 
 LOGGER = logging.getLogger("sedem.serve")
@@ -22,11 +23,12 @@ class _Lines(logging.Formatter):
 
     Args:
         as_json: whether the line is a JSON object.
+        messages: whether the messages of unexpected errors are shown; they may quote a question.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, messages: bool) -> None:
         super().__init__()
-        self.as_json = as_json
+        self.as_json, self.messages = as_json, messages
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a traceback is part of it."""
@@ -36,23 +38,30 @@ class _Lines(logging.Formatter):
             "event": record.getMessage(),
             **getattr(record, FIELDS, {}),
         }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            fields |= self._error(record.exc_info[1])
         if self.as_json:
             return json.dumps(fields, default=str)
-        moment, level, event, *_ = fields.values()
-        rest = (f"{name}={_quoted(value)}" for name, value in list(fields.items())[3:])
-        return " ".join((moment, level, event, *rest))
+        moment, level, event = (fields.pop(name) for name in ("time", "level", "event"))
+        shown = event if _is_plain(event) else json.dumps(event)
+        rest = (f"{name}={_quoted(value)}" for name, value in fields.items())
+        return " ".join((moment, level, shown, *rest))
+
+    def _error(self, error: BaseException) -> dict[str, str]:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        shown = {"error": type(error).__name__, "traceback": frames}
+        return shown | ({"message": str(error)} if self.messages else {})
 
 
-def configure(log_format: str) -> None:
+def configure(log_format: str, *, log_text: bool = False) -> None:
     """Send the events of the server and the warnings of uvicorn to stderr.
 
     Args:
         log_format: "text" or "json".
+        log_text: whether the log may quote texts of clients.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines(as_json=log_format == "json"))
+    handler.setFormatter(_Lines(as_json=log_format == "json", messages=log_text))
     for logger, level in ((LOGGER, logging.INFO), (logging.getLogger("uvicorn"), logging.WARNING)):
         logger.handlers = [handler]
         logger.setLevel(level)
@@ -80,5 +89,9 @@ def _timestamp(seconds: float) -> str:
 def _quoted(value: object) -> str:
     """A value as one word; one that could break the line or look like a field is quoted."""
     text = str(value)
-    plain = text.isascii() and text.isprintable() and not set(text) & set(' ="\\')
-    return text if plain and text else json.dumps(text)
+    plain = text and _is_plain(text) and not set(text) & set(' ="\\')
+    return text if plain else json.dumps(text)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()

@@ -44,7 +44,7 @@ def run(settings: Settings, announce: Announce) -> None:
         SedemError: the model or a bank cannot be opened.
     """
     keys, secret = keys_of(settings.key_file)
-    logs.configure(settings.log_format)
+    logs.configure(settings.log_format, log_text=settings.log_text)
     listening = listen(settings.host, settings.port)
     try:
         app = create_app(settings, keys=keys)

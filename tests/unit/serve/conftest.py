@@ -9,22 +9,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from serving import READER, SCOPED, SECRET, bearer
 
 from sedem import SeDeM
 from sedem.serve.app import create_app
 from sedem.serve.keys import Key, KeyRing, digest_of
 from sedem.serve.settings import Settings
-
-SECRET = "sedem-secret-of-the-tests"
-READER = "sedem-secret-of-a-reader"
-SCOPED = "sedem-secret-of-one-bank"
-"""Secrets of a key that may do everything, one that may only ask, and one of banks `mine-*`."""
-
-
-def bearer(secret: str) -> dict[str, str]:
-    """Headers with a key."""
-    return {"Authorization": f"Bearer {secret}"}
-
 
 @pytest.fixture
 def keys() -> KeyRing:
