@@ -15,6 +15,7 @@ from sedem.bank.snapshot import Snapshot
 from sedem.bank.store.catalog import CATALOG
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError
+from sedem.serve.database import full_disk
 from sedem.serve.progress import Failure, Progress, Status
 from sedem.serve.reading_list import TO_READ, ReadingList
 
@@ -145,13 +146,15 @@ class BankEntry:
 
         Raises:
             BankError: another process writes the bank.
+            FullDiskError: the disk is full.
         """
         with self.changing:
             self.refresh()
             if self.bank is None or self.deleted:
                 return
             if present := names.intersection(self.bank.documents.names):
-                LocalStore(self.path, wait=LOCK_SECONDS).remove(*present)
+                with full_disk():
+                    LocalStore(self.path, wait=LOCK_SECONDS).remove(*present)
                 self.refresh()
 
     def forget(self) -> None:

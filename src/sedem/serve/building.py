@@ -202,7 +202,7 @@ def _sentence(entry: BankEntry, error: SedemError) -> str:
             f"bank '{entry.name}' was built by another model; upload to a new bank, or serve the "
             "model that built it"
         )
-    if isinstance(error, BankError) and error.__context__ and is_full(error.__context__):
+    if is_full(error):
         return "the disk of the server is full; add the file again when there is room"
     if isinstance(error, BankError):
         return "the bank cannot be written now; the log of the server has the reason"

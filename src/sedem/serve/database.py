@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sedem.errors import ConfigError
+from sedem.errors import BankError, ConfigError
 from sedem.serve.errors import ApiError
 
 VERSION = 1
@@ -122,7 +122,7 @@ class Database:
         """Run one transaction; it is durable once the block has ended, or nothing of it is.
 
         Raises:
-            ApiError: 507, the disk is full.
+            FullDiskError: the disk is full.
         """
         with self._lock, full_disk():
             self._connection.execute("BEGIN IMMEDIATE")
@@ -151,29 +151,38 @@ class Database:
             self._connection.close()
 
 
+FULL_DISK = (
+    "the disk of the server is full, so nothing was stored; delete files or banks, or ask its "
+    "operator for room"
+)
+
+
+class FullDiskError(ApiError):
+    """507: the disk has no room."""
+
+    def __init__(self) -> None:
+        super().__init__(507, FULL_DISK, "server_error", code="insufficient_storage")
+
+
 @contextmanager
 def full_disk() -> Iterator[None]:
     """Raise what a full disk causes as one error.
 
     Raises:
-        ApiError: 507, the disk is full.
+        FullDiskError: the disk is full.
     """
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, BankError) as error:
         if not is_full(error):
             raise
-        raise ApiError(
-            507,
-            "the disk of the server is full, so nothing was stored; delete files or banks, or ask "
-            "its operator for room",
-            "server_error",
-            code="insufficient_storage",
-        ) from None
+        raise FullDiskError from None
 
 
-def is_full(error: BaseException) -> bool:
-    """Return whether an error says that the disk has no room."""
+def is_full(error: BaseException | None) -> bool:
+    """Return whether an error says that the disk has no room, or was raised because of one."""
+    if isinstance(error, BankError):
+        return is_full(error.__context__)
     if isinstance(error, OSError):
         return error.errno in FULL
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -18,7 +18,7 @@ from pathlib import Path
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
 from sedem.serve.bank_entry import BankEntry
-from sedem.serve.database import Database
+from sedem.serve.database import Database, FullDiskError, full_disk
 from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden, not_found
 from sedem.serve.file_records import Files, StoredFile, insert_file
 from sedem.serve.keys import Key
@@ -46,12 +46,18 @@ class Library:
 
     def __init__(self, settings: Settings, model: SedemModules) -> None:
         self.settings, self.model = settings, model
-        self.place = ServerFolder(settings.folder)
         try:
-            self._open()
-        except BaseException:
-            self.place.release()
-            raise
+            with full_disk():
+                self.place = ServerFolder(settings.folder)
+                try:
+                    self._open()
+                except BaseException:
+                    self.place.release()
+                    raise
+        except FullDiskError:
+            raise ConfigError(
+                f"the disk of '{settings.folder}' is full; make room, or give another folder"
+            ) from None
 
     def _open(self) -> None:
         self.database = Database(self.place.database)

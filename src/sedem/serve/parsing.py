@@ -72,8 +72,7 @@ class ParserProcess:
             except (EOFError, OSError):
                 self._end()
                 raise DataError(
-                    f"reading '{name}' ended its parser, which it must have damaged; save it again "
-                    "or as plain text"
+                    f"reading '{name}' ended its parser; save it again or as plain text"
                 ) from None
             except BaseException:
                 self._end()

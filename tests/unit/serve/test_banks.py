@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from conftest import LEASE, RECIPE
 from document_files import docx_of, pdf_of
-from docx import Document as new_docx
+from docx import Document
 from fastapi.testclient import TestClient
 from serving import READER, SCOPED, bearer
 from unit.serve.waiting import read_all
 
-from sedem import MemoryBank, SeDeM
+from sedem import MemoryBank, SeDeM, types
 from sedem.inference import build as building
 from sedem.serve.settings import Settings
 
@@ -29,7 +29,7 @@ def send(client: TestClient, bank: str, *files: tuple[str, bytes], **kwargs: Any
 
 
 def word(text: str) -> bytes:
-    document = new_docx()
+    document = Document()
     document.add_paragraph(text)
     return docx_of(document)
 
@@ -268,7 +268,7 @@ def test_banks_of_the_operator_are_only_asked(
     ):
         assert answer.status_code == 403
         assert "given by the operator" in answer.json()["error"]["message"]
-    building.build_bank(model, model.engine, folder, [building.Document("new.txt", LEASE)])
+    building.build_bank(model, model.engine, folder, [types.Document("new.txt", LEASE)])
     library = client.app.state.lifecycle.service.library  # type: ignore[attr-defined]
     library.get("given").refresh()
     assert client.get("/v1/banks/given").json()["documents"] == 3
