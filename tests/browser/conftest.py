@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 
 import pytest
-from browser.visitor import DESKTOP, SECRET, Opener, Served
+from browser.visitor import DESKTOP, Opener, Served
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -16,12 +15,10 @@ from playwright.sync_api import (
     expect,
     sync_playwright,
 )
+from servers import SECRET, serving
 
 from sedem import Document, SeDeM
 from sedem.demo import DOCUMENTS
-from sedem.serve.app import create_app
-from sedem.serve.keys import KeyRing
-from sedem.serve.run import Server, address_of, listen
 from sedem.serve.settings import Settings
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -42,19 +39,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     settings = Settings(
         folder=folder / "server",
         banks={"demo": folder / "demo.bank"},
-        port=0,
         max_file_bytes=200_000,
     )
-    listening = listen(settings.host, 0)
-    app = create_app(settings, model, keys=KeyRing.single(SECRET))
-    server = Server(app, settings, lambda address: ready.set())
-    ready = threading.Event()
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    assert ready.wait(60)
-    yield Served(address_of(listening).rstrip("/"), app, bank)
-    server.stop()
-    thread.join(60)
+    with serving(settings, model) as server:
+        yield Served(server.url, server.service, bank)
 
 
 @pytest.fixture(scope="session")
@@ -96,12 +84,12 @@ def visit(browser: Browser, served: Served) -> Iterator[Opener]:
             viewport={"width": size[0], "height": size[1]},
             color_scheme=scheme,  # type: ignore[arg-type]
             reduced_motion="reduce",
-            base_url=served.address,
+            base_url=served.url,
         )
         contexts.append(context)
         context.set_default_timeout(SECONDS * 1000)
         if key:
-            cookie = {"name": "sedem_key", "value": SECRET, "url": served.address}
+            cookie = {"name": "sedem_key", "value": SECRET, "url": served.url}
             context.add_cookies([cookie])  # type: ignore[list-item]
         page = context.new_page()
         page.on("console", note)

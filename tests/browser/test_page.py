@@ -25,7 +25,7 @@ def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_
     assert page.locator("#text").text_content() == NOTE
 
     ask(page, "Where does the cellar key hang?", k="1")
-    library = served.app.state.lifecycle.service.library
+    library = served.service.library
     [document] = library.get("cellar-note").bank.snapshot().documents
     [source] = page.evaluate("[...document.querySelectorAll('mark')].map((m) => m.textContent)")
     place = page.locator(".source .place").first.inner_text()

@@ -15,7 +15,7 @@ from sedem.demo import DOCUMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TOTAL_BYTES = 250_000
-WINDOW = (1280, 760)
+WINDOW = (1280, 800)
 QUESTION = "In what year was Ulysses launched?"
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,8 @@ def small() -> Iterator[None]:
     assert sum(path.stat().st_size for path in DOCS.glob("page-*.png")) < TOTAL_BYTES
 
 
-def save(page: Page, name: str, colours: int = 48) -> None:
+def save(page: Page, name: str, colours: int = 128) -> None:
+    page.mouse.move(1, 1)
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot()))
     small = picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
@@ -37,9 +38,10 @@ def save(page: Page, name: str, colours: int = 48) -> None:
 
 def asked(page: Page) -> None:
     ask(page, QUESTION, k="1")
-    ask(page, QUESTION, k="auto")
+    ask(page, QUESTION, k="4")
     page.locator(".source").first.click()
     page.locator("#question").focus()
+    page.evaluate("scrollTo(0, 0)")
 
 
 def test_light(visit: Opener) -> None:
@@ -56,8 +58,7 @@ def test_dark(visit: Opener) -> None:
 
 def test_phone(visit: Opener) -> None:
     page = visit("/#bank=demo", size=PHONE)
-    ask(page, QUESTION, k="auto")
-    page.locator(".answer").scroll_into_view_if_needed()
+    ask(page, QUESTION, k="2")
     page.locator(".answer").evaluate("(answer) => answer.scrollIntoView()")
     save(page, "phone")
 

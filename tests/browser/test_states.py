@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from browser.visitor import SECRET, Opener, Served, ask, upload
+from browser.visitor import Opener, Served, ask, upload
 from playwright.sync_api import Page, expect
+from servers import SECRET
 
 from sedem.inference.running import RunningAnswers
 
@@ -44,7 +45,7 @@ def test_a_full_queue_says_when_to_try_again(
     page: Page, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(served.app.state.lifecycle.service.scheduler, "limit", 0)
+        patch.setattr(served.service.scheduler, "limit", 0)
         page.locator("#question").fill(QUESTION)
         page.locator("#send").click()
         expect(page.locator("#notice")).to_contain_text("more questions than it can answer")
@@ -81,7 +82,7 @@ def test_an_answer_can_be_stopped(
     page.get_by_role("button", name="Stop").click()
     expect(page.locator(".answer")).to_contain_text("Stopped.")
     expect(page.locator("#send")).to_be_visible()
-    scheduler = served.app.state.lifecycle.service.scheduler
+    scheduler = served.service.scheduler
     deadline = time.monotonic() + 5
     while scheduler.running and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -121,7 +122,7 @@ def test_a_bad_name_is_explained(page: Page, tmp_path: Path) -> None:
 def test_nothing_read_yet_invites_to_drop_a_document(
     visit: Opener, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = served.app.state.lifecycle.service.library
+    library = served.service.library
     monkeypatch.setattr(library, "names", lambda key: [])
     page = visit()
     expect(page.get_by_role("heading", name="Nothing has been read yet")).to_be_visible()

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI
 from playwright.sync_api import Page
 
 from sedem import MemoryBank
+from sedem.serve.service import Service
 
-SECRET = "sedem-secret-of-the-browser"
 DESKTOP, PHONE = (1440, 900), (360, 740)
 Opener = Callable[..., Page]
 
@@ -21,13 +20,13 @@ class Served:
     """A server that runs in a thread.
 
     Attributes:
-        address: of its page.
-        app: its application, to reach what tests change.
+        url: of its page, without a slash at the end.
+        service: what stands behind it.
         bank: what the bank "demo" holds.
     """
 
-    address: str
-    app: FastAPI
+    url: str
+    service: Service
     bank: MemoryBank
 
 

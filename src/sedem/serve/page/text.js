@@ -39,11 +39,10 @@ export function duration(milliseconds) {
 export const score = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
 const CONFIDENCE = [
-  [0.8, "The documents very likely tell"],
-  [0.6, "The documents probably tell"],
-  [0.4, "The documents may tell or not"],
-  [0.2, "The documents probably do not tell"],
-  [0, "The documents hardly tell"],
+  [0.75, "The documents very likely tell"],
+  [0.5, "The documents probably tell"],
+  [0.25, "The documents may or may not tell"],
+  [0, "The documents probably do not tell"],
 ];
 
 /** A confidence in words. */
