@@ -81,6 +81,8 @@ class Server(uvicorn.Server):
             )
         )
         self.app, self.settings, self.announce = app, settings, announce
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals = 0
         self._ending: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
@@ -98,11 +100,15 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal: the first one ends politely, the second one at once."""
-        if self._ending is not None:
-            self.should_exit = self.force_exit = True
-            return
-        self._ending = self._loop.create_task(self.end())
-        self._loop.call_soon_threadsafe(lambda: None)  # wakes the loop, which may be asleep
+        self._signals += 1
+        if self._loop is None or self._signals > 1:
+            self.should_exit = True
+            self.force_exit = self._signals > 1
+        else:
+            self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        self._ending = asyncio.create_task(self.end())
 
     async def end(self) -> None:
         """Finish running answers, refuse others, then close the connections."""

@@ -83,6 +83,7 @@ class OpenTelemetry(Tracer):
             kind=self._server,
             attributes=attributes,
             record_exception=False,  # an exception may quote a question
+            set_status_on_exception=False,
         ) as span:
             yield _Recorded(span, scope["method"], self._error)
 

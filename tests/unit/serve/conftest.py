@@ -16,6 +16,7 @@ from sedem.serve.app import create_app
 from sedem.serve.keys import Key, KeyRing, digest_of
 from sedem.serve.settings import Settings
 
+
 @pytest.fixture
 def keys() -> KeyRing:
     """The keys of the server."""

@@ -14,7 +14,16 @@ from sedem.serve.errors import bank_not_found
 from sedem.serve.login import COOKIE
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW")
-UNKNOWN = ("/", "/nothing", "//health", "/health/", "/HEALTH", "/health/../metrics", "/v1", "/login")
+UNKNOWN = (
+    "/",
+    "/nothing",
+    "//health",
+    "/health/",
+    "/HEALTH",
+    "/health/../metrics",
+    "/v1",
+    "/login",
+)
 SERVER = "http://testserver"
 
 

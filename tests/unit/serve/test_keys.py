@@ -120,7 +120,9 @@ def test_without_a_file_there_is_one_key(monkeypatch: pytest.MonkeyPatch) -> Non
     assert keys_of(None)[1] != made
 
 
-@pytest.mark.parametrize("secret", ["short", "with a space in it", "x" * 513, "ümläute-in-a-secret"])
+@pytest.mark.parametrize(
+    "secret", ["short", "with a space in it", "x" * 513, "ümläute-in-a-secret"]
+)
 def test_a_secret_that_no_header_carries_is_refused(
     secret: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

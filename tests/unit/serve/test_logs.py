@@ -48,9 +48,7 @@ def test_a_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
         (7, "7"),
     ],
 )
-def test_no_value_forges_a_line(
-    value: Any, shown: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_value_forges_a_line(value: Any, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text")
     logs.log("request", path=value)
     [line] = logged(capsys)

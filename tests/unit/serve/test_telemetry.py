@@ -31,7 +31,9 @@ def test_a_span_for_each_request_inside_that_of_the_client(
     parent = f"00-{'a' * 32}-{'b' * 16}-01"
     client.get("/v1/banks/none", headers={"traceparent": parent, "X-Request-Id": "mine"})
     client.__exit__(None, None, None)
-    [span] = [one for one in spans.get_finished_spans() if one.context.trace_id == int("a" * 32, 16)]
+    [span] = [
+        one for one in spans.get_finished_spans() if one.context.trace_id == int("a" * 32, 16)
+    ]
     assert span.name == "GET /v1/banks/{bank}"
     assert span.parent is not None and span.parent.span_id == int("b" * 16, 16)
     assert dict(span.attributes or {}) == {
