@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from serving import READER, SECRET
+
 from sedem import SeDeM
 from sedem.serve.app import create_app
 from sedem.serve.keys import Key, KeyRing, digest_of
@@ -14,9 +16,6 @@ from sedem.serve.run import Server, listen
 from sedem.serve.service import Service
 from sedem.serve.settings import Settings
 
-SECRET = "sedem-secret-of-the-tests"
-READER = "sedem-secret-of-a-reader"
-"""Secrets of a key that may do everything, and of one that may only ask."""
 SECONDS = 60.0
 
 

@@ -15,7 +15,8 @@ from answers import RENT
 from conftest import LEASE, RECIPE
 from langchain_openai import ChatOpenAI
 from openai import OpenAI
-from servers import READER, SECONDS, SECRET, Served, serving
+from servers import SECONDS, Served, serving
+from serving import READER, SECRET
 
 from sedem import Decoding, Document, SeDeM
 from sedem.inference.running import RunningAnswers
