@@ -61,7 +61,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit(browser: Browser, served: Served) -> Iterator[Opener]:
-    """Return a function that opens the page in a new window, signed in unless `key` is False.
+    """Return a function that opens the page in a new window, signed in unless `secret` is None.
 
     At the end of the test no window may have seen an error of a script or of the content policy.
     """
@@ -76,7 +76,7 @@ def visit(browser: Browser, served: Served) -> Iterator[Opener]:
     def visit(
         path: str = "/",
         *,
-        key: bool = True,
+        secret: str | None = SECRET,
         scheme: str = "light",
         size: tuple[int, int] = DESKTOP,
     ) -> Page:
@@ -88,8 +88,8 @@ def visit(browser: Browser, served: Served) -> Iterator[Opener]:
         )
         contexts.append(context)
         context.set_default_timeout(SECONDS * 1000)
-        if key:
-            cookie = {"name": "sedem_key", "value": SECRET, "url": served.url}
+        if secret is not None:
+            cookie = {"name": "sedem_key", "value": secret, "url": served.url}
             context.add_cookies([cookie])  # type: ignore[list-item]
         page = context.new_page()
         page.on("console", note)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from browser.visitor import PHONE, Opener, Served, ask, upload
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 QUESTION = "In what year was Ulysses launched?"
 PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12
@@ -150,6 +151,56 @@ def test_a_question_that_the_documents_do_not_tell_is_declined(page: Page) -> No
     ask(page, "Who painted the ceiling of the town hall?")
     expect(page.locator(".chips")).to_contain_text("from 95 %")
     expect(page.locator(".said")).to_contain_text("documents do not")
+
+
+def test_files_are_dropped_anywhere_or_chosen_with_the_keyboard(page: Page) -> None:
+    expect(page.locator("#work")).to_be_visible()
+    files = page.evaluate_handle(
+        """() => {
+          const files = new DataTransfer();
+          files.items.add(new File(["Some words."], "Dropped here.txt"));
+          return files;
+        }"""
+    )
+    page.dispatch_event("#heat", "dragenter", {"dataTransfer": files})
+    expect(page.get_by_text("Drop to read")).to_be_visible()
+    page.dispatch_event("#heat", "drop", {"dataTransfer": files})
+    expect(page.get_by_text("Drop to read")).to_be_hidden()
+    expect(page.get_by_label("Name of the new bank")).to_have_value("dropped-here")
+    page.keyboard.press("Escape")
+    expect(page.locator("#upload")).to_be_hidden()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add documents").press("Enter")
+    assert chooser.value.is_multiple()
+
+
+def test_a_long_document_is_shown_in_parts(visit: Opener) -> None:
+    page = visit("about:blank")
+    text = "".join(f"{number:06d} 🥧 line\n" for number in range(60_000))
+    spans = [[start, min(start + 500, len(text))] for start in range(0, len(text), 500)]
+    asked: list[tuple[int, int]] = []
+
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        start, end = (int(query[name][0]) for name in ("start", "end"))
+        end = min(end, len(text))
+        asked.append((start, end))
+        inside = [span for span in spans if span[0] < end and span[1] > start]
+        part = {"text": text[start:end], "start": start, "end": end, "spans": inside}
+        route.fulfill(json={**part, "characters": len(text), "pages": [], "note": None})
+
+    page.route("**/v1/banks/demo/documents/0?*", answer)
+    page.goto("/#bank=demo")
+    expect(page.locator("#reader-facts")).to_contain_text("shown: 0 to 400,000")
+    expect(page.get_by_role("button", name="Earlier part")).to_be_disabled()
+    page.get_by_role("button", name="Later part").click()
+    page.get_by_role("button", name="Later part").click()
+    expect(page.get_by_role("button", name="Later part")).to_be_disabled()
+    start, end = asked[-1]
+    assert end == len(text)
+    assert page.locator("#text").text_content() == text[start:end]
+    first = page.locator("#text .block").nth(1).text_content()
+    assert first == text[start + 500 : start + 1000]
 
 
 def test_a_reload_keeps_the_bank(visit: Opener) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser.visitor import Opener, Served, ask, upload
 from playwright.sync_api import Page, expect
-from servers import SECRET
+from servers import READER, SECRET
 
 from sedem.inference.running import RunningAnswers
 
@@ -16,7 +16,7 @@ QUESTION = "In what year was Ulysses launched?"
 
 
 def test_a_key_is_asked_for_and_a_wrong_one_refused(visit: Opener) -> None:
-    page = visit(key=False)
+    page = visit(secret=None)
     page.get_by_label("Key of this server").fill("this-is-not-the-right-key")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("not known")
@@ -26,7 +26,7 @@ def test_a_key_is_asked_for_and_a_wrong_one_refused(visit: Opener) -> None:
 
 
 def test_the_address_with_a_key_signs_in_and_forgets_it(visit: Opener) -> None:
-    page = visit(f"/?key={SECRET}", key=False)
+    page = visit(f"/?key={SECRET}", secret=None)
     expect(page.locator("#asked-bank")).not_to_be_empty()
     assert SECRET not in page.url
 
@@ -106,6 +106,14 @@ def test_a_file_that_cannot_be_read_is_named(visit: Opener, tmp_path: Path) -> N
     page.get_by_role("button", name="Delete this bank").click()
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_role("button", name="broken")).to_have_count(0)
+
+
+def test_a_key_that_may_only_ask_is_told_so(visit: Opener, tmp_path: Path) -> None:
+    page = visit(secret=READER)
+    file = tmp_path / "a.txt"
+    file.write_text("Some words.")
+    upload(page, file)
+    expect(page.locator("#notice")).to_contain_text("may ask but change nothing")
 
 
 def test_a_bad_name_is_explained(page: Page, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ async function choose(name) {
     stopWatching();
     chosen = name;
     putInAddress(name);
+    document.title = name ? `${name} · sedem` : "sedem";
   }
   asking.use(name);
   show();
