@@ -62,6 +62,11 @@ class ServerFolder:
         """
         return f"{name}-{secrets.token_hex(4)}.bank"
 
+    @staticmethod
+    def is_bank(folder: str) -> bool:
+        """Return whether the folder of a bank may have a name."""
+        return _BANK.fullmatch(folder) is not None
+
     def bank(self, folder: str) -> Path:
         """Where a bank is.
 
@@ -71,7 +76,7 @@ class ServerFolder:
         Raises:
             ConfigError: it is something else.
         """
-        if _BANK.fullmatch(folder) is None:
+        if not self.is_bank(folder):
             raise ConfigError(
                 f"'{folder}' is no folder of a bank; the server's database was changed by hand"
             )
