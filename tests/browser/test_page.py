@@ -11,7 +11,7 @@ from playwright.sync_api import Page, Route, expect
 
 QUESTION = "In what year was Ulysses launched?"
 PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12
-NOTE = PIES + "The cellar key hangs behind the blue door. 🗝 Nobody but Ines may take it.\n"
+NOTE = PIES + "The cellar key hangs behind the blue door. 🗝 Nobody but Anna may take it.\n"
 
 
 def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_path: Path) -> None:
@@ -36,6 +36,7 @@ def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_
     page.get_by_role("button", name="Delete this bank").click()
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(page.get_by_role("button", name="cellar-note")).to_have_count(0)
+    assert page.evaluate("location.hash") == "#bank=demo"
 
 
 def test_progress_is_shown_while_a_document_is_read(visit: Opener, tmp_path: Path) -> None:
@@ -65,11 +66,13 @@ def test_an_answer_streams_in_after_its_sources(page: Page) -> None:
     order = page.evaluate_handle(
         """() => {
           const order = [];
+          let first;
           new MutationObserver((changes) => {
             for (const { target } of changes) {
               const found = document.querySelectorAll(".source").length;
               const said = document.querySelector(".said")?.textContent ?? "";
-              order.push([found, said]);
+              first ??= document.querySelector(".source");
+              order.push([found, said, first === document.querySelector(".source")]);
             }
           }).observe(document.getElementById("answers"), { childList: true, subtree: true });
           return order;
@@ -77,7 +80,8 @@ def test_an_answer_streams_in_after_its_sources(page: Page) -> None:
     )
     ask(page, QUESTION, k="2")
     steps = order.json_value()
-    assert next(said for found, said in steps if found) == ""
+    assert next(said for found, said, _ in steps if found) == ""
+    assert all(same for *_, same in steps), "a source would lose the focus"
     answer = page.locator(".said").inner_text()
     assert answer == "1990"
     expect(page.locator(".source")).to_have_count(2)

@@ -22,6 +22,7 @@ export class Card {
     this.question = question;
     this.settings = settings;
     this.citations = [];
+    this.confidence = null;
     this.done = false;
     this.show = show;
     this.title = make("h2", {}, "Answer");
@@ -53,6 +54,7 @@ export class Card {
   /** The blocks are chosen; this comes before the first word. */
   sources({ citations = [], confidence = null, k = null }) {
     this.citations = citations;
+    this.confidence = confidence;
     this.chips.replaceChildren(...this.chipTexts(k).map(chip));
     const best = Math.max(...citations.map((one) => one.score ?? 0), 1e-6);
     this.buttons = citations.map((citation) => this.source(citation, best));

@@ -69,6 +69,7 @@ export class Asking {
     if (!question || this.running) return;
     clearNotice();
     const card = new Card(question, this.settings(), (one, citation) => this.light(one, citation));
+    card.bank = this.bank;
     const controller = new AbortController();
     this.running = controller;
     this.place(card);
@@ -102,18 +103,19 @@ export class Asking {
       model: this.model,
       messages: [{ role: "user", content: question }],
       stream: true,
-      bank: this.bank,
+      bank: card.bank,
       ...settings,
     };
     const response = await postJson("/v1/chat/completions", body, signal);
-    card.confidence = null;
     let last = {};
     for await (const { sedem, choices: [choice] = [] } of events(response)) {
       if (sedem) {
         last = { ...last, ...sedem };
-        card.confidence = last.confidence ?? null;
-        card.sources(last);
-        if (last.citations && card.scores === undefined) this.light(card);
+        // Only once: a source that has the focus must stay.
+        if (last.citations && !card.buttons) {
+          card.sources(last);
+          this.light(card);
+        }
       }
       if (choice?.delta?.content) card.add(choice.delta.content);
     }
@@ -139,6 +141,7 @@ export class Asking {
 
   /** Show the sources of an answer in the document, and the scores of all blocks. */
   async light(card, citation = null) {
+    if (card.bank !== this.bank) return;
     const other = this.lit !== card;
     this.lit = card;
     for (const one of [this.card, this.before]) one?.active(one === card);
@@ -153,7 +156,7 @@ export class Asking {
   async scores(card) {
     card.scores = null;
     try {
-      const path = bankPath(this.bank, "scores");
+      const path = bankPath(card.bank, "scores");
       const response = await postJson(path, { question: card.question });
       card.scores = (await response.json()).data;
       if (this.lit === card) this.reader.score(card.scores);

@@ -10,7 +10,7 @@ import { acceptFiles, chooseBank, hideReading, upload, watch } from "./upload.js
 const reader = new Reader();
 const asking = new Asking(reader);
 let banks = [];
-let chosen = null;
+let chosen; // its name; null if there is none to choose
 let watching = null;
 
 const bank = (name = chosen) => banks.find((one) => one.name === name);
@@ -18,7 +18,7 @@ const bank = (name = chosen) => banks.find((one) => one.name === name);
 /** Get the banks anew, and show what has changed. */
 async function refresh() {
   banks = (await getJson("/v1/banks")).data;
-  if (!bank()) chosen = null;
+  if (!bank()) chosen = undefined;
   show();
 }
 
