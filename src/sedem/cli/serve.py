@@ -157,10 +157,9 @@ def serve(
         rows=rows,
         waiting=waiting,
         cors=tuple(cors or ()),
-        log_format=log_format,
         log_text=log_text,
         telemetry=telemetry,
-        **_limits(limit),
+        **{"log_format": log_format, **_limits(limit)},
     )
     if not _is_loopback(host):
         output.note(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from sedem.serve import health, pages
+from sedem.serve import banks, chat, files, health, models, pages, responses, vector_stores
 from sedem.serve.body_limit import BodyLimit
 from sedem.serve.errors import ApiError, bad_request, not_found
 from sedem.serve.guard import Guard
@@ -58,8 +56,8 @@ def create_app(
     app.state.metrics, app.state.tracer = metrics, tracer
     app.state.keys = keys or keys_of(settings.key_file)[0]
     app.state.lifecycle = Lifecycle()
-    for routes in routers():
-        app.include_router(routes)
+    for part in (health, models, chat, responses, files, vector_stores, banks, pages):
+        app.include_router(part.router)
     # The last one that is added sees a request first.
     app.add_middleware(
         BodyLimit, metrics=metrics, body=settings.max_body_bytes, upload=settings.max_file_bytes
@@ -105,11 +103,3 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _response(error: ApiError) -> Response:
     return JSONResponse(error.body(), error.status, error.headers)
-
-
-def routers() -> list[APIRouter]:
-    found = [health.router, pages.router]
-    for name in ("models", "chat", "responses", "files", "vector_stores", "banks"):
-        if importlib.util.find_spec(f"sedem.serve.{name}"):
-            found.append(importlib.import_module(f"sedem.serve.{name}").router)
-    return found

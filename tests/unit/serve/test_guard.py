@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from serving import READER, SCOPED, SECRET, bearer
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from serving import READER, SCOPED, SECRET, bearer
 from starlette.routing import BaseRoute
 
 from sedem.serve.errors import bank_not_found

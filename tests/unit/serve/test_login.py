@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from serving import SECRET
 from fastapi.testclient import TestClient
+from serving import SECRET
 
 from sedem.serve.login import COOKIE, FORM_BYTES
 
