@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from conftest import LEASE, RECIPE
 from document_files import pdf_of
 from openai import BadRequestError, NotFoundError, OpenAI
+from servers import serving
 from serving import SECRET
-from uvicorn import Config, Server
 
 from sedem import SeDeM
-from sedem.serve.app import create_app
-from sedem.serve.keys import KeyRing
 from sedem.serve.settings import Settings
-
-
-@contextmanager
-def running(settings: Settings, model: SeDeM) -> Iterator[str]:
-    """A server on a free port of the loopback interface; its address."""
-    app = create_app(settings, model, keys=KeyRing.single(SECRET))
-    server = Server(Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until = time.monotonic() + 30
-    while not server.started:
-        assert time.monotonic() < until and thread.is_alive(), "the server did not start"
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(30)
 
 
 @pytest.fixture
 def openai(tmp_path: Path, model: SeDeM) -> Iterator[OpenAI]:
-    with running(Settings(folder=tmp_path / "server"), model) as address:
-        yield OpenAI(base_url=f"{address}/v1", api_key=SECRET, max_retries=0)
+    with serving(Settings(folder=tmp_path / "server"), model) as served:
+        yield OpenAI(base_url=served.api, api_key=SECRET, max_retries=0)
 
 
 def test_files(openai: OpenAI) -> None:
