@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from sedem.config import Condition
@@ -56,7 +56,7 @@ def _documents(value: Any) -> Any:
         isinstance(one, str) or _is_whole(one, 0) for one in value
     ):
         raise PydanticCustomError("documents", "it must be a list of names or numbers of documents")
-    return tuple(value)
+    return tuple(_unicode(one) if isinstance(one, str) else one for one in value)
 
 
 def _stops(value: Any) -> Any:
@@ -91,7 +91,21 @@ def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-Text = Annotated[str, BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]])]
+def _unicode(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("unicode", "it is not Unicode text") from None
+    return value
+
+
+Echoed = Annotated[str, AfterValidator(_unicode)]
+"""Text that comes back in the answer."""
+Text = Annotated[
+    str,
+    BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]]),
+    AfterValidator(_unicode),
+]
 Notes = Any
 """What a client notes for itself; it changes nothing."""
 
@@ -136,8 +150,8 @@ class AskBody(Body):
         seed: of sampling; without one, every answer is sampled anew.
     """
 
-    model: Annotated[str, Field(min_length=1, max_length=200)]
-    bank: Annotated[str, Field(max_length=200)] | None = None
+    model: Annotated[Echoed, Field(min_length=1, max_length=200)]
+    bank: Annotated[Echoed, Field(max_length=200)] | None = None
     documents: Annotated[
         tuple[int | str, ...] | None,
         BeforeValidator(_documents, json_schema_input_type=list[int | str] | None),
@@ -152,7 +166,7 @@ class AskBody(Body):
     seed: Whole | None = None
     # Notes
     user: Notes = None
-    metadata: Notes = None
+    metadata: dict[Echoed, Echoed] | None = None
     safety_identifier: Notes = None
     prompt_cache_key: Notes = None
     parallel_tool_calls: Notes = None
@@ -247,7 +261,7 @@ class ResponsesBody(AskBody):
         Field(min_length=1),
         BeforeValidator(_messages, json_schema_input_type=str | list[Message]),
     ]
-    instructions: str | None = None
+    instructions: Echoed | None = None
     max_output_tokens: WholeAbove0 | None = None
     text: Any = None
     truncation: Any = None

@@ -32,6 +32,12 @@ def test_other_content_is_refused(content: Any) -> None:
         Message(role="user", content=content)
 
 
+def test_halves_of_surrogate_pairs_are_refused() -> None:
+    for content in ("\ud800", [{"type": "text", "text": "\ud800"}]):
+        with pytest.raises(ValidationError, match="it is not Unicode text"):
+            Message(role="user", content=content)  # type: ignore[arg-type]
+
+
 def test_an_answer_that_is_sent_back_is_a_message() -> None:
     answer = {"role": "assistant", "content": "Ann.", "refusal": None, "annotations": [{}],
               "audio": None, "function_call": None, "tool_calls": None}  # fmt: skip
@@ -66,6 +72,8 @@ def test_every_neutral_value_is_accepted_and_others_are_refused_by_name() -> Non
         ("documents", "lease.txt"),
         ("documents", [-1]),
         ("documents", [True]),
+        ("documents", ["\ud800"]),
+        ("bank", "\ud800"),
         ("min_confidence", True),
         ("model", ""),
         ("model", "m" * 201),
@@ -74,6 +82,9 @@ def test_every_neutral_value_is_accepted_and_others_are_refused_by_name() -> Non
         ("k", {}),
         ("condition", []),
         ("model", "\ud800"),
+        ("metadata", {"a": "\ud800"}),
+        ("metadata", {"\ud800": "a"}),
+        ("metadata", {"a": float("inf")}),
     ],
 )
 def test_values_out_of_range_are_refused(field: str, value: Any) -> None:
@@ -92,4 +103,6 @@ def test_limits_and_stops_have_the_names_that_were_used() -> None:
     assert [(m.role, m.content) for m in body.messages] == [("user", "Who?")]
     told = body.model_copy(update={"instructions": "Be brief."})
     assert told.messages[0].role == "system"
+    with pytest.raises(ValidationError, match="not Unicode text"):
+        ResponsesBody(model="m", input="Who?", instructions="\ud800")  # type: ignore[arg-type]
     assert issubclass(ResponsesBody, AskBody)
