@@ -46,12 +46,14 @@ class Eager:
 
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Return frozen states at the extraction layers `[X, B, T, E]`."""
-        with self._modules_lock:
+        with self._modules_lock.in_turns(), self._modules_lock:
             return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
         """Return the same for questions, whose ids are on the CPU."""
-        return self.encode(ids_BT.to(self.model.encoder.device))
+        ids_BT = ids_BT.to(self.model.encoder.device)
+        with self._modules_lock:
+            return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
     @contextmanager
     def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:

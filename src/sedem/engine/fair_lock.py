@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import Lock, get_ident
+
+IDLE_SECONDS = 0.01
+"""A lock that nobody takes for so long is not needed by others; steps of answers follow faster."""
+POLL_SECONDS = 0.001
 
 
 class FairLock:
@@ -12,6 +19,9 @@ class FairLock:
     Python's own locks go to whoever is awake. A thread that reads documents gives its lock back
     and takes it again at once, so a thread that answers would get it late or never. With this one
     they alternate: an answer waits for at most one batch of segments before each token.
+
+    A batch takes as long as many tokens, so work in long pieces goes `in_turns`: after a piece that
+    made others wait, these have the lock for as long as the piece took.
     """
 
     def __init__(self) -> None:
@@ -21,6 +31,10 @@ class FairLock:
         self._owner: int | None = None
         self._depth = 0
         self._waiting: deque[tuple[int, Lock]] = deque()
+        # Seconds for which the lock was held, since when it is, and when it was let go.
+        self._held = 0.0
+        self._since = self._free_since = time.perf_counter()
+        self._owed: dict[int, float] = {}
 
     def __enter__(self) -> None:
         me = get_ident()
@@ -33,6 +47,7 @@ class FairLock:
         with self._guard:
             if self._owner is None:
                 self._owner, self._depth = me, 1
+                self._since = time.perf_counter()
                 return
             self._waiting.append(waiter)
         try:
@@ -56,7 +71,29 @@ class FairLock:
     def _hand_over(self) -> None:
         """Give the lock to the thread that waits longest; the guard is held."""
         self._owner, self._depth = None, 0
+        self._free_since = now = time.perf_counter()
+        self._held += now - self._since
+        self._since = now
         if self._waiting:
             self._owner, turn = self._waiting.popleft()
             self._depth = 1
             turn.release()
+
+    @contextmanager
+    def in_turns(self) -> Iterator[None]:
+        """Surround one piece of long work, in which this lock is taken.
+
+        It first waits until others have had the time that they waited for the last piece, or do
+        not need it.
+        """
+        me = get_ident()
+        enough = self._held + self._owed.pop(me, 0.0)
+        while self._held < enough and not self._is_idle():
+            time.sleep(POLL_SECONDS)
+        began = time.perf_counter()
+        yield
+        if self._owner is not None:
+            self._owed[me] = time.perf_counter() - began
+
+    def _is_idle(self) -> bool:
+        return self._owner is None and time.perf_counter() - self._free_since > IDLE_SECONDS

@@ -90,7 +90,7 @@ class Static:
     @torch.no_grad()
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Return frozen states at the extraction layers `[X, B, T, E]`."""
-        with self.device_lock():
+        with self._buffers_lock.in_turns(), self.device_lock():
             self._check_not_moved()
             return self.encoder.states(ids_BT)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from threading import Event, Thread
 
 import pytest
@@ -73,6 +74,42 @@ def test_two_threads_that_ask_again_at_once_alternate() -> None:
     for thread in threads:
         thread.join(10)
     assert turns[:30] in (["a", "b"] * 15, ["b", "a"] * 15)
+
+
+def test_long_pieces_leave_others_as_much_time_as_they_take() -> None:
+    lock, steps, stop = FairLock(), [0], Event()
+
+    def step() -> None:
+        while not stop.is_set():
+            with lock:
+                time.sleep(0.001)
+                steps[0] += 1
+
+    thread = started(step)
+    wait_until(lambda: steps[0])
+    between = []
+    for _ in range(5):
+        with lock.in_turns():
+            between.append(steps[0])
+            with lock:
+                time.sleep(0.05)
+    stop.set()
+    thread.join(10)
+    # Strictly in turn, there would be one step after each piece of 50.
+    assert all(after - before > 5 for before, after in pairwise(between))
+
+
+def test_long_pieces_do_not_wait_for_others_that_do_nothing() -> None:
+    lock = FairLock()
+    began = time.perf_counter()
+    for _ in range(4):
+        with lock.in_turns(), lock:
+            time.sleep(0.05)
+            # Somebody asks once, and no more.
+            thread = started(lambda: lock.__enter__() or lock.__exit__())
+            wait_until(lambda: lock._waiting)
+        thread.join(10)
+    assert time.perf_counter() - began < 4 * 0.09
 
 
 def test_an_error_lets_it_go() -> None:
