@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer.main
 from conftest import LEASE, RECIPE
+from document_files import pdf_of
 from servers import serving
 from serving import SECRET
 from typer.testing import CliRunner
@@ -36,6 +37,11 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NANO = "sedem-nano/backbone"
 MADE_BY_THE_SITE = {"cli.md"}
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+REPORTS = {
+    "lease.pdf": (LEASE[: LEASE.index(" The deposit")], LEASE[LEASE.index("The deposit") :]),
+    "kitchen.pdf": (RECIPE[: RECIPE.index("\n")], "It keeps two days."),
+}
+"""Texts of the pages of PDFs, by name."""
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -62,12 +68,15 @@ COMMANDS = [pytest.param(words, id=" ".join(words)) for page in PAGES for words 
 
 @pytest.fixture
 def served(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A server with a bank `lease` for pages that show OpenAI's client."""
+    """A server with a bank `lease`, and a folder of PDFs, for pages that show OpenAI's client."""
     if "from openai import" not in page.read_text("utf-8"):
         yield
         return
     model = SeDeM.from_pretrained("sedem-nano", light=True)
     model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
+    (tmp_path / "reports").mkdir()
+    for name, texts in REPORTS.items():
+        (tmp_path / "reports" / name).write_bytes(pdf_of(texts))
     settings = Settings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
     with serving(settings, model) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.api)

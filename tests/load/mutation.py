@@ -263,7 +263,7 @@ def _frame(chance: random.Random) -> Shot:
 
 def _upload(chance: random.Random) -> Shot:
     """A form with odd parts, or one that is cut off."""
-    edge = chance.choice((b"edge", b"edge", b"edge", b"x" * 70, b"x" * 200, b'"', b"a b"))
+    edge = chance.choice((b"edge", b"edge", b"edge", b"edge", b"x" * 70, b"x" * 200, b'"', b"a b"))
     parts = [_part(chance) for _ in range(chance.choice((0, 1, 1, 1, 2, 40)))]
     content = b"".join(b"--%b\r\n%b" % (edge, part) for part in parts) + b"--%b--\r\n" % edge
     match chance.randrange(8):
@@ -283,11 +283,13 @@ def _upload(chance: random.Random) -> Shot:
 
 
 def _part(chance: random.Random) -> bytes:
-    name, file = chance.choice(PART_NAMES), chance.choice(FILE_NAMES)
+    usual = chance.random() < 0.5
+    name = "file" if usual else chance.choice(PART_NAMES)
+    file = f"{chance.randrange(20)}.txt" if usual else chance.choice(FILE_NAMES)
     lines = [f'Content-Disposition: form-data; name="{name}"']
     if chance.random() < 0.85:
         lines[0] += f'; filename="{file}"'
-    if chance.random() < 0.1:
+    if not usual and chance.random() < 0.2:
         odd = ("Content-Disposition: attachment", "A" * 9000, ": b", "Content-Disposition;", "")
         lines[0] = chance.choice(odd)
     if chance.random() < 0.3:
