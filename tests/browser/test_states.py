@@ -110,10 +110,15 @@ def test_a_file_that_cannot_be_read_is_named(visit: Opener, tmp_path: Path) -> N
 
 def test_a_key_that_may_only_ask_is_told_so(visit: Opener, tmp_path: Path) -> None:
     page = visit(secret=READER)
+    expect(page.locator("#asked-bank")).not_to_be_empty()
+    expect(page.get_by_role("button", name="Add documents")).to_be_hidden()
+    expect(page.get_by_role("button", name="Delete this bank")).to_be_hidden()
     file = tmp_path / "a.txt"
     file.write_text("Some words.")
-    upload(page, file)
-    expect(page.locator("#notice")).to_contain_text("may ask but change nothing")
+    page.locator("#files").set_input_files(str(file))
+    expect(page.locator("#notice")).to_contain_text("may ask, but it may not add documents")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_label("Key of this server")).to_be_focused()
 
 
 def test_a_bad_name_is_explained(page: Page, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def serve(
         str, typer.Option(metavar="NAME", help="Form of the log on stderr: text or json.")
     ] = "text",
     log_text: Annotated[
-        bool, typer.Option("--log-text", help="Log questions and answers too.")
+        bool, typer.Option("--log-text", help="Log questions, answers and messages of errors too.")
     ] = False,
     telemetry: Annotated[
         bool,

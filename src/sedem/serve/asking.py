@@ -17,6 +17,7 @@ from sedem.serve.conversation import Conversation, read_conversation
 from sedem.serve.errors import bad_request, conflict, not_found, too_large
 from sedem.serve.guard import require_bank
 from sedem.serve.keys import Key
+from sedem.serve.logs import log
 from sedem.serve.service import Service
 from sedem.serve.settings import Settings
 from sedem.serve.shapes import AskBody, Message
@@ -133,6 +134,8 @@ async def answering(
         times = answer.timings
         seconds = (times["total_ms"] - times["ttft_ms"]) / 1e3
         service.metrics.answered(answer, answer.answer_tokens or 0, seconds)
+        if service.settings.log_text:
+            log("answered", bank=asked.bank, question=asked.request.question, answer=answer.text)
         yield Answered(asked, selected, answer)
     except (asyncio.CancelledError, GeneratorExit):
         if reply.answer is None:

@@ -49,10 +49,11 @@ class Question(BaseModel):
 
 @router.get("")
 def list_banks(key: Owner, service: Served) -> dict[str, Any]:
-    """List the banks that this key knows."""
+    """List the banks that this key knows, and say whether it may change any."""
     library = service.library
     entries = [library.get(name) for name in library.names(key)]
-    return {"object": "list", "data": [described(entry) for entry in entries]}
+    data = [described(entry) for entry in entries]
+    return {"object": "list", "data": data, "writable": key.write}
 
 
 @router.get("/{bank}")

@@ -50,9 +50,9 @@ class ApiError(Exception):
         """The JSON body."""
         return {
             "error": {
-                "message": self.message,
+                "message": _encodable(self.message),
                 "type": self.type,
-                "param": self.param,
+                "param": None if self.param is None else _encodable(self.param),
                 "code": self.code,
             }
         }
@@ -128,3 +128,8 @@ def to_api_error(error: Exception) -> ApiError:
             return unavailable("the bank cannot be read; `sedem bank verify` tells why")
         case SedemError() | _:
             return ApiError(500, INTERNAL, "server_error", code="internal_error")
+
+
+def _encodable(text: str) -> str:
+    """Text that UTF-8 can represent; a message may quote what a client has sent."""
+    return text.encode("utf-8", "backslashreplace").decode()

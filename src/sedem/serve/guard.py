@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.serve.errors import ApiError, bank_not_found, forbidden, unauthorized
 from sedem.serve.keys import Key, KeyRing
-from sedem.serve.login import COOKIE, asks_for_page, login, login_page, welcome
+from sedem.serve.login import COOKIE, asks_for_page, login, login_page, sign_out, welcome
 from sedem.serve.metrics import Metrics
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -53,6 +53,8 @@ class Guard:
         keys: KeyRing = request.app.state.keys
         if (request.method, request.url.path) == ("POST", "/login"):
             return await login(request, keys) if _from_here(request) else self._refuse(_foreign())
+        if (request.method, request.url.path) == ("POST", "/logout"):
+            return sign_out() if _from_here(request) else self._refuse(_foreign())
         if request.method == "GET" and request.url.path == "/" and "key" in request.query_params:
             return welcome(request, keys, request.query_params["key"])
         key, by_cookie = _key_in(request, keys)

@@ -49,6 +49,13 @@ def welcome(request: Request, keys: KeyRing, secret: str) -> Response:
     return response
 
 
+def sign_out() -> Response:
+    """Forget the key in the browser and go to the login form."""
+    response = RedirectResponse("/", status_code=303)
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
+
+
 async def login(request: Request, keys: KeyRing) -> Response:
     """Take the login form."""
     body = b""

@@ -31,7 +31,7 @@ class ServerFolder:
         folder: it is created, for its owner alone, if it does not exist.
 
     Raises:
-        ConfigError: another server uses it.
+        ConfigError: another server uses it, or it holds files or banks but no database.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,6 +49,24 @@ class ServerFolder:
                 f"another server uses the folder '{folder}'; stop it, or give another folder"
             ) from None
         make_folders(self._banks)
+        self._check_database(folder)
+
+    def _check_database(self, folder: Path) -> None:
+        """Refuse to begin anew beside files and banks that only the lost database could name."""
+        if self.database.exists():
+            return
+        held = [
+            path
+            for place in (self.files, self._banks)
+            if place.exists()
+            for path in place.iterdir()
+        ]
+        if held:
+            self.release()
+            raise ConfigError(
+                f"'{folder}' holds {len(held):,} files and banks, but not its database "
+                f"'{self.database.name}'; restore that from a backup, or give another folder"
+            )
 
     def release(self) -> None:
         """Let another server use the folder."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 from answers import RENT
 from conftest import LEASE, RECIPE
 from fastapi.testclient import TestClient
@@ -60,3 +62,16 @@ def test_the_default_limit_is_within_the_servers(settings: Settings, model: SeDe
     body = ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "?"}]})
     assert decoding_of(body, settings).max_new_tokens == 64
     assert decoding_of(body, settings.with_changes(max_tokens=9)).max_new_tokens == 9
+
+
+@pytest.mark.parametrize("log_text", [True, False])
+def test_questions_and_answers_are_logged_if_asked_for(
+    log_text: bool, make_client: Callable[..., TestClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make_client(log_text=log_text)
+    content = f"{LEASE}\n\n{RENT}"
+    with caplog.at_level("INFO", "sedem.serve"):
+        status, _ = asked(client, model="sedem", messages=[{"role": "user", "content": content}])
+    assert status == 200
+    logged = [record.fields for record in caplog.records if record.message == "answered"]  # type: ignore[attr-defined]
+    assert [fields["question"] for fields in logged] == ([RENT] if log_text else [])

@@ -119,7 +119,8 @@ def test_two_files_of_one_name_are_refused(client: TestClient, settings: Setting
     answer = send(client, "flat", ("a.txt", b"one"), ("a.txt", b"two"))
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith("2 files are named 'a.txt'")
-    assert client.get("/v1/banks").json()["data"] == []
+    assert client.get("/v1/banks").json() == {"object": "list", "data": [], "writable": True}
+    assert client.get("/v1/banks", headers=bearer(READER)).json()["writable"] is False
     assert list((settings.folder / "files").iterdir()) == []
 
 

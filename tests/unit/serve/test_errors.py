@@ -56,3 +56,8 @@ def test_an_error_for_a_client_stays_as_it_is() -> None:
     assert to_api_error(error) is error
     assert len(error.message) < 200
     assert isinstance(error, ApiError)
+
+
+def test_what_a_client_has_sent_can_be_quoted() -> None:
+    body = ApiError(400, "there is no '\ud800'", param="\udfff").body()["error"]
+    assert (body["message"], body["param"]) == (r"there is no '\ud800'", r"\udfff")

@@ -23,6 +23,7 @@ UNKNOWN = (
     "/health/../metrics",
     "/v1",
     "/login",
+    "/logout",
 )
 SERVER = "http://testserver"
 
@@ -50,8 +51,9 @@ def test_every_route_needs_a_key_but_health(app: FastAPI, anonymous: TestClient)
                 served.add((method, path, response.status_code))
             elif method != "HEAD" and "html" not in response.headers["content-type"]:
                 assert response.json()["error"]["code"] == "invalid_api_key"
-    # From another site or with no origin, the login form is refused as well.
-    assert served == {("GET", "/health", 200), ("POST", "/login", 403)}
+    # From another site or with no origin, signing in and out is refused as well.
+    refused = {("POST", "/login", 403), ("POST", "/logout", 403)}
+    assert served == {("GET", "/health", 200)} | refused
 
 
 @pytest.mark.parametrize(

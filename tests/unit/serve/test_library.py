@@ -156,3 +156,18 @@ def test_the_operator_and_clients_do_not_share_a_name(
     with pytest.raises(ConfigError, match="clients have made a bank 'flat' already"):
         Library(settings.with_changes(banks={"flat": tmp_path / "given"}), model)
     Library(settings, model).close()
+
+
+def test_a_lost_database_is_not_begun_anew_beside_its_files(
+    settings: Settings, model: SeDeM
+) -> None:
+    library = Library(settings, model)
+    library.create("kept")
+    library.files.path("file-" + "0" * 24).write_bytes(b"uploaded")
+    library.close()
+    for path in settings.folder.glob("server.sqlite*"):
+        path.unlink()
+    for _ in range(2):  # the lock is given back
+        with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
+            Library(settings, model)
+    assert (settings.folder / "files" / ("file-" + "0" * 24)).read_bytes() == b"uploaded"

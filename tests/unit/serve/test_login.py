@@ -76,3 +76,12 @@ def test_a_wrong_key_in_the_address_shows_the_form(browser: TestClient) -> None:
 def test_behind_tls_the_cookie_is_sent_over_tls_only(browser: TestClient) -> None:
     response = browser.get(f"https://testserver/?key={SECRET}")
     assert "Secure" in response.headers["Set-Cookie"].split("; ")
+
+
+def test_signing_out_forgets_the_key(browser: TestClient) -> None:
+    browser.post("/login", data={"key": SECRET}, headers=FORM)
+    assert browser.post("/logout", headers={"Origin": "http://evil.example"}).status_code == 403
+    assert browser.get("/", headers=PAGE).is_success
+    response = browser.post("/logout", headers=FORM)
+    assert (response.status_code, response.headers["Location"]) == (303, "/")
+    assert browser.get("/", headers=PAGE).status_code == 401

@@ -12,12 +12,13 @@ const asking = new Asking(reader);
 let banks = [];
 let chosen; // its name; null if there is none to choose
 let watching = null;
+let writable = true; // whether the key may add and delete
 
 const bank = (name = chosen) => banks.find((one) => one.name === name);
 
 /** Get the banks anew, and show what has changed. */
 async function refresh() {
-  banks = (await getJson("/v1/banks")).data;
+  ({ data: banks, writable } = await getJson("/v1/banks"));
   if (!bank()) chosen = undefined;
   show();
 }
@@ -32,7 +33,9 @@ function show() {
   by("empty-title").textContent = there
     ? `${there.name} holds no document yet`
     : "Nothing has been read yet";
-  const own = there && !there.read_only;
+  by("empty-add").hidden = by("adding").hidden = !writable;
+  by("empty-ask").hidden = writable;
+  const own = writable && there && !there.read_only;
   by("delete-bank").hidden = !own;
   by("remove-document").hidden = !own || there.documents < 2;
 }
@@ -89,6 +92,10 @@ async function follow(name) {
 }
 
 async function take(files) {
+  if (!writable) {
+    notice("Your key may ask, but it may not add documents.");
+    return;
+  }
   const name = await chooseBank(files, banks, chosen);
   if (!name) return;
   clearNotice();
