@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +18,8 @@ PACKAGES = ("torch", "fastapi", "uvicorn", "httpx", "schemathesis")
 
 def main() -> int:
     """Run the campaigns one after the other; 1 if anything went wrong."""
+    # As Ctrl-C does, so that the server ends, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     return run_campaigns(
         CAMPAIGNS, _write_report, program="python -m load", description=__doc__ or "", long=LONG
     )

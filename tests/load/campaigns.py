@@ -66,7 +66,7 @@ CAMPAIGNS = {
     "overload": LoadCampaign(
         overload,
         600,
-        24,
+        12,
         "Questions arrive at twice the rate that the server can answer: it answers at least 90 % "
         "of what it answers at best, and refuses the others within 100 ms (p99)",
     ),
@@ -89,7 +89,7 @@ CAMPAIGNS = {
     "fuzz": LoadCampaign(
         fuzz,
         20_000,
-        300,
+        150,
         "Requests made from the OpenAPI document and by mutation: no 500, none takes 5 s, the "
         "server answers /health afterwards",
         (
