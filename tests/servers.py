@@ -16,7 +16,7 @@ from sedem.serve.run import Server, listen
 from sedem.serve.service import Service
 from sedem.serve.settings import Settings
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sedem.serve.settings import Settings
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 CHARACTERS = 6000
-SECONDS = 20
+SECONDS = 60
 """After which what the page should show counts as missing."""
 DEMO = ("harbour-register.txt", "ulysses-spacecraft.txt")
 

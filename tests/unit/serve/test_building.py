@@ -28,7 +28,7 @@ from sedem.serve.uploads import Upload
 traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": LEASE * 3}
-KILLS = 10
+KILLS = 6
 """Points that a run samples."""
 
 

@@ -40,8 +40,8 @@ class Running:
             target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True
         )
         self.thread.start()
-        assert self.announced.wait(20)
-        self.client = httpx.Client(base_url=self.address, headers=bearer(SECRET), timeout=20)
+        assert self.announced.wait(180)
+        self.client = httpx.Client(base_url=self.address, headers=bearer(SECRET), timeout=180)
 
     def _announced(self, address: str) -> None:
         self.address = address
@@ -51,7 +51,7 @@ class Running:
         self.server.handle_exit(signal.SIGTERM, None)
 
     def ended(self) -> bool:
-        self.thread.join(20)
+        self.thread.join(180)
         return not self.thread.is_alive()
 
     def ask(self, tokens: int) -> Any:
@@ -146,7 +146,7 @@ def test_a_question_that_waits_is_refused_at_once(started: Callable[..., Running
 
         def ask() -> None:
             url = f"{server.address}v1/chat/completions"
-            outcome.append(httpx.post(url, json=body, headers=bearer(SECRET), timeout=20))
+            outcome.append(httpx.post(url, json=body, headers=bearer(SECRET), timeout=180))
 
         waiting = threading.Thread(target=ask)
         waiting.start()
@@ -236,12 +236,12 @@ def test_the_command_serves_and_ends_with_a_signal(number: signal.Signals, tmp_p
         address, secret = page.groups()
         assert httpx.get(f"{address}health").is_success
         assert httpx.get(f"{address}v1/models").status_code == 401
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not httpx.get(f"{address}ready", headers=bearer(secret)).is_success:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(number)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 0, err
@@ -252,10 +252,10 @@ def test_the_command_serves_and_ends_with_a_signal(number: signal.Signals, tmp_p
 def test_the_command_says_in_one_line_why_it_cannot_serve(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        _, err = serve(tmp_path / "a", "--port", port).communicate(timeout=60)
+        _, err = serve(tmp_path / "a", "--port", port).communicate(timeout=180)
     assert re.fullmatch(rf"error: port {port} of 127\.0\.0\.1 is in use.*\n", err)
     process = serve(tmp_path / "b", "--port", "0", "--model", str(tmp_path / "none"))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 1
     assert re.search(r"^error: .*none", err.splitlines()[-1])
     assert "Traceback" not in err

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 def read_all(client: TestClient, bank: str) -> dict[str, Any]:
