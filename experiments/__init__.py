@@ -45,6 +45,7 @@ STUDIES = (
     "slot_types",
     "coarse_search",
     "large_banks",
+    "selecting",
     "confidence",
     "performance",
     "batches",

@@ -8,7 +8,7 @@ from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 
 SIZES = {"smoke": (400, 800)}
-NANO = (18_000, 100_000)
+NANO = (18_000, 100_000, 300_000, 1_000_000)
 LIMIT = 40
 
 

@@ -1,7 +1,6 @@
 """A reader of banks from docs/bank-format.md alone: plain Python and numpy, nothing of sedem."""
 
 import json
-import re
 import sqlite3
 import struct
 import zlib
@@ -10,73 +9,62 @@ from pathlib import Path
 import numpy as np
 
 
-def e4m3(byte: int) -> float:
-    """The number behind a byte of type fp8: a sign, four bits of exponent, three of fraction."""
-    sign, power, fraction = -1 if byte & 128 else 1, byte >> 3 & 15, byte & 7
-    return sign * (fraction + 8 * bool(power)) * 2.0 ** (max(power, 1) - 10)
+def read_table(catalog: sqlite3.Connection, table: str, total: list | None = None) -> list:
+    """The rows of a table, each compared with its checksum, all with their number and sum."""
+    rows = [dict(row) for row in catalog.execute(f"SELECT * FROM {table} ORDER BY 1")]
+    for row in rows:
+        values = [row[c] for c in row if c != "crc32" and (table, c) != ("texts", "id")]
+        values = [v.encode() if isinstance(v, str) else v for v in values]
+        values = [struct.pack("<q", v) if isinstance(v, int) else v for v in values]
+        framed = b"".join(struct.pack("<q", len(value)) + value for value in values)
+        assert zlib.crc32(framed) == row["crc32"], f"a row of {table} is damaged"
+    found = [len(rows), sum(row["crc32"] for row in rows)]
+    assert total in (None, found), f"{table} is damaged: rows are missing, or older ones are back"
+    return rows
 
 
-def checked(rows: list, total: list | None = None) -> list:
-    """Rows without their checksums, which come last and are compared."""
-    for *values, crc in rows:
-        found = 0
-        for value in values:
-            data = value.to_bytes(8, "little", signed=True) if isinstance(value, int) else value
-            data = data.encode() if isinstance(data, str) else data
-            found = zlib.crc32(data, zlib.crc32(struct.pack("<Q", len(data)), found))
-        assert found == crc, f"damaged row {values[:2]}"
-    assert total is None or total == [len(rows), sum(row[-1] for row in rows)], "rows are missing"
-    return [row[:-1] for row in rows]
+def decode(raw: bytes, kind: str) -> np.ndarray:
+    """The numbers behind bytes; `kind` is what safetensors calls their type."""
+    if kind == "BF16":  # the upper half of a float32
+        return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
+    numbers = np.frombuffer(raw, np.int8).astype("<i4")
+    if kind == "F8_E4M3":
+        sign, power, fraction = np.where(numbers < 0, -1, 1), numbers >> 3 & 15, numbers & 7
+        numbers = sign * (fraction + 8 * (power > 0)) * 2.0 ** (np.maximum(power, 1) - 10)
+    return numbers.astype("<f4")
 
 
-def read_shard(bank: Path, shard: tuple) -> list:
+def read_shard(bank: Path, shard: dict) -> list:
     """Document id, start, end and memory `[J, D]` of each row."""
-    _, name, count, size, _, documents, spans, _, checksums = shard
-    assert re.fullmatch(r"\d{6,}\.safetensors", name), f"{name} may lie outside the bank"
-    data = (bank / "shards" / name).read_bytes()
-    header = json.loads(data[8 : 8 + struct.unpack_from("<Q", data)[0]])
-    content = memoryview(data)[len(data) - max(t["data_offsets"][1] for t in header.values()) :]
-    parts = {}
-    for tensor, about in header.items():
-        first, last = about["data_offsets"]
-        parts[tensor] = np.frombuffer(content[first:last], np.uint8).reshape(count, -1)
-    assert len(data) == size, f"{name} is cut"
-    rows = []
-    ids, crcs = struct.unpack(f"<{count}q", documents), struct.unpack(f"<{count}I", checksums)
-    for row, (start, end) in enumerate(struct.iter_unpack("<qq", spans)):
-        raw = [parts[t][row].tobytes() for t in ("memory", "scales") if t in parts]
-        assert zlib.crc32(b"".join(raw)) == crcs[row], f"block {row} of {name} is damaged"
-        kind, shape = header["memory"]["dtype"], header["memory"]["shape"][1:]
-        if kind == "BF16":  # the upper half of a float32
-            memory = (np.frombuffer(raw[0], "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-        else:
-            numbers = np.frombuffer(raw[0], np.int8)
-            if kind != "I8":
-                numbers = np.array([e4m3(byte) for byte in raw[0]])
-            scales = np.frombuffer(raw[1], "<f4")[:, None]
-            memory = numbers.reshape(shape).astype("<f4") * scales
-        rows.append((ids[row], start, end, memory))
+    file, rows = shard["file"], []
+    assert Path(file).name == file, f"{file} may lie outside the bank"
+    data = (bank / "shards" / file).read_bytes()
+    first = 8 + struct.unpack_from("<Q", data)[0]
+    header = json.loads(data[8:first])
+    places = [header[name]["data_offsets"] for name in ("memory", "scales") if name in header]
+    tensors = [data[first + start : first + end] for start, end in places]
+    ids, crcs = np.frombuffer(shard["documents"], "<i8"), np.frombuffer(shard["checksums"], "<u4")
+    for row, span in enumerate(struct.iter_unpack("<qq", shard["spans"])):
+        raw = [one[row * len(one) // len(ids) :][: len(one) // len(ids)] for one in tensors]
+        assert zlib.crc32(b"".join(raw)) == crcs[row], f"block {row} of {file} is damaged"
+        memory = decode(raw[0], header["memory"]["dtype"]).reshape(header["memory"]["shape"][1:])
+        scales = np.frombuffer(raw[1], "<f4")[:, None] if len(raw) > 1 else 1
+        rows.append((ids[row], *span, memory * scales))
     return rows
 
 
 def read_bank(bank: Path) -> tuple[dict, list]:
     """Texts by name, and name, span and memory of each block, both in reading order."""
     with sqlite3.connect(f"{bank.absolute().as_uri()}/catalog.sqlite?mode=ro", uri=True) as catalog:
-        meta = dict(checked(catalog.execute("SELECT key, value, crc32 FROM meta").fetchall()))
+        catalog.row_factory = sqlite3.Row
+        meta = {row["key"]: row["value"] for row in read_table(catalog, "meta")}
         assert meta["schema_version"] in ("3", "4"), "another format"
-        rows = {}
-        for table, columns in (
-            ("documents", "id, name, characters, sha256, removed, pages"),
-            ("shards", "id, file, blocks, bytes, sha256, documents, spans, slot_tokens, checksums"),
-            ("texts", "document, start, text"),
-        ):
-            found = catalog.execute(f"SELECT {columns}, crc32 FROM {table} ORDER BY 1, 2")
-            rows[table] = checked(found.fetchall(), json.loads(meta["state"])[table])
-    pieces = {number: [] for number, *_ in rows["documents"]}
-    for number, _, text in rows["texts"]:
-        pieces[number].append(text)
-    names = {number: name for number, name, *_, removed, _ in rows["documents"] if not removed}
-    blocks = [row for shard in rows["shards"] for row in read_shard(bank, shard)]
-    blocks = sorted((b for b in blocks if b[0] in names), key=lambda b: b[0])
-    texts = {name: "".join(pieces[number]) for number, name in names.items()}
-    return texts, [(names[number], *block) for number, *block in blocks]
+        state = json.loads(meta["state"])
+        tables = {t: read_table(catalog, t, state[t]) for t in ("documents", "shards", "texts")}
+    names = {row["id"]: row["name"] for row in tables["documents"] if not row["removed"]}
+    texts = {name: "" for name in names.values()}
+    for piece in sorted(tables["texts"], key=lambda piece: piece["start"]):
+        if piece["document"] in names:
+            texts[names[piece["document"]]] += piece["text"]
+    blocks = [b for shard in tables["shards"] for b in read_shard(bank, shard) if b[0] in names]
+    return texts, [(names[b[0]], *b[1:]) for b in sorted(blocks, key=lambda block: block[0])]

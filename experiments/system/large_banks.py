@@ -2,7 +2,8 @@
 
 Blocks are made from those of a real bank, in keys, because the selector sees nothing else. Each is
 put together from runs of neighbouring slots of several real blocks, and noise is added to every
-key. The real blocks come first, with the evidence of the questions among them.
+key. The real blocks come first, with the evidence of the questions among them. Blocks are made in
+small parts, and nothing but their scores is kept: a million of them take 320 MB.
 
 Letters: B questions, Q question tokens, N blocks, J slots of a block, R heads, H width of a head.
 """
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from experiments.system.scales import Scale
 from sedem import Document, SeDeM
-from sedem.bank.coarse_search import GROUPS, pool_keys
+from sedem.bank.coarse_search import COUNT, GROUPS, pool_keys
 from sedem.bank.key_index import key_index, keys_of
 from sedem.bank.scores import key_scores
 from sedem.inference.requests import encode_questions
@@ -36,8 +37,8 @@ NOISE = 0.5
 """Length of the noise that is added to a key, whose own length is 1: their cosine is 0.89."""
 NOISES = 2**14
 """Different vectors of noise; drawing a new one for each key would take most of the time."""
-PART = 500
-"""Blocks that are made and scored together."""
+PART = 100
+"""Blocks that are made and scored together; more of them would leave the processor's cache."""
 
 
 @torch.no_grad()
@@ -62,27 +63,28 @@ def large_banks(
     query_BQRH = model.selector.queries(states)
     real = keys_of(bank, model.selector, range(len(bank)))
     padding = key_index(bank, model.selector).padding
-    scores: dict[str, list[Tensor]] = {"exact": [], "coarse": []}
-    seconds = {"exact": 0.0, "coarse": 0.0}
+    scores = {kind: torch.empty(limit, sizes[-1]) for kind in ("exact", "coarse")}
+    seconds = dict.fromkeys(scores, 0.0)
     found: dict[str, Any] = {}
     blocks = 0
     for keys_NJRH, padding_P in _parts(real, padding, sizes):
         pooled, is_padding = pool_keys(keys_NJRH, padding_P)
         empty_P = is_padding.flatten().nonzero()[:, 0]
+        place = slice(blocks, blocks + len(keys_NJRH))
         for kind, keys in (("exact", (keys_NJRH, padding_P)), ("coarse", (pooled, empty_P))):
             started = time.process_time()
-            scores[kind].append(key_scores(query_BQRH, mask_BQ, *keys))
+            scores[kind][:, place] = key_scores(query_BQRH, mask_BQ, *keys)
             seconds[kind] += time.process_time() - started
-        blocks += len(keys_NJRH)
+        blocks = place.stop
         if blocks in sizes:
-            joined = {kind: torch.cat(parts, 1) for kind, parts in scores.items()}
             found[str(blocks)] = {
-                "recall": recall(joined["exact"], joined["coarse"]),
+                "recall": recall(scores["exact"][:, :blocks], scores["coarse"][:, :blocks]),
                 "products": _products(blocks, bank.blocks.slots),
                 "cpu_ms_per_question": {k: 1e3 * s / limit for k, s in seconds.items()},
             }
     return {
         "sizes": found,
+        "candidates_cpu_ms_per_question": _candidates_ms(query_BQRH, mask_BQ, real, padding),
         "real_blocks": len(bank),
         "made": {"runs": RUNS, "noise": NOISE, "seed": 0},
         "questions": {"data": Path(asked.source).name, "limit": limit, "seed": 0},
@@ -130,7 +132,8 @@ def made_keys(keys_NJRH: Tensor, noise: Tensor, count: int, generator: torch.Gen
     sources = chosen.repeat_interleave(-(-slots // RUNS), 1)[:, :slots]
     made = keys_NJRH[sources, torch.arange(slots)]
     made += noise[torch.randint(len(noise), (count, slots), generator=generator)]
-    return F.normalize(made, dim=-1)
+    # In place: `F.normalize` would write all keys once more.
+    return made.div_(torch.linalg.vector_norm(made, dim=-1, keepdim=True))
 
 
 def recall(exact_BN: Tensor, coarse_BN: Tensor) -> dict[str, float]:
@@ -140,6 +143,18 @@ def recall(exact_BN: Tensor, coarse_BN: Tensor) -> dict[str, float]:
         [(coarse_BN > coarse_BN.gather(1, best_BK[:, k : k + 1])).sum(1) for k in range(BUDGET)], 1
     )
     return {str(c): round(100 * (above_BK < c).float().mean().item(), 2) for c in COUNTS}
+
+
+def _candidates_ms(
+    query_BQRH: Tensor, mask_BQ: Tensor, keys_NJRH: Quantized, padding_P: Tensor
+) -> float:
+    """Milliseconds of scoring a question's candidates, for which it is alone."""
+    started = time.process_time()
+    for row in range(len(query_BQRH)):
+        question = slice(row, row + 1)
+        key_scores(query_BQRH[question], mask_BQ[question], keys_NJRH, padding_P)
+    spent = time.process_time() - started
+    return 1e3 * spent / len(query_BQRH) * COUNT / len(keys_NJRH)
 
 
 def _products(blocks: int, slots: int) -> dict[str, float]:

@@ -21,6 +21,10 @@ class BankError(SedemError):
     """A memory bank that is corrupt, locked or of an unknown format."""
 
 
+class DamagedCatalogError(BankError):
+    """A catalog of a memory bank that is damaged, as far as it was read."""
+
+
 class ChangedFileError(BankError):
     """A file of a memory bank that was exchanged or written to since it was opened."""
 

@@ -19,7 +19,7 @@ from sedem.backbone.safetensors import load_weights, save_tensors
 from sedem.bank.blocks import BlockRow, Blocks
 from sedem.bank.store.archive import export_bank, import_bank
 from sedem.bank.store.backup import backup
-from sedem.bank.store.catalog import text_digest
+from sedem.bank.store.catalog import CATALOG, text_digest
 from sedem.bank.store.interface import Meta
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.unfinished import append_part, stored_parts
@@ -257,6 +257,18 @@ def _through_an_archive(folder: Path, _: Scene) -> None:
     import_bank(folder / "a.tar", folder / NEW_BANK)
 
 
+def _repair_catalog(folder: Path, _: Scene) -> None:
+    """Damage the first page of the catalog, which finds all others, and repair it."""
+    with (folder / BANK / CATALOG).open("rb+", buffering=0) as file:
+        file.write(bytes(4096))
+    LocalStore(folder / BANK).repair()
+
+
+def _look_after_repair(folder: Path) -> State | None:
+    LocalStore(folder / BANK).repair()
+    return look(folder / BANK)
+
+
 OPERATIONS = {
     "append": Operation(
         lambda folder, scene: append(LocalStore(folder / BANK), scene.fresh(2)),
@@ -290,6 +302,12 @@ OPERATIONS = {
         lambda folder, scene: LocalStore(folder / BANK).compact(),
         _before,
         _before,
+    ),
+    "repair the catalog": Operation(
+        _repair_catalog,
+        _before,
+        _before,
+        look=_look_after_repair,
     ),
     "backup": Operation(
         lambda folder, scene: backup(folder / BANK, folder / NEW_BANK),

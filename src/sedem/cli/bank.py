@@ -62,7 +62,7 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Set damaged shards aside, read damaged documents again and drop the rest.",
+            help="Set damaged files aside, read damaged documents again and drop the rest.",
         ),
     ] = False,
     sources: Annotated[
@@ -83,8 +83,9 @@ def verify(
     """Check a bank against its checksums, and repair it.
 
     A document that lost a block is read again from the text in the bank, or from a file of the
-    same name and content; a bank without texts looks for such files itself. Damaged shards get
-    the ending .damaged; nothing deletes them.
+    same name and content; a bank without texts looks for such files itself. Of a damaged catalog
+    all rows are kept that match their checksums. Damaged files get the ending .damaged; nothing
+    deletes them.
     """
     from sedem.bank.store.verify import examine
 
@@ -105,17 +106,19 @@ def verify(
 
 def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_json: bool) -> None:
     """Repair a bank and say what was done."""
+    from sedem.bank.store.local import LocalStore
     from sedem.bank.store.repair import examine
     from sedem.data.documents import read_documents, source_text
     from sedem.inference import repair
 
+    before = LocalStore(bank).salvage()
     problems = examine(bank).problems
     again = [] if drop else repair.texts_at_hand(bank, read_documents(files), source_text)
     if again:
         opened = open_model(model or model_of(bank))
         with progress("characters read again") as report_progress:
             repair.read_again(opened, opened.engine, bank, again, report_progress)
-    report = repair.finish(bank, problems, again)
+    report = repair.finish(bank, problems, again, before)
     if as_json:
         print_json(asdict(report))
         return

@@ -11,6 +11,7 @@ from sedem.bank.store import repair
 from sedem.bank.store.catalog import text_digest
 from sedem.bank.store.interface import check_fingerprint
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.salvage import WHOLE, Salvaged
 from sedem.engine.interface import Engine
 from sedem.inference.build import commits, is_long
 from sedem.inference.read import Progress, read, segments_of
@@ -99,17 +100,24 @@ def read_again(
         done += size
 
 
-def finish(path: Path, problems: Sequence[str], again: Sequence[Document]) -> Report:
+def finish(
+    path: Path,
+    problems: Sequence[str],
+    again: Sequence[Document],
+    before: Salvaged = WHOLE,
+) -> Report:
     """Set damaged files aside and drop what was not read again.
 
     Args:
         path: folder of the bank.
         problems: its defects before anything was read again.
         again: the documents that were read again.
+        before: what was done about its catalog before that.
 
     Raises:
         BankError: another process writes the bank, or its catalog is damaged.
     """
     done = LocalStore(path).repair()
     names = [document.name for document in again]
-    return Report([*problems], done.set_aside, done.repaired, done.dropped, names)
+    set_aside = [*before.set_aside, *done.set_aside]
+    return Report([*before.problems, *problems], set_aside, done.repaired, done.dropped, names)

@@ -27,7 +27,6 @@ from sedem import Document
 from sedem.bank.blocks import Blocks
 from sedem.bank.store import catalog, repair
 from sedem.bank.store.local import LocalStore
-from sedem.errors import BankError
 from sedem.quantization import Quantized
 
 
@@ -131,17 +130,19 @@ def test_a_document_in_several_shards_keeps_its_order(
     assert_holds(bank, [0, 1])
 
 
-@pytest.mark.parametrize(
-    "spoil", ["UPDATE shards SET blocks = 9", "DELETE FROM documents", "DROP TABLE texts"]
-)
-def test_a_bank_without_a_usable_catalog_is_refused_with_the_way_out(
-    spoil: str, bank: Path
-) -> None:
+def test_a_damaged_catalog_and_a_damaged_shard_are_repaired_together(bank: Path) -> None:
     with sqlite3.connect(bank / catalog.CATALOG) as connection:
-        connection.execute(spoil)
-    with pytest.raises(BankError, match=r"(?s)a\.bank' cannot be (repaired|used)"):
-        LocalStore(bank).repair()
-    assert shard_file(bank, 4).exists()
+        connection.execute("UPDATE shards SET blocks = 9 WHERE id = 5")
+    connection.close()
+    flip(shard_file(bank, 4), -1)
+    done = LocalStore(bank).repair()
+    assert (done.repaired, done.dropped) == (["doc-0", "doc-1"], ["doc-2", "doc-3"])
+    assert done.set_aside == [
+        "catalog.sqlite.damaged",
+        "shards/000005.safetensors.damaged",
+        "shards/000004.safetensors.damaged",
+    ]
+    assert_holds(bank, [0, 1])
 
 
 def test_lost_documents_come_with_their_texts_where_these_are_whole(bank: Path) -> None:

@@ -25,7 +25,7 @@ from sedem.bank.blocks import Blocks
 from sedem.bank.store.checksums import State, Sum, row_checksum
 from sedem.bank.store.interface import Meta
 from sedem.bank.store.tensor_files import reading
-from sedem.errors import BankError
+from sedem.errors import BankError, DamagedCatalogError
 
 CATALOG = "catalog.sqlite"
 FORMATS = {True: "3", False: "4"}
@@ -77,12 +77,19 @@ class ShardRow:
 # Writing
 
 
-def create(folder: Path, meta: Meta) -> None:
-    """Make the catalog of a bank without documents."""
+@contextmanager
+def creating(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Make a catalog whose tables are empty, and open it."""
     (folder / CATALOG).touch()
     with connect(folder, alone=True) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.executescript(_TABLES)
+        yield connection
+
+
+def create(folder: Path, meta: Meta) -> None:
+    """Make the catalog of a bank without documents."""
+    with creating(folder) as connection:
         for key, value in {
             "schema_version": FORMATS[meta.texts],
             "fingerprint": meta.fingerprint,
@@ -237,6 +244,7 @@ def connect(folder: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection
 
     Raises:
         BankError: there is no bank, or its catalog cannot be used.
+        DamagedCatalogError: what is read of the catalog is damaged.
     """
     check_is_bank(folder)
     try:
@@ -244,7 +252,12 @@ def connect(folder: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection
             connection.execute("PRAGMA synchronous = FULL")
             yield connection
             connection.commit()
-    except sqlite3.OperationalError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        if not isinstance(error, sqlite3.OperationalError) or _tells_damage(error):
+            raise DamagedCatalogError(
+                f"the catalog of bank '{folder}' cannot be used ({error}); restore it, or keep "
+                "what can be read of it with 'sedem bank verify --repair'"
+            ) from None
         # A full disk, a lock or a missing permission: the bank is unchanged.
         log = not os.access(folder, os.W_OK) and (folder / f"{CATALOG}-wal").exists()
         way_out = (
@@ -253,10 +266,12 @@ def connect(folder: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection
         raise BankError(
             f"the catalog of bank '{folder}' cannot be used now ({error}){way_out}"
         ) from None
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise BankError(
-            f"the catalog of bank '{folder}' cannot be used ({error}); restore it or build again"
-        ) from None
+
+
+def _tells_damage(error: sqlite3.OperationalError) -> bool:
+    """Whether a table or a part of the file is missing; else SQLite cannot work at the moment."""
+    name = getattr(error, "sqlite_errorname", "")
+    return name in ("SQLITE_ERROR", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 
 
 def check_is_bank(folder: Path) -> None:

@@ -22,7 +22,7 @@ from sedem.bank.blocks import Blocks
 from sedem.bank.store.catalog import FORMATS, STATE, TABLES, TEXT_PIECE, ShardRow
 from sedem.bank.store.checksums import State, Sum, row_checksum
 from sedem.bank.store.interface import Meta
-from sedem.errors import BankError
+from sedem.errors import BankError, DamagedCatalogError
 from sedem.quantization import DTYPES
 from sedem.types import are_pages
 
@@ -260,11 +260,11 @@ def read_text(
     return found
 
 
-def damaged(folder: Path, reason: str) -> BankError:
+def damaged(folder: Path, reason: str) -> DamagedCatalogError:
     """The error of a catalog that cannot be trusted."""
-    return BankError(
-        f"the catalog of bank '{folder}' is damaged: {reason}; 'sedem bank verify' tells how much, "
-        "restore it or build again"
+    return DamagedCatalogError(
+        f"the catalog of bank '{folder}' is damaged: {reason}; restore it, or keep what can be "
+        "read of it with 'sedem bank verify --repair'"
     )
 
 

@@ -6,11 +6,13 @@ A shard that a repair has set aside is none of them; it stays until somebody del
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
 from sedem.bank.store import catalog, catalog_rows, kept_files, key_files
+from sedem.bank.store.salvage import WORK
 from sedem.bank.store.shard import SHARDS
 
 _PART = re.compile(r"\d{6,}\.safetensors")
@@ -28,6 +30,7 @@ def clear(folder: Path, connection: sqlite3.Connection) -> None:
         BankError: something is left over, and the catalog is damaged, so that it may have lost the
             name of a shard that is needed.
     """
+    shutil.rmtree(folder / WORK, ignore_errors=True)
     places = [folder / name for name in (SHARDS, key_files.FOLDER, kept_files.FOLDER)]
     named = catalog.shard_files(connection)
     if not any(path for place in places for path in _left_over(place, named)):

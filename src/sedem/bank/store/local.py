@@ -31,7 +31,8 @@ from sedem.bank.store.checksums import State
 from sedem.bank.store.compaction import Compacted, compact
 from sedem.bank.store.interface import Contents, Meta, check_fingerprint
 from sedem.bank.store.repair import Repaired, repair
-from sedem.bank.store.shard import SHARDS, Check, Maps, Shard, checksum, write_shard
+from sedem.bank.store.salvage import Salvaged, salvage
+from sedem.bank.store.shard import SHARDS, Check, Maps, Shard, check_finite, checksum, write_shard
 from sedem.bank.store.stored_documents import StoredDocuments
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError
@@ -166,7 +167,7 @@ class LocalStore:
         Raises:
             BankError: memory holds infinite numbers, or what is not a number.
         """
-        _check_finite(documents, blocks, stored_NJD)
+        check_finite(documents, blocks, stored_NJD)
         checksums = [checksum(stored_NJD[row]) for row in range(len(blocks))]
         name = name or f"{catalog.newest_shard(connection) + 1:06d}.safetensors"
         size, digest = write_shard(self.folder / SHARDS, name, stored_NJD)
@@ -201,14 +202,27 @@ class LocalStore:
         with self.writing():
             return compact(self.folder)
 
-    def repair(self) -> Repaired:
-        """Set damaged shards aside; keep what is whole in them, drop documents that lost a part.
+    def salvage(self) -> Salvaged:
+        """Exchange a damaged catalog for one with all that can be read of it.
+
+        Documents whose memory it does not tell are damaged then; `repair` drops them.
 
         Raises:
-            BankError: another process writes the bank, or its catalog is damaged.
+            BankError: another process writes the bank, or too little can be read.
         """
+        catalog.check_is_bank(self.folder)
+        with write_errors(self.folder), self._locked():
+            return salvage(self.folder)
+
+    def repair(self) -> Repaired:
+        """Set damaged files aside; keep what is whole in them, drop documents that lost a part.
+
+        Raises:
+            BankError: another process writes the bank, or too little of its catalog can be read.
+        """
+        before = self.salvage()
         with self.writing():
-            return repair(self.folder)
+            return repair(self.folder, before)
 
     def open(self, known: Contents | None = None) -> Contents:
         """Read the catalog; shards are opened when they are first used.
@@ -317,19 +331,6 @@ class LocalStore:
                 shutil.rmtree(entry)
             elif entry.name != LOCK:
                 entry.unlink()
-
-
-def _check_finite(documents: Sequence[Document], blocks: Blocks, memory_NJD: Quantized) -> None:
-    """Refuse memory with infinite numbers, or with what is not a number."""
-    if memory_NJD.is_finite():
-        return
-    row = next(row for row in range(len(blocks)) if not memory_NJD[row].is_finite())
-    block = blocks[row]
-    raise BankError(
-        f"the memory of characters {block.start:,} to {block.end:,} of document "
-        f"'{documents[block.document].name}' holds infinite numbers or none at all; read it with a "
-        "backbone in another type, such as float32"
-    )
 
 
 def _check_absent(folder: Path) -> None:

@@ -15,13 +15,11 @@ import numpy as np
 from sedem.bank.store import catalog, catalog_rows, document_rows, leftovers, rewriting, verify
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.raw_rows import RawRows
+from sedem.bank.store.salvage import DAMAGED, WHOLE, Salvaged
 from sedem.bank.store.shard import SHARDS
 from sedem.durable_files import link, sync_folder
 from sedem.errors import BankError
 from sedem.quantization import vector_bytes
-
-DAMAGED = ".damaged"
-"""Ends the name of a shard that was set aside; nothing removes it."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +56,21 @@ class Lost:
     pages: tuple[int, ...]
 
 
-def repair(folder: Path) -> Repaired:
+def repair(folder: Path, before: Salvaged = WHOLE) -> Repaired:
     """Repair a bank whose lock is held.
 
     One transaction drops and exchanges, so a crash leaves the bank as it was or repaired.
+
+    Args:
+        folder: of the bank.
+        before: what was done about its catalog before.
 
     Raises:
         BankError: its catalog is damaged.
     """
     damage = examine(folder)
     if not damage.problems:
-        return Repaired([], [], [], [])
+        return Repaired(before.problems, before.set_aside, [], [])
     (folder / SHARDS).mkdir(exist_ok=True)
     with catalog.connect(folder) as connection:
         meta, state = catalog_rows.read_meta(folder, connection)
@@ -100,23 +102,22 @@ def repair(folder: Path) -> Repaired:
             catalog.write_state(connection, catalog.recounted(connection, state).committed())
         leftovers.clear(folder, connection)
     return Repaired(
-        damage.problems, set_aside, [names[number] for number in kept], damage.documents
+        [*before.problems, *damage.problems],
+        [*before.set_aside, *set_aside],
+        [names[number] for number in kept],
+        damage.documents,
     )
 
 
 def examine(folder: Path) -> verify.Damage:
-    """What is damaged in a bank, if anything of it can be repaired.
+    """What is damaged in a bank whose catalog is whole.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
     """
     damage = verify.examine(folder)
     if damage.catalog:
-        raise BankError(
-            f"bank '{folder}' cannot be repaired, because only its catalog tells what its memory "
-            f"is of ({damage.problems[0]}); restore a backup, or read the documents again with "
-            "'sedem build NEW_BANK FILE...'"
-        )
+        raise BankError(damage.problems[0])
     return damage
 
 

@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from sedem.backbone.safetensors import save_tensors
+from sedem.bank.blocks import Blocks
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.tensor_files import Vectors, open_tensors, read_vectors
 from sedem.durable_files import atomic_write, sha256
 from sedem.errors import BankError, ChangedFileError
 from sedem.quantization import BFLOAT16, DTYPES, Quantized
+from sedem.types import Document
 
 SHARDS = "shards"
 """The folder of shards in a bank."""
@@ -249,6 +251,28 @@ def checksum(vectors: Vectors) -> int:
                 part = tensor[first : first + rows].contiguous().view(torch.uint8)
                 crc = zlib.crc32(part.numpy().data, crc)
     return crc
+
+
+def check_finite(documents: Sequence[Document], blocks: Blocks, memory_NJD: Quantized) -> None:
+    """Refuse memory with infinite numbers, or with what is not a number.
+
+    Args:
+        documents: what the blocks are of.
+        blocks: `documents` are indices.
+        memory_NJD: their memory.
+
+    Raises:
+        BankError: with the first such block.
+    """
+    if memory_NJD.is_finite():
+        return
+    row = next(row for row in range(len(blocks)) if not memory_NJD[row].is_finite())
+    block = blocks[row]
+    raise BankError(
+        f"the memory of characters {block.start:,} to {block.end:,} of document "
+        f"'{documents[block.document].name}' holds infinite numbers or none at all; read it with a "
+        "backbone in another type, such as float32"
+    )
 
 
 def write_shard(folder: Path, name: str, memory_NJD: Quantized) -> tuple[int, str]:

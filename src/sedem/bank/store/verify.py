@@ -15,7 +15,7 @@ from sedem.bank.store.interface import Meta
 from sedem.bank.store.raw_rows import RawRows
 from sedem.bank.store.shard import SHARDS
 from sedem.durable_files import sha256
-from sedem.errors import BankError
+from sedem.errors import BankError, DamagedCatalogError
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,25 @@ class Damage:
     documents: list[str]
     shards: list[str] = field(default_factory=list)
     catalog: bool = False
+
+
+def catalog_problem(folder: Path) -> str:
+    """The first defect of a catalog in a sentence; empty if there is none but in its texts.
+
+    Raises:
+        BankError: there is no bank, or SQLite cannot open its catalog at the moment.
+    """
+    try:
+        with catalog.connect(folder) as connection:
+            _, state = catalog_rows.read_meta(folder, connection)
+            documents = catalog_rows.read_documents(folder, connection, state)
+            shards = catalog_rows.read_shards(folder, connection, state)
+            catalog_rows.live_blocks(folder, documents, shards)
+            connection.execute("SELECT 1 FROM texts LIMIT 1").fetchall()
+            (integrity,) = connection.execute("PRAGMA integrity_check").fetchone()
+    except DamagedCatalogError as error:
+        return str(error)
+    return "" if integrity == "ok" else f"the catalog is damaged: {integrity}"
 
 
 def examine(folder: Path) -> Damage:
