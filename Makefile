@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 FACTOR := 1
 
-.PHONY: demo test test-faults check fmt docs setup
+.PHONY: demo test test-faults load check fmt docs setup
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
@@ -22,6 +22,10 @@ test: setup
 # Bounded; the long form is FACTOR=20. REPORT=--report renews docs/faults.md.
 test-faults: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(FACTOR) $(REPORT)
+
+# Bounded, over loopback alone; the long form is FACTOR=5. REPORT=--report renews docs/load.md.
+load: setup
+	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m load $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
 
 check: setup
 	$(BIN)/ruff format --check .

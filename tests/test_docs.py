@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from glob import glob
 from itertools import pairwise
 from pathlib import Path
@@ -14,12 +14,16 @@ from typing import Any
 import pytest
 import typer.main
 from conftest import LEASE, RECIPE
+from document_files import pdf_of
+from servers import serving
+from serving import SECRET
 from typer.testing import CliRunner
 
 from experiments.system import pages
-from sedem import MemoryBank
+from sedem import Document, MemoryBank, SeDeM
 from sedem.cli.main import app
 from sedem.inference.checkpoint import embedded
+from sedem.serve.settings import Settings
 from sedem.training.shipped_recipes import shipped_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +37,11 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NANO = "sedem-nano/backbone"
 MADE_BY_THE_SITE = {"cli.md"}
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+REPORTS = {
+    "lease.pdf": (LEASE[: LEASE.index(" The deposit")], LEASE[LEASE.index("The deposit") :]),
+    "kitchen.pdf": (RECIPE[: RECIPE.index("\n")], "It keeps two days."),
+}
+"""Texts of the pages of PDFs, by name."""
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -57,6 +66,25 @@ WITH_PYTHON = [pytest.param(page, id=page.name) for page in PAGES if fenced(page
 COMMANDS = [pytest.param(words, id=" ".join(words)) for page in PAGES for words in commands(page)]
 
 
+@pytest.fixture
+def served(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A server with a bank `lease`, and a folder of PDFs, for pages that show OpenAI's client."""
+    if "from openai import" not in page.read_text("utf-8"):
+        yield
+        return
+    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
+    (tmp_path / "reports").mkdir()
+    for name, texts in REPORTS.items():
+        (tmp_path / "reports" / name).write_bytes(pdf_of(texts))
+    settings = Settings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
+    with serving(settings, model) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.api)
+        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+        yield
+
+
+@pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_python_that_is_shown_runs_and_prints_what_is_shown(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 from conftest import LEASE, RECIPE
+from servers import serving
+from serving import SECRET
+
+from sedem import Document, SeDeM
+from sedem.serve.settings import Settings
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 Run = Callable[..., str]
@@ -67,3 +72,16 @@ def test_compare_with_full_context(run: Run, tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in lines[:2]] == ["full-context", "sedem"]
     assert lines[2].startswith("sedem minus full-context: +")
     assert (tmp_path / "out" / "sedem" / "metrics.json").is_file()
+
+
+def test_ask_the_server(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SeDeM.from_pretrained("sedem-nano", light=True)
+    model.read([Document("lease.txt", LEASE)]).save(tmp_path / "lease.bank")
+    settings = Settings(folder=tmp_path / "server", banks={"lease": tmp_path / "lease.bank"})
+    with serving(settings, model) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.api)
+        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+        lines = run("ask_the_server", "lease", "What is the rent?").splitlines()
+    assert lines[0].startswith("[1] lease.txt:0-")
+    assert any("900" in line for line in lines)
+    assert lines[-1].startswith("from ") and lines[-1].endswith(" blocks")

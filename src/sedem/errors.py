@@ -33,12 +33,20 @@ class NoTextError(BankError):
     """A text that a memory bank does not hold, and that cannot be read from its source either."""
 
 
+class UnknownDocumentError(BankError):
+    """A document that was asked for and that a memory bank does not have."""
+
+
 class BankMismatchError(BankError):
     """A memory bank that another model built; this model cannot use its memory."""
 
 
 class UnavailableError(SedemError):
-    """A scheduler that cannot answer a question: its queue is full, or it was closed."""
+    """A scheduler that cannot answer a question: it was closed, or its engine failed."""
+
+
+class QueueFullError(UnavailableError):
+    """A scheduler whose queue is full; the same question can be asked again later."""
 
 
 class CancelledError(SedemError):

@@ -93,6 +93,7 @@ class SeDeM(SedemModules):
         blocks: Sequence[int] | None = None,
         condition: Condition | None = None,
         min_confidence: float | None = None,
+        documents: Sequence[int | str] | None = None,
     ) -> Answer: ...
 
     @overload
@@ -106,6 +107,7 @@ class SeDeM(SedemModules):
         blocks: Sequence[int] | None = None,
         condition: Condition | None = None,
         min_confidence: float | None = None,
+        documents: Sequence[int | str] | None = None,
     ) -> list[Answer]: ...
 
     def answer(
@@ -118,6 +120,7 @@ class SeDeM(SedemModules):
         blocks: Sequence[int] | None = None,
         condition: Condition | None = None,
         min_confidence: float | None = None,
+        documents: Sequence[int | str] | None = None,
     ) -> Answer | list[Answer]:
         """Answer one question, or several over the same bank in batches.
 
@@ -130,21 +133,19 @@ class SeDeM(SedemModules):
             blocks: use exactly these blocks instead of selecting.
             condition: read them as "memory", as "text", or "both": the best one as text and the
                 others as memory; None means the model's default.
-            min_confidence: where the confidence that the documents have the evidence is below it,
-                the answer says that they do not tell, and nothing is generated; None always
-                answers.
+            min_confidence: below this confidence that the documents have the evidence, the answer
+                is that they do not tell, and nothing is generated; None always answers.
+            documents: use blocks of these documents alone, given by name or index.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
-            ConfigError: k or min_confidence cannot be used, or the selected states exceed the
-                decoder's positions.
+            ConfigError: an option cannot be used, or states exceed the decoder's positions.
+            UnknownDocumentError: the bank has no document of a name.
         """
 
         def asked(one: str) -> Request:
-            return Request(
-                memory, one, k, blocks, condition=condition, min_confidence=min_confidence
-            )
+            return Request(memory, one, k, blocks, False, condition, min_confidence, documents)
 
         if isinstance(question, str):
             return self.answer_requests([asked(question)], decoding)[0]
@@ -177,16 +178,15 @@ class SeDeM(SedemModules):
         decoding: Decoding = GREEDY,
         condition: Condition | None = None,
         min_confidence: float | None = None,
+        documents: Sequence[int | str] | None = None,
     ) -> AnswerStream:
         """Answer one question in pieces of text; arguments as in `answer`.
 
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
-        requests = [
-            Request(memory, question, k, condition=condition, min_confidence=min_confidence)
-        ]
-        return AnswerStream(respond(self, self.engine, requests, decoding, self.name))
+        request = Request(memory, question, k, None, False, condition, min_confidence, documents)
+        return AnswerStream(respond(self, self.engine, [request], decoding, self.name))
 
     def scheduler(self, *, rows: int | None = None, waiting: int = WAITING) -> Scheduler:
         """Open a scheduler: many readers ask this model at once; arguments as in `Scheduler`."""

@@ -174,6 +174,8 @@ class Answer:
         confidence: probability that the evidence is in the documents; None if the method or the
             checkpoint gives none.
         ranking: every block of the memory, best first, on request; not part of the JSON.
+        answer_tokens: tokens that were generated, without the one that ends the answer; None if
+            the method does not count them; not part of the JSON.
     """
 
     text: str
@@ -189,11 +191,12 @@ class Answer:
     context_tokens: int | None = None
     confidence: float | None = None
     ranking: tuple[Span, ...] | None = None
+    answer_tokens: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as values for JSON; its text has the key "answer"."""
         fields = asdict(replace(self, ranking=None))
-        del fields["ranking"]
+        del fields["ranking"], fields["answer_tokens"]
         fields["timings"] = dict(self.timings)
         return {"answer": fields.pop("text"), **fields}
 

@@ -748,6 +748,17 @@ def test_limits_and_sampling_are_passed_on(bank: Path) -> None:
     refused("ask", bank, RENT, "--temperature", -1, words="temperature is -1")
 
 
+def test_documents_can_be_named(bank: Path) -> None:
+    ask = ("ask", bank, RENT, "-k", "all", "--json", "--document")
+    lease = prints_json(*ask, "lease.txt")
+    assert {c["document"] for c in lease["citations"]} == {"lease.txt"}
+    limited = (*ask, "lease.txt", "--document", "recipe.md", "--max-new-tokens", 8)
+    both = prints_json(*limited)
+    assert len(both["citations"]) == both["blocks"] == 29 > len(lease["citations"])
+    words = "has no document 'rent.txt'; it has lease.txt, recipe.md"
+    refused("ask", bank, RENT, "--document", "rent.txt", words=words)
+
+
 def test_auto_says_how_many_blocks_it_used(
     here: Path, tiny_folder: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from campaign import Result
 from faults.crashes import full_disks, kills, power_cuts
 from faults.flips import flips
 from faults.readers import readers
-from faults.result import Result
 from faults.sequences import sequences
 from faults.tracing import WORKS
 

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from campaign import Result
 from faults.disk import KINDS, Disk
 from faults.operations import OPERATIONS, Operation, Scene, WrongError, check_whole
-from faults.result import Result
 from faults.tracing import Change, Decide, Fate, Trace, go_on, trace
 
 SCENE = 300

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from campaign import Result
 from faults.operations import (
     CHECKPOINT,
     Scene,
@@ -19,7 +20,6 @@ from faults.operations import (
     read_checkpoint,
     save_checkpoint,
 )
-from faults.result import Result
 
 from sedem import MemoryBank
 from sedem.bank.store.local import LocalStore

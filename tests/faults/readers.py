@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from campaign import Result
 from faults.operations import FINGERPRINT, WIDTH, WrongError, memory_of, rows_of, text_of
-from faults.result import Result
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import Blocks

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import torch
+from campaign import Result
 from faults.operations import FINGERPRINT, WIDTH, memory_of, rows_of, text_of
-from faults.result import Result
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (

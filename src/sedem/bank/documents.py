@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import overload
 
-from sedem.errors import BankError
+from sedem.errors import UnknownDocumentError
 from sedem.types import Document
 
 Source = Callable[[str], str | None]
@@ -16,7 +16,7 @@ LISTED = 10
 """Names that an error about an unknown document lists; a bank may have millions."""
 
 
-def unknown_document(bank: str, name: str, known: Sequence[str]) -> BankError:
+def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocumentError:
     """Return the error about a name that no document of a bank has.
 
     Args:
@@ -26,7 +26,7 @@ def unknown_document(bank: str, name: str, known: Sequence[str]) -> BankError:
     """
     listed = ", ".join(known[:LISTED]) or "none"
     more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
-    return BankError(f"{bank} has no document '{name}'; it has {listed}{more}")
+    return UnknownDocumentError(f"{bank} has no document '{name}'; it has {listed}{more}")
 
 
 class Documents(Sequence[Document]):

@@ -41,8 +41,8 @@ from sedem.inference.requests import (
     check_fits,
     choose,
     encode_questions,
-    score_requests,
 )
+from sedem.inference.scoring import score_requests
 from sedem.method.modules import SedemModules
 from sedem.method.selector import Budget
 from sedem.model import SeDeM

@@ -23,6 +23,7 @@ from sedem.cli import (
     probe,
     push,
     seal,
+    serve,
     train,
 )
 from sedem.cli import bank as bank_commands
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 ORDER = (
     "demo", "build", "ask", "bank", "data", "init", "probe", "adapt", "train", "calibrate", "seal",
-    "push", "eval", "bench", "cost",
+    "push", "eval", "bench", "cost", "serve",
 )  # fmt: skip
 """The commands as the help lists them."""
 
@@ -80,7 +81,6 @@ INTERRUPTED = 130
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Read documents once into a memory bank, then answer questions from it.",
@@ -97,6 +97,7 @@ app.command()(seal.seal)
 app.command()(push.push)
 app.command()(bench.bench)
 app.command()(cost.cost)
+app.command()(serve.serve)
 
 
 @app.command()
@@ -229,6 +230,12 @@ def ask(
             help="Say that the documents do not tell where the confidence, from 0 to 1, is below.",
         ),
     ] = None,
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Answer from this document of the bank alone; repeatable."
+        ),
+    ] = None,
     as_json: Json = False,
     model: Model = None,
     max_new_tokens: Annotated[
@@ -261,6 +268,7 @@ def ask(
         "decoding": decoding,
         "condition": condition,
         "min_confidence": min_confidence,
+        "documents": document or None,
     }
     if question is not None:
         _answer(answering, opened, question, as_json, **options)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import RLock
+from threading import Lock
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sedem.engine.fair_lock import FairLock
 from sedem.errors import ConfigError
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_LOCKS: dict[int, RLock] = {}
-_LOCKS_GUARD = RLock()
+_LOCKS: dict[int, FairLock] = {}
+_LOCKS_GUARD = Lock()
 
 
 def chosen_device(device: torch.device | str | None) -> torch.device:
@@ -82,10 +83,10 @@ def synchronized_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _lock_of(device: torch.device) -> RLock:
+def _lock_of(device: torch.device) -> FairLock:
     number = torch.cuda.current_device() if device.index is None else device.index
     with _LOCKS_GUARD:
-        return _LOCKS.setdefault(number, RLock())
+        return _LOCKS.setdefault(number, FairLock())
 
 
 class Clock:

@@ -2,6 +2,10 @@
 
 Every call uses the current weights, so it serves training and models that still change.
 
+The encoder and the decoder are usually the same modules. Encoding switches their adapters off for
+as long as it runs, so a thread that answered meanwhile would answer without adapters. Therefore
+only one thread at a time encodes or decodes, in the order in which they ask: see `FairLock`.
+
 Letters: B batch, T tokens, P prefix tokens, E encoder width, V vocabulary, X extraction layers.
 """
 
@@ -16,11 +20,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.device import storage_bytes
+from sedem.engine.fair_lock import FairLock
 from sedem.engine.interface import Rows, Start, Step
 from sedem.engine.rows_apart import RowsApart
 from sedem.method.conditioning import condition
 from sedem.method.encoder import encode
-from sedem.method.injection import step
+from sedem.method.injection import step as inject_step
 from sedem.method.modules import SedemModules
 
 
@@ -37,14 +42,18 @@ class Eager:
 
     def __init__(self, model: SedemModules) -> None:
         self.model = model
+        self._modules_lock = FairLock()
 
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Return frozen states at the extraction layers `[X, B, T, E]`."""
-        return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
+        with self._modules_lock.in_turns(), self._modules_lock:
+            return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
         """Return the same for questions, whose ids are on the CPU."""
-        return self.encode(ids_BT.to(self.model.encoder.device))
+        ids_BT = ids_BT.to(self.model.encoder.device)
+        with self._modules_lock:
+            return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
     @contextmanager
     def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:
@@ -53,12 +62,19 @@ class Eager:
         Yields:
             Logits after the prefixes `[B, V]`, and the step.
         """
-        yield start_decoding(self.model, starts)
+        with self._modules_lock:
+            logits_BV, advance = start_decoding(self.model, starts)
+
+        def step(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+            with self._modules_lock:
+                return advance(ids_B, live)
+
+        yield logits_BV, step
 
     @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
         """Open rows that each run alone."""
-        rows = RowsApart(self.start, count)
+        rows = RowsApart(self.start, count, self._modules_lock)
         try:
             yield rows
         finally:
@@ -104,6 +120,8 @@ def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor
     assert stream is not None
 
     def advance(ids_B: Tensor, live: Sequence[int]) -> Tensor:
-        return model.decoder.logits(step(model.decoder, model.config.inject_layer, ids_B, stream))
+        return model.decoder.logits(
+            inject_step(model.decoder, model.config.inject_layer, ids_B, stream)
+        )
 
     return model.decoder.logits(filled.prefix[:, -1]), advance

@@ -6,7 +6,7 @@ Letters: B rows, J rows that join, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 from torch import Tensor
@@ -23,20 +23,25 @@ class RowsApart:
     Args:
         start: starts a batch.
         count: B, the most rows.
+        turn: held while rows join and while all of them run one token, so that a thread that reads
+            documents delays a token of all rows once, not once for each row.
 
     Attributes:
         steps: the step of each row in use.
     """
 
-    def __init__(self, start: Starter, count: int) -> None:
+    def __init__(
+        self, start: Starter, count: int, turn: AbstractContextManager[None] | None = None
+    ) -> None:
         self.start, self.count = start, count
+        self.turn = turn or nullcontext()
         self.steps: dict[int, Step] = {}
         self._open: dict[int, ExitStack] = {}
 
     def join(self, rows: Sequence[int], starts: Sequence[Start], limits: Sequence[int]) -> Tensor:
         """Prefill some rows, one after the other; returns logits after the prefixes `[J, V]`."""
         logits: list[Tensor] = []
-        with ExitStack() as joining:
+        with self.turn, ExitStack() as joining:
             for row, start, limit in zip(rows, starts, limits, strict=True):
                 with ExitStack() as opening:
                     opened = self.start([start], limit + 1)
@@ -61,7 +66,8 @@ class RowsApart:
     @torch.no_grad()
     def step_each(self, ids_B: Tensor) -> dict[int, Tensor]:
         """Do the same; returns logits `[V]` by row."""
-        return {row: step(ids_B[row : row + 1], [0])[0] for row, step in self.steps.items()}
+        with self.turn:
+            return {row: step(ids_B[row : row + 1], [0])[0] for row, step in self.steps.items()}
 
     def close(self) -> None:
         """Let go of all rows."""

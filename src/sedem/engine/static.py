@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import RLock
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from sedem.engine.compiled import compiled_layers
 from sedem.engine.cuda_graphs import pool_bytes
 from sedem.engine.device import attention_backends, device_lock, storage_bytes
 from sedem.engine.encoder import QuestionBuffers
+from sedem.engine.fair_lock import FairLock
 from sedem.engine.fuse import fuse_modules
 from sedem.engine.int8 import int8_steps, step_bytes
 from sedem.engine.interface import Rows, Start, Step
@@ -84,13 +84,13 @@ class Static:
         )
         self.batches = Batches(self.decoder, self.kept, graphs=graphs)
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
-        self._buffers_lock = RLock()
+        self._buffers_lock = FairLock()
         self._graphs = graphs
 
     @torch.no_grad()
     def encode(self, ids_BT: Tensor) -> Tensor:
         """Return frozen states at the extraction layers `[X, B, T, E]`."""
-        with self.device_lock():
+        with self._buffers_lock.in_turns(), self.device_lock():
             self._check_not_moved()
             return self.encoder.states(ids_BT)
 

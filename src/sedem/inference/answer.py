@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,16 +25,17 @@ from sedem.inference.requests import (
     check_min_confidence,
     choose,
     confidences,
+    count_candidates,
     encode_questions,
     pinned,
     prefix_of,
     restored_sizes,
-    score_requests,
     start_of,
 )
+from sedem.inference.scoring import score_requests
 from sedem.method.modules import SedemModules
 from sedem.method.selector import select
-from sedem.types import Answer, Span
+from sedem.types import Answer, Citation, Span
 
 
 @torch.no_grad()
@@ -62,8 +64,9 @@ def respond(
     Raises:
         BankMismatchError: another model made a bank.
         DataError: a question is empty or too long.
-        ConfigError: K, a forced block or `min_confidence` cannot be used, or an answer has too
-            many positions.
+        ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
+            has too many positions.
+        UnknownDocumentError: a bank has no document of a name that is asked for.
     """
     clock = Clock(model.device)
     limits = [decoding.max_new_tokens] * len(requests)
@@ -90,6 +93,15 @@ class Prepared:
     start: Start | None
     conditioning: int
 
+    @cached_property
+    def citations(self) -> tuple[Citation, ...]:
+        """The spans behind the selected blocks, best first."""
+        bank, selection = self.request.bank, self.selection
+        return tuple(
+            bank.citation(index, rank, float(selection.scores[index]))
+            for rank, index in enumerate(selection.ranked, start=1)
+        )
+
 
 @torch.no_grad()
 def prepare(
@@ -111,8 +123,9 @@ def prepare(
     Raises:
         BankMismatchError: another model made a bank.
         DataError: a question is empty or too long.
-        ConfigError: K, a forced block or `min_confidence` cannot be used, or an answer has too
-            many positions.
+        ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
+            has too many positions.
+        UnknownDocumentError: a bank has no document of a name that is asked for.
     """
     requests = pinned(requests)
     for request in requests:
@@ -225,14 +238,10 @@ def to_answer(
     """
     request, selection = prepared.request, prepared.selection
     assert transcript.finish_reason is not None
-    citations = tuple(
-        request.bank.citation(index, rank, float(selection.scores[index]))
-        for rank, index in enumerate(selection.ranked, start=1)
-    )
     return Answer(
         text=transcript.text,
-        citations=citations,
-        k=len(citations),
+        citations=prepared.citations,
+        k=len(prepared.citations),
         blocks=len(request.bank),
         timings=dict(timings),
         finish_reason=transcript.finish_reason,
@@ -243,12 +252,14 @@ def to_answer(
         context_tokens=request.bank.tokens,
         confidence=selection.confidence,
         ranking=ranking(request.bank, selection.scores) if request.ranking else None,
+        answer_tokens=len(transcript.ids),
     )
 
 
 def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
-    """Return the span behind every block of a bank, the best score first."""
-    blocks = [bank.blocks[index] for index in select(scores_N, len(bank)).tolist()]
+    """Return the span behind every block that could be selected, the best score first."""
+    ranked = select(scores_N, count_candidates(scores_N)).tolist()
+    blocks = [bank.blocks[index] for index in ranked]
     return tuple((bank.documents.names[b.document], b.start, b.end) for b in blocks)
 
 

@@ -59,6 +59,7 @@ def build_bank(
     dtype: str | None = None,
     keys: str | None = None,
     no_text: bool = False,
+    wait: float = 0,
 ) -> Report:
     """Create or extend a bank.
 
@@ -80,6 +81,7 @@ def build_bank(
         keys: type in which to store the selector's keys of the whole bank; None stores none.
         no_text: make a bank that keeps the SHA-256 of each text instead of the text. A bank that
             exists stays as it is.
+        wait: seconds to wait for another writer before each commit.
 
     Raises:
         BankMismatchError: another model made the bank.
@@ -89,7 +91,7 @@ def build_bank(
     """
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
-    writer = _Writer(model, engine, LocalStore(path), source, dtype, no_text)
+    writer = _Writer(model, engine, LocalStore(path, wait=wait), source, dtype, no_text)
     stored = _stored(model, path, dtype, no_text)
     taken = _Taken(stored, size or (lambda document: len(document.text)))
     for group in commits(taken.changed(documents)):

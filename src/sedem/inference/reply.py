@@ -5,15 +5,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from sedem.errors import CancelledError
 from sedem.inference.generation import Decoding
 from sedem.inference.requests import Request
-from sedem.types import Answer
+from sedem.types import Answer, Citation
 
-Event = str | Answer | Exception
-"""A piece of text, or the last event: the whole answer, or why there is none."""
+
+@dataclass(frozen=True)
+class Selected:
+    """What is known of an answer before its first token; the whole answer has the same.
+
+    Attributes:
+        citations: the spans that condition the answer, best first.
+        documents: index of the document of each citation.
+        confidence: as in `Answer`.
+        declined: whether the answer will be that the documents do not tell.
+    """
+
+    citations: tuple[Citation, ...]
+    documents: tuple[int, ...]
+    confidence: float | None
+    declined: bool
+
+    @property
+    def k(self) -> int:
+        """Number of blocks that are used."""
+        return len(self.citations)
+
+
+Event = Selected | str | Answer | Exception
+"""The blocks of an answer, then pieces of text, then the last event: the whole answer, or why there
+is none, which may also come alone."""
 
 
 class Question:
@@ -26,20 +51,25 @@ class Question:
 
     Attributes:
         since: when it was asked, by `time.perf_counter`.
+        selected: whether its blocks were sent.
         ended: whether the last event was sent; nothing comes after it.
     """
 
     def __init__(self, request: Request, decoding: Decoding, send: Callable[[Event], None]) -> None:
         self.request, self.decoding = request, decoding
         self.since = time.perf_counter()
-        self.ended = False
+        self.selected = self.ended = False
         self._send = send
 
     def send(self, event: Event) -> None:
         """Give an event to the reader, unless the last one was sent."""
         if self.ended:
             return
-        if not isinstance(event, str):
+        if isinstance(event, Selected):
+            if self.selected:  # a question whose prefill failed among others is tried once more
+                return
+            self.selected = True
+        elif not isinstance(event, str):
             self.ended = True  # never back to False: a reader may cancel while text is being sent
         self._send(event)
 
@@ -55,11 +85,14 @@ class Reply:
         cancel: takes the question back.
 
     Attributes:
-        answer: the whole answer once it has come; None before.
+        selected: the blocks of the answer once they were read; None before. They come before the
+            first piece of text.
+        answer: the whole answer once it was read; None before.
     """
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self.cancel = cancel
+        self.selected: Selected | None = None
         self.answer: Answer | None = None
         self._over = False
 
@@ -67,14 +100,22 @@ class Reply:
         self.cancel()
 
     def _piece(self, event: Event) -> str | None:
-        """Take an event; returns None after the last one."""
+        """Take an event; returns None after the last one, and no text with the blocks."""
         if isinstance(event, str):
             return event
+        if isinstance(event, Selected):
+            self.selected = event
+            return ""
         self._over = True
         if isinstance(event, Exception):
             raise event
         self.answer = event
         return None
+
+    def _known(self) -> Selected:
+        if self.selected is None:
+            raise CancelledError("the reply was read to its end and no blocks were selected")
+        return self.selected
 
 
 class ThreadReply(Reply, Iterator[str]):
@@ -90,10 +131,20 @@ class ThreadReply(Reply, Iterator[str]):
         self._events = events
 
     def __next__(self) -> str:
-        piece = None if self._over else self._piece(self._events.get())
+        while (piece := self._next()) == "":
+            pass
         if piece is None:
             raise StopIteration
         return piece
+
+    def selection(self) -> Selected:
+        """Wait for the blocks of the answer, before its text."""
+        if self.selected is None:
+            self._next()
+        return self._known()
+
+    def _next(self) -> str | None:
+        return None if self._over else self._piece(self._events.get())
 
     def result(self) -> Answer:
         """Wait for the whole answer."""
@@ -117,11 +168,21 @@ class AsyncReply(Reply, AsyncIterator[str]):
         self._events = events
 
     async def __anext__(self) -> str:
-        try:
-            piece = None if self._over else self._piece(await self._events.get())
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
+        while (piece := await self._next()) == "":
+            pass
         if piece is None:
             raise StopAsyncIteration
         return piece
+
+    async def selection(self) -> Selected:
+        """Wait for the blocks of the answer, before its text."""
+        if self.selected is None:
+            await self._next()
+        return self._known()
+
+    async def _next(self) -> str | None:
+        try:
+            return None if self._over else self._piece(await self._events.get())
+        except asyncio.CancelledError:
+            self.cancel()
+            raise

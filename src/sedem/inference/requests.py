@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sedem.bank import coarse_search
-from sedem.bank.search import score_questions
 from sedem.bank.snapshot import BankReader
 from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
@@ -51,6 +49,8 @@ class Request:
         ranking: whether the answer lists every block by score.
         condition: form in which the decoder reads the blocks; None means the model's default.
         min_confidence: below it the answer is that the documents do not tell; None answers always.
+        documents: use blocks of these documents alone, given by name or index; None means all.
+            Then every block of a large bank is scored, not its candidates alone.
     """
 
     bank: BankReader
@@ -60,6 +60,7 @@ class Request:
     ranking: bool = False
     condition: Condition | None = None
     min_confidence: float | None = None
+    documents: Sequence[int | str] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class Selection:
         ranked: their indices, best first.
         memory: those that the decoder reads as memory, in its order.
         texts: those that it reads as text, in its order.
-        scores: score of every block of the bank `[N]`, on the CPU.
-        confidence: probability that the evidence is in the bank; None if the model gives none.
+        scores: score of every block of the bank `[N]`, on the CPU; -inf for one that is no
+            candidate.
+        confidence: probability that the evidence is in the bank, or in the documents that were
+            asked; None if the model gives none.
         declined: whether the confidence is below the one that the request asks for.
     """
 
@@ -167,10 +170,13 @@ def choose(
         confidence: probability that the evidence is in the bank; None if the model gives none.
 
     Raises:
-        ConfigError: K is invalid, or a forced block does not exist or is named twice.
+        ConfigError: K is invalid, or a forced block does not exist or is named twice, or both
+            blocks and documents are given.
     """
     if request.blocks is None:
         ranked = select(scores_N, count_blocks(model, request.k, scores_N))
+    elif request.documents is not None:
+        raise ConfigError("both blocks and documents are given; give only one of them")
     else:
         if len(set(request.blocks)) < len(request.blocks):
             raise ConfigError(f"blocks {list(request.blocks)} name a block twice; name each once")
@@ -220,9 +226,14 @@ def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int
     """
     auto = auto_budget(model, k)
     if auto is None:
-        return resolve_budget(_budget(model, k), len(scores_N))
+        return resolve_budget(budget_of(model, k), count_candidates(scores_N))
     assert model.guidance is not None
     return blocks_for_mass(scores_N, model.guidance.tau, *auto)
+
+
+def count_candidates(scores_N: Tensor) -> int:
+    """The number of blocks that may be selected; the score of others is -inf."""
+    return int((scores_N > -torch.inf).sum())
 
 
 def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
@@ -235,7 +246,7 @@ def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int]
     Raises:
         ConfigError: the model has no guidance.
     """
-    budget = _budget(model, k)
+    budget = budget_of(model, k)
     if budget == AUTO:
         budget = Auto()
     if not isinstance(budget, Auto):
@@ -248,7 +259,8 @@ def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int]
     return budget.filled(model.config)
 
 
-def _budget(model: SedemModules, k: Budget | None) -> Budget:
+def budget_of(model: SedemModules, k: Budget | None) -> Budget:
+    """The budget that is asked for, or the model's default."""
     return model.config.k if k is None else k
 
 
@@ -297,31 +309,3 @@ def check_fits(
         f"{memory}{prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "
         f"{states + prefix + limit:,} positions, the decoder has {max_positions:,}; {remedy}"
     )
-
-
-def score_requests(
-    model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
-) -> list[Tensor]:
-    """Return scores `[N]` for each request, on the CPU; those to one bank are scored together."""
-    by_bank: dict[int, list[int]] = {}
-    for row, request in enumerate(requests):
-        by_bank.setdefault(id(request.bank), []).append(row)
-    scores: dict[int, Tensor] = {}
-    for rows in by_bank.values():
-        bank = requests[rows[0]].bank
-        every = any(_needs_every_score(model, requests[row]) for row in rows)
-        together = len(rows) == len(requests)
-        hidden = hidden_BQE if together else hidden_BQE[rows]
-        bank_scores_BN = score_questions(model.selector, bank, hidden, mask_BQ[rows], every=every)
-        scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
-    return [scores[row] for row in range(len(requests))]
-
-
-def _needs_every_score(model: SedemModules, request: Request) -> bool:
-    if request.blocks is not None or request.ranking:
-        return True
-    auto = auto_budget(model, request.k)
-    if auto is not None:
-        # `blocks_for_mass` looks at so many of the best.
-        return auto[2] > coarse_search.COUNT
-    return resolve_budget(_budget(model, request.k), len(request.bank)) > coarse_search.COUNT

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from sedem.engine.device import Clock
 from sedem.engine.interface import Engine, Rows
+from sedem.errors import SedemError, UnavailableError
 from sedem.inference.answer import Prepared, final_timings, new_transcript, prepare, to_answer
 from sedem.inference.generation import Transcript, fetch
-from sedem.inference.reply import Question
+from sedem.inference.reply import Question, Selected
 from sedem.method.modules import SedemModules
 
 
@@ -82,7 +83,7 @@ class RunningAnswers:
             self._join(questions)
         except Exception as error:
             if len(questions) == 1:
-                questions[0].send(error)
+                questions[0].send(failure(error))
                 return
             for question in questions:
                 self.join([question])
@@ -107,6 +108,8 @@ class RunningAnswers:
             )
             for question, one, clock in zip(questions, prepared, clocks, strict=True)
         ]
+        for running in joined:
+            running.question.send(selected(running.prepared))
         self._prefill([running for running in joined if running.prepared.start is not None])
         for running in joined:
             if running.prepared.start is None:
@@ -155,7 +158,7 @@ class RunningAnswers:
     def end(self, error: Exception) -> None:
         """End all questions with an error."""
         for running in self.live.values():
-            running.question.send(error)
+            running.question.send(failure(error))
 
     def _read(self, read: Callable[[], list[int]], answers: dict[int, Running]) -> None:
         self._unread = None
@@ -172,7 +175,7 @@ class RunningAnswers:
         try:
             yield
         except Exception as error:
-            running.question.send(error)
+            running.question.send(failure(error))
             if row is not None:
                 self._leave(row)
 
@@ -193,3 +196,25 @@ class RunningAnswers:
     def _leave(self, row: int) -> None:
         if self.live.pop(row, None) is not None:
             self.rows.leave(row)
+
+
+def selected(prepared: Prepared) -> Selected:
+    """Return what is known of an answer before its first token."""
+    selection, blocks = prepared.selection, prepared.request.bank.blocks
+    documents = tuple(int(blocks[index].document) for index in selection.ranked)
+    return Selected(prepared.citations, documents, selection.confidence, selection.declined)
+
+
+def failure(error: Exception) -> SedemError:
+    """Return what a reader is told of an error: those of the engine are not the question's fault.
+
+    Args:
+        error: the error; the cause of what is returned unless sedem raised it on purpose.
+    """
+    if isinstance(error, SedemError):
+        return error
+    unavailable = UnavailableError(
+        f"the engine failed before it had the answer ({type(error).__name__}); ask again"
+    )
+    unavailable.__cause__ = error
+    return unavailable

@@ -28,11 +28,11 @@ from typing import Self
 import torch
 
 from sedem.engine.interface import Engine
-from sedem.errors import ConfigError, UnavailableError
+from sedem.errors import ConfigError, QueueFullError, UnavailableError
 from sedem.inference.generation import Decoding
 from sedem.inference.reply import AsyncReply, Event, Question, ThreadReply
 from sedem.inference.requests import Request
-from sedem.inference.running import RunningAnswers
+from sedem.inference.running import RunningAnswers, failure
 from sedem.method.modules import SedemModules
 from sedem.types import Answer
 
@@ -73,6 +73,7 @@ class Scheduler:
             if count < 1:
                 raise ConfigError(f"{what} is {count}; it must be at least 1")
         self._waiting: deque[Question] = deque()
+        self._running: RunningAnswers | None = None
         self._changed = Condition()
         self._closed = self._stopped = False
         self._thread = Thread(target=self._run, name="sedem-scheduler", daemon=True)
@@ -89,6 +90,17 @@ class Scheduler:
     ) -> None:
         self.close(at_once=kind is not None)
 
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for a row."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many answers are in a row."""
+        running = self._running
+        return 0 if running is None else len(running.live)
+
     def submit(self, request: Request, decoding: Decoding = GREEDY) -> ThreadReply:
         """Ask from a thread.
 
@@ -97,11 +109,13 @@ class Scheduler:
             decoding: limit, sampling and stop strings of its answer.
 
         Returns:
-            An iterator of text, whose `result` waits for the whole answer. Both raise what
-            `SeDeM.answer` raises for this question.
+            An iterator of text. Its `selection` waits for the blocks of the answer, which come
+            before the text, and its `result` for the whole answer. All raise what `SeDeM.answer`
+            raises for this question, or UnavailableError if the engine failed.
 
         Raises:
-            UnavailableError: too many questions wait, or the scheduler is closed.
+            QueueFullError: too many questions wait.
+            UnavailableError: the scheduler is closed.
         """
         events = SimpleQueue[Event]()
         question = self._put(Question(request, decoding, events.put))
@@ -127,6 +141,17 @@ class Scheduler:
         assert reply.answer is not None
         return reply.answer
 
+    def drain(self) -> None:
+        """Take no more questions, end those that wait with an error, and let answers finish.
+
+        This does not block; `close` then waits for the answers.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        for question in self._next(self.limit):
+            question.send(UnavailableError("the scheduler is closing; ask another one"))
+
     def close(self, *, at_once: bool = False) -> None:
         """Take no more questions and wait until the thread has ended; this blocks an event loop.
 
@@ -145,7 +170,7 @@ class Scheduler:
             if self._closed:
                 raise UnavailableError("the scheduler is closed; ask another one")
             if len(self._waiting) >= self.limit:
-                raise UnavailableError(
+                raise QueueFullError(
                     f"{self.limit} questions wait already and {self.rows} are answered at once; "
                     "ask again later"
                 )
@@ -164,19 +189,19 @@ class Scheduler:
     def _run(self) -> None:
         with torch.no_grad():
             while self._wait():
-                running: RunningAnswers | None = None
                 try:
                     with self.engine.open_rows(self.rows) as rows:
-                        running = RunningAnswers(
+                        self._running = RunningAnswers(
                             self.model, self.engine, self.name, rows, self.rows
                         )
-                        self._serve(running)
+                        self._serve(self._running)
                 except Exception as error:
-                    if running is not None:
-                        running.end(error)
+                    if self._running is not None:
+                        self._running.end(error)
                     else:
                         for question in self._next(1):
-                            question.send(error)
+                            question.send(failure(error))
+                self._running = None
 
     def _wait(self) -> bool:
         """Wait for a question; False once there will be none."""

@@ -216,6 +216,7 @@ def blocks_for_mass(
         most: the most blocks to return.
     """
     best_K = scores_N.double().topk(min(most, len(scores_N))).values
+    best_K = best_K[best_K > -torch.inf]
     reached_K = (best_K / torch.as_tensor(tau).to(best_K)).softmax(-1).cumsum(-1)
     count = int((reached_K < mass).sum()) + 1
     return min(max(count, least), len(best_K))

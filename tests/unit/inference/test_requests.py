@@ -23,8 +23,8 @@ from sedem.inference.requests import (
     choose,
     encode_questions,
     prefix_of,
-    score_requests,
 )
+from sedem.inference.scoring import score_requests
 
 
 def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:

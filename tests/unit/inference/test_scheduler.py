@@ -18,7 +18,14 @@ from conftest import LEASE, RECIPE
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
 from sedem.bank.blocks import InMemory
 from sedem.engine.open import open_engine
-from sedem.errors import BankMismatchError, CancelledError, ConfigError, DataError, UnavailableError
+from sedem.errors import (
+    BankMismatchError,
+    CancelledError,
+    ConfigError,
+    DataError,
+    QueueFullError,
+    UnavailableError,
+)
 from sedem.inference.prompts import UNANSWERABLE
 from sedem.inference.reply import Question
 from sedem.inference.requests import Request
@@ -98,7 +105,11 @@ def test_an_event_loop_reads_pieces_and_answers(fast: SeDeM) -> None:
 
     async def read(scheduler: Any, request: Request, decoding: Decoding) -> tuple[str, Answer]:
         stream = scheduler.stream(request, decoding)
+        selected = await stream.selection()
         pieces = [piece async for piece in stream]
+        assert stream.selected is selected
+        assert selected.citations == stream.answer.citations
+        assert (selected.k, selected.confidence) == (stream.answer.k, stream.answer.confidence)
         assert [piece async for piece in stream] == []
         assert (await scheduler.answer(request, decoding)).text == stream.answer.text
         return "".join(pieces), stream.answer
@@ -168,8 +179,11 @@ def test_a_step_that_fails_ends_the_answers_in_it_and_no_others(
     with fast.scheduler(rows=1) as scheduler:
         with monkeypatch.context() as patch:
             patch.setattr(RunningAnswers, "step", fail)
-            with pytest.raises(RuntimeError, match="memory"):
+            with pytest.raises(
+                UnavailableError, match=r"engine failed .* \(RuntimeError\)"
+            ) as told:
                 scheduler.submit(Request(bank, RENT), SHORT).result()
+            assert str(told.value.__cause__) == "out of memory"
         turns.set()
         assert scheduler.submit(Request(bank, RENT), SHORT).result().text
     assert not fast.engine.batches.active  # type: ignore[attr-defined]
@@ -185,7 +199,8 @@ def test_a_cancelled_or_dropped_question_frees_its_row(
         next(running)
         waiting = scheduler.submit(Request(bank, RENT), LONG)
         dropped = scheduler.submit(Request(bank, RENT), LONG)
-        with pytest.raises(UnavailableError, match="2 questions wait already and 1 are answered"):
+        assert (scheduler.waiting, scheduler.running) == (2, 1)
+        with pytest.raises(QueueFullError, match="2 questions wait already and 1 are answered"):
             scheduler.submit(Request(bank, RENT), SHORT)
         running.cancel()
         waiting.cancel()
@@ -289,6 +304,83 @@ def test_a_question_below_its_confidence_is_declined(fast: SeDeM, bank: MemoryBa
         assert list(reply) == [UNANSWERABLE]
     assert reply.answer is not None
     assert (reply.answer.finish_reason, reply.answer.confidence) == ("unanswerable", 0)
+
+
+def test_the_blocks_of_an_answer_come_before_its_first_token(
+    served: SeDeM, bank: MemoryBank, turns: Event
+) -> None:
+    with served.scheduler(rows=1) as scheduler:
+        first = scheduler.submit(Request(bank, RENT, 3), LONG)
+        assert first.selected is None
+        selected = first.selection()
+        assert first.selected is selected and first.answer is None
+        assert first.selection() is selected
+        waiting = scheduler.submit(Request(bank, RENT), SHORT)
+        waiting.cancel()
+        with pytest.raises(CancelledError):
+            waiting.selection()
+        with pytest.raises(CancelledError, match="no blocks were selected"):
+            waiting.selection()
+        turns.set()
+        answer = first.result()
+    assert selected.citations == answer.citations
+    assert (selected.k, selected.confidence, selected.declined) == (3, answer.confidence, False)
+    names = [bank.documents.names[index] for index in selected.documents]
+    assert names == [citation.document for citation in answer.citations]
+
+
+def test_a_question_that_is_tried_again_sends_its_blocks_once(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
+) -> None:
+    prefill = RunningAnswers._prefill
+
+    def fail_together(self: RunningAnswers, joined: list[Any]) -> None:
+        if len(joined) > 1:
+            raise RuntimeError("out of memory")
+        prefill(self, joined)
+
+    monkeypatch.setattr(RunningAnswers, "_prefill", fail_together)
+    with fast.scheduler(rows=3) as scheduler:
+        running = scheduler.submit(Request(bank, RENT), SHORT)
+        next(running)
+        two = [scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2)]
+        turns.set()
+        first, *rest = list(two[0]), two[1].result().text
+        assert "".join(first) == rest[0]
+
+
+def test_a_cancelled_question_is_in_at_most_one_more_step(
+    served: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, step = [], RunningAnswers.step
+    monkeypatch.setattr(RunningAnswers, "step", lambda s: (rows.append(len(s.live)), step(s)))
+    with served.scheduler(rows=2) as scheduler:
+        long = scheduler.submit(Request(bank, RENT), Decoding(60))
+        cancelled = scheduler.submit(Request(bank, QUESTIONS[1]), Decoding(60))
+        next(cancelled)
+        cancelled.cancel()
+        steps = len(rows)
+        long.result()
+    assert set(rows[steps + 1 :]) <= {1}
+    assert len(rows) > steps + 1
+
+
+def test_draining_ends_what_waits_and_finishes_what_runs(
+    fast: SeDeM, bank: MemoryBank, turns: Event
+) -> None:
+    scheduler = fast.scheduler(rows=1)
+    running = scheduler.submit(Request(bank, RENT), SHORT)
+    next(running)
+    waiting = scheduler.submit(Request(bank, RENT), SHORT)
+    scheduler.drain()
+    with pytest.raises(UnavailableError, match="closing"):
+        waiting.result()
+    with pytest.raises(UnavailableError, match="closed"):
+        scheduler.submit(Request(bank, RENT), SHORT)
+    turns.set()
+    scheduler.close()
+    assert running.result().text == fast.answer(bank, RENT, decoding=SHORT).text
+    assert (scheduler.waiting, scheduler.running) == (0, 0)
 
 
 def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:

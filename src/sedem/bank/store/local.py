@@ -50,13 +50,16 @@ class LocalStore:
         check: when a block's checksum is compared: when it is first used ("once"), or whenever it
             is used, together with the file's size and place ("always").
         source: reads texts that the bank does not hold; None if nothing does.
+        wait: seconds to wait for another writer before it is refused.
     """
 
-    def __init__(self, folder: Path, check: Check = "once", source: Source | None = None) -> None:
+    def __init__(
+        self, folder: Path, check: Check = "once", source: Source | None = None, wait: float = 0
+    ) -> None:
         self.folder = folder
         self.check: Check = check
         self.source = source
-        self._lock = FileLock(folder / LOCK, timeout=0)
+        self._lock = FileLock(folder / LOCK, timeout=wait)
 
     @contextmanager
     def creating(self, meta: Meta) -> Iterator[LocalStore]:
@@ -117,8 +120,7 @@ class LocalStore:
     ) -> None:
         """Add documents and their blocks in one commit; see `interface.Store.append`.
 
-        With `again`, also those that the bank has with the same text, because their memory is
-        damaged.
+        With `again`, also those that it has with the same text, because their memory is damaged.
         """
         with self.writing(), catalog.connect(self.folder) as connection:
             meta, state = catalog_rows.read_meta(self.folder, connection)

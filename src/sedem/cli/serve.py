@@ -1,0 +1,222 @@
+"""The command `sedem serve`."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sedem.cli import output
+from sedem.cli.options import EngineOption, WeightsOption, parse_options
+from sedem.config import DEFAULT_MODEL
+from sedem.errors import ConfigError
+
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+"""Packages of the extra `serve`."""
+FOLDER = Path("~/.sedem")
+LIMITS = (
+    "max_body_bytes", "max_file_bytes", "max_documents", "max_question_characters", "max_k",
+    "max_all_blocks", "max_tokens", "max_online_characters", "online_banks", "drain_seconds",
+)  # fmt: skip
+"""Settings that --limit may change."""
+
+
+def serve(
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id.")
+    ] = DEFAULT_MODEL,
+    bank: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A bank that clients may ask but not change, such as one of `sedem build`; "
+            "repeatable.",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER", help="Where uploaded files and the banks built from them are kept."
+        ),
+    ] = FOLDER,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON file of API keys, as --new-key writes it; SIGHUP reads it again. Without "
+            "it, there is one key: SEDEM_API_KEY, or one that is made and shown at the start.",
+        ),
+    ] = None,
+    new_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Add a key to the file of --keys, show its secret once, and end.",
+        ),
+    ] = None,
+    read_only: Annotated[
+        bool,
+        typer.Option(
+            "--read-only", help="With --new-key: the key may ask, but not upload or delete."
+        ),
+    ] = False,
+    bank_scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --new-key: a bank that the key may ask, or a prefix such as 'team-*'; "
+            "repeatable. [default: all]",
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen at. 0.0.0.0 is every address of this machine; put a proxy "
+            "with TLS in front.",
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 takes a free one.")
+    ] = 8000,
+    engine: EngineOption = "auto",
+    weights: WeightsOption = "full",
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cpu, cuda or cuda:N. [default: a GPU if there is one]"),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="The most answers at once. [default: as many as suit the engine]"
+        ),
+    ] = None,
+    waiting: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="The most questions that wait for a row; further ones get 429."
+        ),
+    ] = 64,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ORIGIN",
+            help="Origin whose pages may call the API, such as https://app.example; repeatable. "
+            "[default: none]",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N", help=f"Change a limit; repeatable. The names: {', '.join(LIMITS)}."
+        ),
+    ] = None,
+    log_format: Annotated[
+        str, typer.Option(metavar="NAME", help="Form of the log on stderr: text or json.")
+    ] = "text",
+    log_text: Annotated[
+        bool, typer.Option("--log-text", help="Log questions, answers and messages of errors too.")
+    ] = False,
+    telemetry: Annotated[
+        bool,
+        typer.Option(
+            "--telemetry",
+            help="Send OpenTelemetry spans where the variables OTEL_* say; needs the extra "
+            "telemetry.",
+        ),
+    ] = False,
+) -> None:
+    """Serve a page and an API that OpenAI clients can call.
+
+    Upload documents on the page or by POST /v1/files, ask, and see from which spans an answer
+    came. Every route but /health needs a key. Ctrl-C lets running answers end.
+    """
+    if new_key is not None:
+        _add_key(keys, new_key, bank_scope, read_only=read_only)
+        return
+    if read_only or bank_scope:
+        raise ConfigError("--read-only and --bank-scope belong to --new-key; add it")
+    _check_packages()
+    from sedem.serve.run import run
+    from sedem.serve.settings import Settings
+
+    settings = Settings(
+        model=model,
+        banks=_banks(bank or ()),
+        folder=folder.expanduser(),
+        key_file=keys,
+        host=host,
+        port=port,
+        engine=engine,
+        weights=weights,
+        device=device,
+        rows=rows,
+        waiting=waiting,
+        cors=tuple(cors or ()),
+        log_text=log_text,
+        telemetry=telemetry,
+        **{"log_format": log_format, **_limits(limit)},
+    )
+    if not _is_loopback(host):
+        output.note(
+            f"{host} can be reached from elsewhere, and keys travel in the clear; put a proxy with "
+            "TLS in front"
+        )
+    run(settings, _announce)
+
+
+def _announce(address: str, secret: str | None) -> None:
+    """Show where the page is; with a key that was made for this run, this is the only time."""
+    output.write(f"the page: {address}{'' if secret is None else f'?key={secret}'}")
+    output.write(f"the API:  {address}v1")
+    if secret is not None:
+        output.write(f"the key:  {secret} (for this run; see --keys)")
+
+
+def _add_key(path: Path | None, name: str, banks: Sequence[str] | None, *, read_only: bool) -> None:
+    from sedem.serve.keys import ALL_BANKS, add_key
+
+    if path is None:
+        raise ConfigError("--new-key needs --keys FILE, the file that the key is added to")
+    secret = add_key(path, name, banks=banks or ALL_BANKS, write=not read_only)
+    output.write(secret)
+    output.note(f"'{path}' holds only its SHA-256, so this is the only time that it is shown")
+
+
+def _check_packages() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"`sedem serve` needs {', '.join(missing)}; run pip install 'sedem[serve]'"
+        )
+
+
+def _banks(entries: Sequence[str]) -> dict[str, Path]:
+    banks: dict[str, Path] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if not (name and equals and path):
+            raise ConfigError(f"bank '{entry}' is not of the form NAME=FOLDER")
+        if name in banks:
+            raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
+        banks[name] = Path(path).expanduser()
+    return banks
+
+
+def _limits(entries: Sequence[str] | None) -> dict[str, Any]:
+    limits = parse_options(entries)
+    for name in limits:
+        if name not in LIMITS:
+            raise ConfigError(f"'{name}' is no limit; the limits are {', '.join(LIMITS)}")
+    return limits
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,99 @@
+"""Scores of requests: of their banks' blocks, and of those alone whose documents are asked.
+
+Letters: B questions, Q question tokens, N blocks, E encoder width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sedem.bank import coarse_search
+from sedem.bank.documents import unknown_document
+from sedem.bank.search import score_questions
+from sedem.bank.snapshot import BankReader
+from sedem.errors import ConfigError
+from sedem.inference.requests import Request, auto_budget, budget_of
+from sedem.method.modules import SedemModules
+from sedem.method.selector import resolve_budget
+
+
+def score_requests(
+    model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
+) -> list[Tensor]:
+    """Return scores `[N]` for each request, on the CPU; those to one bank are scored together.
+
+    Args:
+        model: its selector.
+        requests: the requests; a block of a document that one does not ask has the score -inf.
+        hidden_BQE: states of the questions.
+        mask_BQ: False where a question token is padding.
+
+    Raises:
+        ConfigError: the documents of a request cannot be used.
+        UnknownDocumentError: a bank has no document of a name that is asked for.
+    """
+    by_bank: dict[int, list[int]] = {}
+    for row, request in enumerate(requests):
+        by_bank.setdefault(id(request.bank), []).append(row)
+    scores: dict[int, Tensor] = {}
+    for rows in by_bank.values():
+        bank = requests[rows[0]].bank
+        every = any(_needs_every_score(model, requests[row]) for row in rows)
+        together = len(rows) == len(requests)
+        hidden = hidden_BQE if together else hidden_BQE[rows]
+        bank_scores_BN = score_questions(model.selector, bank, hidden, mask_BQ[rows], every=every)
+        scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
+    return [_of_documents(request, scores[row]) for row, request in enumerate(requests)]
+
+
+def _of_documents(request: Request, scores_N: Tensor) -> Tensor:
+    """The scores of a request's documents; -inf for blocks of others."""
+    if request.documents is None:
+        return scores_N
+    wanted = document_indexes(request.bank, request.documents)
+    among_N = torch.from_numpy(np.isin(request.bank.blocks.documents, wanted))
+    return scores_N.masked_fill(~among_N, -torch.inf)
+
+
+def document_indexes(bank: BankReader, documents: Sequence[int | str]) -> list[int]:
+    """Return the indexes of some documents of a bank.
+
+    Args:
+        bank: the bank.
+        documents: their names or indexes.
+
+    Raises:
+        ConfigError: there are none, or an index is outside the bank.
+        UnknownDocumentError: the bank has no document of a name.
+    """
+    if not documents:
+        raise ConfigError("documents is empty; give at least one, or leave it out to ask them all")
+    names, wanted = bank.documents.names, set(documents)
+    by_name = {name: index for index, name in enumerate(names) if name in wanted}
+    indexes = []
+    for document in documents:
+        if isinstance(document, str):
+            if document not in by_name:
+                raise unknown_document("the bank", document, names)
+            indexes.append(by_name[document])
+        elif 0 <= document < len(names):
+            indexes.append(document)
+        else:
+            raise ConfigError(
+                f"document {document} was asked for, the bank has {len(names)}, the first is 0"
+            )
+    return indexes
+
+
+def _needs_every_score(model: SedemModules, request: Request) -> bool:
+    if request.blocks is not None or request.documents is not None or request.ranking:
+        return True
+    auto = auto_budget(model, request.k)
+    if auto is not None:
+        # `blocks_for_mass` looks at so many of the best.
+        return auto[2] > coarse_search.COUNT
+    return resolve_budget(budget_of(model, request.k), len(request.bank)) > coarse_search.COUNT

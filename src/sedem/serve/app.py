@@ -1,0 +1,105 @@
+"""The HTTP application: routes behind a guard, errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from sedem.serve import banks, chat, files, health, models, pages, responses, vector_stores
+from sedem.serve.body_limit import BodyLimit
+from sedem.serve.errors import ApiError, bad_request, not_found
+from sedem.serve.guard import Guard
+from sedem.serve.keys import KeyRing, keys_of
+from sedem.serve.metrics import Metrics
+from sedem.serve.observe import Observe
+from sedem.serve.opening import lifespan
+from sedem.serve.service import Lifecycle
+from sedem.serve.settings import Settings
+from sedem.serve.telemetry import OpenTelemetry, Tracer
+
+if TYPE_CHECKING:
+    from sedem.model import SeDeM
+
+
+def create_app(
+    settings: Settings,
+    model: SeDeM | None = None,
+    *,
+    keys: KeyRing | None = None,
+    on_failure: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """Make the application; the model is opened when the server starts.
+
+    Args:
+        settings: the server's settings.
+        model: the model, if it is open already.
+        keys: who may call; None means those that `keys_of` finds.
+        on_failure: called if the model cannot be opened; the reason is in the app's lifecycle.
+
+    Raises:
+        ConfigError: the keys cannot be read, or telemetry is not installed.
+    """
+    tracer = OpenTelemetry() if settings.telemetry else Tracer()
+    metrics = Metrics(tracer.answered)
+    # The pages of the documentation would load scripts from elsewhere.
+    app = FastAPI(
+        title="sedem", version=version("sedem"), lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.settings, app.state.model, app.state.on_failure = settings, model, on_failure
+    app.state.metrics, app.state.tracer = metrics, tracer
+    app.state.keys = keys or keys_of(settings.key_file)[0]
+    app.state.lifecycle = Lifecycle()
+    for part in (health, models, chat, responses, files, vector_stores, banks, pages):
+        app.include_router(part.router)
+    # The last one that is added sees a request first.
+    app.add_middleware(
+        BodyLimit, metrics=metrics, body=settings.max_body_bytes, upload=settings.max_file_bytes
+    )
+    app.add_middleware(Guard, metrics=metrics)
+    app.add_middleware(Observe, metrics=metrics, lifecycle=app.state.lifecycle, tracer=tracer)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    return app
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    """Answer a request whose fields are wrong, without repeating what it holds."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(step) for step in first["loc"][1:] if not isinstance(step, int)) or None
+    if first["type"] == "json_invalid":
+        return _response(bad_request("the body is not JSON"))
+    if first["type"] == "extra_forbidden":
+        message = f"'{place}' is not a field of this request; leave it out"
+        return _response(bad_request(message, place, "unknown_field"))
+    problem = str(first["msg"])
+    problem = problem[:1].lower() + problem[1:]
+    return _response(bad_request(f"'{place or 'the body'}' is not valid: {problem}", place))
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    """Answer a request that no route takes."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _response(not_found(f"there is no route {request.method} {request.url.path}"))
+    headers = dict(error.headers or {})
+    return _response(ApiError(error.status_code, str(error.detail).lower(), headers=headers))
+
+
+def _response(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)

@@ -1,0 +1,285 @@
+"""From the body of a request to an answer: which bank, which limits, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.inference.generation import Decoding
+from sedem.inference.reply import Selected
+from sedem.inference.requests import Request
+from sedem.method.selector import ALL
+from sedem.serve.conversation import Conversation, read_conversation
+from sedem.serve.errors import bad_request, conflict, not_found, too_large
+from sedem.serve.guard import require_bank
+from sedem.serve.keys import Key
+from sedem.serve.logs import log
+from sedem.serve.service import Service
+from sedem.serve.settings import Settings
+from sedem.serve.shapes import AskBody, Message
+from sedem.types import Answer
+
+SEPARATOR = "@"
+"""Between the names of the model and of the bank in `model`."""
+SEED_BITS = 63
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question that can be answered.
+
+    Attributes:
+        request: question, bank and selection.
+        decoding: how the answer is generated.
+        model: what the client calls the model.
+        bank: name of the bank; None if the texts came with the question.
+        file_ids: ids of uploaded files, by the names of their documents.
+        unused: one sentence for each message that plays no part.
+        question_tokens: tokens of the question.
+        cached_tokens: tokens of the documents that were not read for this question.
+    """
+
+    request: Request
+    decoding: Decoding
+    model: str
+    bank: str | None
+    file_ids: Mapping[str, str]
+    unused: tuple[str, ...]
+    question_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer with what was asked.
+
+    Attributes:
+        asked: the question.
+        selected: the blocks that the answer was conditioned on.
+        answer: the answer.
+    """
+
+    asked: Asked
+    selected: Selected
+    answer: Answer
+
+
+async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[Message]) -> Asked:
+    """Find or make the bank of a question, and check everything against the server's limits.
+
+    Args:
+        service: the server.
+        key: who asks.
+        body: what is asked for.
+        messages: the conversation.
+
+    Raises:
+        ApiError: a field cannot be used, or there is no such bank or model.
+        QueueFullError: too many texts wait to be read.
+    """
+    body.check_neutral()
+    name = bank_name(service, body)
+    settings, decoding = service.settings, decoding_of(body, service.settings)
+    if name is not None:
+        # Before anything is looked at: a bank out of scope must not differ from one that is not.
+        require_bank(key, name)
+    conversation = read_conversation(messages, with_bank=name is not None)
+    check_lengths(conversation, settings)
+    file_ids: Mapping[str, str] = {}
+    if name is None:
+        bank, cached = await service.online.bank(key.name, conversation.documents)
+    else:
+        bank, file_ids = await asyncio.to_thread(bank_of, service, name)
+        cached = bank.tokens
+    request = Request(
+        bank,
+        conversation.question,
+        body.k,
+        None,
+        body.ranking,
+        body.condition,
+        body.min_confidence,
+        documents_of(body, file_ids, settings),
+    )
+    check_selection(bank, body, settings)
+    tokens = len(service.model.encoder.token_ids(conversation.question))
+    return Asked(request, decoding, body.model, name, file_ids, conversation.unused, tokens, cached)
+
+
+async def answering(
+    service: Service, asked: Asked
+) -> AsyncGenerator[Selected | str | Answered, None]:
+    """Answer a question.
+
+    Yields:
+        The blocks of the answer, its text in pieces, then the whole. Closing the generator cancels
+        the question.
+
+    Raises:
+        QueueFullError: too many questions wait.
+        SedemError: as `Scheduler.submit`.
+    """
+    reply = service.scheduler.stream(asked.request, asked.decoding)
+    try:
+        selected = await reply.selection()
+        yield selected
+        async for piece in reply:
+            yield piece
+        answer = reply.answer
+        assert answer is not None
+        times = answer.timings
+        seconds = (times["total_ms"] - times["ttft_ms"]) / 1e3
+        service.metrics.answered(answer, answer.answer_tokens or 0, seconds)
+        if service.settings.log_text:
+            log("answered", bank=asked.bank, question=asked.request.question, answer=answer.text)
+        yield Answered(asked, selected, answer)
+    except (asyncio.CancelledError, GeneratorExit):
+        if reply.answer is None:
+            service.metrics.cancelled()
+        raise
+    finally:
+        reply.cancel()
+
+
+async def whole_answer(
+    service: Service, key: Key, body: AskBody, messages: Sequence[Message]
+) -> Answered:
+    """Answer a question and wait for the end; arguments and errors as `to_ask`."""
+    asked = await to_ask(service, key, body, messages)
+    async with aclosing(answering(service, asked)) as parts:
+        async for part in parts:
+            if isinstance(part, Answered):
+                return part
+    raise AssertionError("an answer always ends with the whole")
+
+
+def bank_name(service: Service, body: AskBody) -> str | None:
+    """Return the name of the bank that a body addresses; None if it addresses none.
+
+    Raises:
+        ApiError: there is no such model, or two banks are named.
+    """
+    model, separator, name = body.model.partition(SEPARATOR)
+    if model != service.model.name:
+        raise not_found(
+            f"there is no model '{body.model[:100]}'; this server has '{service.model.name}', and "
+            f"'{service.model.name}{SEPARATOR}BANK' for each bank",
+            "model",
+            "model_not_found",
+        )
+    if not separator:
+        return body.bank
+    if body.bank not in (None, name):
+        raise bad_request("'model' and 'bank' name different banks; leave one of them out", "bank")
+    return name
+
+
+def bank_of(service: Service, name: str) -> tuple[Snapshot, Mapping[str, str]]:
+    """Return a bank as it is now, and the ids of its files by document.
+
+    Raises:
+        ApiError: there is no such bank, or nothing is in it.
+    """
+    entry = service.library.get(name)
+    snapshot = None if entry.bank is None else entry.bank.snapshot()
+    if snapshot is None or not len(snapshot):
+        raise conflict(
+            f"bank '{name}' holds no documents yet; upload some, or wait until they are read",
+            "bank_empty",
+        )
+    return snapshot, entry.file_ids()
+
+
+def decoding_of(body: AskBody, settings: Settings) -> Decoding:
+    """Return how an answer is generated.
+
+    Raises:
+        ApiError: more tokens are asked for than the server allows.
+        ConfigError: a value cannot be used.
+    """
+    field, limit = body.limit
+    if limit is not None and limit > settings.max_tokens:
+        raise bad_request(
+            f"'{field}' is {limit:,}; this server allows at most {settings.max_tokens:,}", field
+        )
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed % 2**SEED_BITS
+    return Decoding(
+        min(Decoding.max_new_tokens, settings.max_tokens) if limit is None else limit,
+        temperature=body.temperature or 0.0,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        stop=body.stops,
+        seed=seed,
+    )
+
+
+def check_lengths(conversation: Conversation, settings: Settings) -> None:
+    """Refuse more text than the server takes with a question.
+
+    Raises:
+        ApiError: 400 or 413, with both numbers.
+    """
+    length, most = len(conversation.question), settings.max_question_characters
+    if length > most:
+        raise bad_request(
+            f"the question has {length:,} characters, this server allows at most {most:,}; put "
+            "long text before the question, with a blank line between them, or into a bank",
+            "messages",
+            "question_too_long",
+        )
+    count, most = len(conversation.documents), settings.max_documents
+    if count > most:
+        raise bad_request(
+            f"the messages hold {count:,} documents, this server allows at most {most:,}",
+            "messages",
+        )
+    size = sum(len(document.text) for document in conversation.documents)
+    if size > settings.max_online_characters:
+        raise too_large(
+            f"the messages hold {size:,} characters, this server reads at most "
+            f"{settings.max_online_characters:,} with a question; upload the text to a bank",
+            "messages",
+        )
+
+
+def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None:
+    """Refuse more blocks than the server gives one answer.
+
+    Raises:
+        ApiError: 400, with both numbers.
+    """
+    if isinstance(body.k, int) and body.k > settings.max_k:
+        raise bad_request(
+            f"'k' is {body.k}; this server allows at most {settings.max_k}, or 'all', or 'auto'",
+            "k",
+        )
+    for field, asked in (("k", body.k == ALL), ("ranking", body.ranking)):
+        if asked and len(bank) > settings.max_all_blocks:
+            raise bad_request(
+                f"'{field}' asks for every block; the bank has {len(bank):,}, this server allows "
+                f"that for at most {settings.max_all_blocks:,}",
+                field,
+            )
+
+
+def documents_of(
+    body: AskBody, file_ids: Mapping[str, str], settings: Settings
+) -> list[int | str] | None:
+    """Return names and indexes of the documents to answer from; ids of files become names.
+
+    Raises:
+        ApiError: 400, there are more than the server allows.
+    """
+    if body.documents is None:
+        return None
+    if len(body.documents) > settings.max_documents:
+        raise bad_request(
+            f"'documents' has {len(body.documents):,} entries, this server allows at most "
+            f"{settings.max_documents:,}",
+            "documents",
+        )
+    names = {file_id: name for name, file_id in file_ids.items()}
+    return [names.get(one, one) if isinstance(one, str) else one for one in body.documents]

@@ -1,0 +1,288 @@
+"""/v1/banks: what the page and curl use: upload, watch, look into a bank, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+
+from sedem.bank.snapshot import BankReader
+from sedem.errors import NoTextError
+from sedem.serve.bank_entry import BankEntry
+from sedem.serve.errors import bad_request, conflict, not_found
+from sedem.serve.file_records import PURPOSES, new_file
+from sedem.serve.files import Owner, Served
+from sedem.serve.guard import require_bank, require_write
+from sedem.serve.keys import Key
+from sedem.serve.library import check_bank_name
+from sedem.serve.progress import ENDED
+from sedem.serve.searching import scores_of
+from sedem.serve.service import Service, lifecycle_of
+from sedem.serve.uploads import receiving
+
+router = APIRouter(prefix="/v1/banks", tags=["banks"])
+
+POLL_SECONDS = 0.25
+ALIVE_SECONDS = 10.0
+"""How often a stream without news sends a comment, so that nothing on the way closes it."""
+TEXT_CHARACTERS = 1_000_000
+"""Characters of a document in one response, at most."""
+EVENTS = "text/event-stream"
+
+
+class Question(BaseModel):
+    """A question to score the blocks of a bank for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    question: str
+
+
+@router.get("")
+def list_banks(key: Owner, service: Served) -> dict[str, Any]:
+    """List the banks that this key knows, and say whether it may change any."""
+    library = service.library
+    entries = [library.get(name) for name in library.names(key)]
+    data = [described(entry) for entry in entries]
+    return {"object": "list", "data": data, "writable": key.write}
+
+
+@router.get("/{bank}")
+def retrieve(bank: str, key: Owner, service: Served) -> dict[str, Any]:
+    """Describe a bank."""
+    return described(known(service, key, bank))
+
+
+@router.delete("/{bank}")
+def delete(bank: str, key: Owner, service: Served) -> dict[str, Any]:
+    """Delete a bank and the files that were uploaded for it."""
+    require_write(key)
+    known(service, key, bank)
+    service.library.delete(bank)
+    return {"id": bank, "object": "bank", "deleted": True}
+
+
+@router.post("/{bank}/documents")
+async def upload(bank: str, request: Request, key: Owner, service: Served) -> Response:
+    """Upload files; they are read into the bank in the background.
+
+    The bank is made if there is none. A file of the name of a document replaces it.
+    """
+    require_write(key)
+    check_bank_name(bank)
+    require_bank(key, bank)
+    library, settings = service.library, service.settings
+    if bank in library.names(key):
+        library.writable(bank)
+    limits = settings.max_file_bytes, settings.max_documents
+    async with receiving(request, library.files, *limits) as received:
+        files = [new_file(r.path, key.name, r.name, PURPOSES[0]) for r in received.received]
+        entry, replaced = await run_in_threadpool(
+            received.keep, lambda: library.upload(bank, files)
+        )
+    progress = (await run_in_threadpool(entry.progress)).to_dict(bank)
+    uploaded = [file.to_dict() for file in files]
+    return JSONResponse({**progress, "uploaded": uploaded, "replaced": replaced}, 202)
+
+
+@router.get("/{bank}/progress", response_model=None)
+def progress(
+    bank: str, request: Request, key: Owner, service: Served, stream: bool = False
+) -> dict[str, Any] | StreamingResponse:
+    """Tell how far the reading of uploaded files has come, once or until it has ended."""
+    entry = known(service, key, bank)
+    if not stream and EVENTS not in request.headers.get("accept", ""):
+        return entry.progress().to_dict(bank)
+    return StreamingResponse(
+        _events(request, entry), media_type=EVENTS, headers={"Cache-Control": "no-store"}
+    )
+
+
+async def _events(request: Request, entry: BankEntry) -> AsyncIterator[str]:
+    """The progress whenever it changes; the last event says how the reading ended."""
+    last, spoken = None, time.monotonic()
+    while not lifecycle_of(request).draining:
+        now = await run_in_threadpool(entry.progress)
+        event = now.to_dict(entry.name)
+        if entry.deleted:
+            event |= {"status": "failed", "error": f"bank '{entry.name}' was deleted"}
+        if event != last:
+            yield f"data: {json.dumps(event)}\n\n"
+            last, spoken = event, time.monotonic()
+        elif time.monotonic() - spoken > ALIVE_SECONDS:
+            yield ": still reading\n\n"
+            spoken = time.monotonic()
+        if event["status"] in ENDED:
+            return
+        await asyncio.sleep(POLL_SECONDS)
+
+
+@router.get("/{bank}/documents")
+def documents(
+    bank: str,
+    key: Owner,
+    service: Served,
+    start: Annotated[int, Query(ge=0)] = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+) -> dict[str, Any]:
+    """List the documents of a bank, in reading order."""
+    entry = known(service, key, bank)
+    memory, files = _snapshot(entry), entry.file_ids()
+    if memory is None:
+        return {"object": "list", "data": [], "has_more": False}
+    names = memory.documents.names
+    counts = np.bincount(memory.blocks.documents, minlength=len(names))
+    listed = range(start, min(start + limit, len(names)))
+    data = [
+        {
+            "index": index,
+            "name": names[index],
+            "characters": memory.documents.characters(index),
+            "blocks": int(counts[index]),
+            "file_id": files.get(names[index]),
+        }
+        for index in listed
+    ]
+    return {"object": "list", "data": data, "has_more": start + limit < len(names)}
+
+
+@router.get("/{bank}/documents/{index}")
+def document(
+    bank: str,
+    index: int,
+    key: Owner,
+    service: Served,
+    start: Annotated[int, Query(ge=0)] = 0,
+    end: Annotated[int | None, Query(ge=0)] = None,
+) -> dict[str, Any]:
+    """Return the text of a document and the spans of its blocks, or a part of both.
+
+    All offsets are counted in Unicode characters from the beginning of the document.
+    """
+    entry = known(service, key, bank)
+    memory = _with_document(entry, index)
+    characters = memory.documents.characters(index)
+    start = min(start, characters)
+    end = min(characters if end is None else max(start, end), start + TEXT_CHARACTERS, characters)
+    try:
+        text, note = memory.documents.text(index, start, end), None
+    except NoTextError:
+        text, note = "", "this bank holds no texts, so only the places of its blocks are known"
+    blocks = memory.blocks
+    inside = (blocks.documents == index) & (blocks.starts < end) & (blocks.ends > start)
+    rows = np.flatnonzero(inside)
+    name = memory.documents.names[index]
+    return {
+        "object": "bank.document",
+        "index": index,
+        "name": name,
+        "file_id": entry.file_ids().get(name),
+        "characters": characters,
+        "start": start,
+        "end": end,
+        "text": text,
+        "note": note,
+        "pages": list(memory.documents.pages(index)),
+        "blocks": rows.tolist(),
+        "spans": np.stack([blocks.starts[rows], blocks.ends[rows]], 1).tolist(),
+    }
+
+
+@router.delete("/{bank}/documents/{index}")
+def delete_document(
+    bank: str, index: int, key: Owner, service: Served, name: str | None = None
+) -> dict[str, Any]:
+    """Delete a document of a bank.
+
+    Indices move up when a document before is deleted. With `name`, only a document of that name
+    is deleted.
+    """
+    require_write(key)
+    entry = known(service, key, bank)
+    service.library.writable(bank)
+    found = _with_document(entry, index).documents.names[index]
+    if name is not None and name != found:
+        raise conflict(f"document {index} of bank '{bank}' has another name now; list them again")
+    service.library.remove_document(bank, found)
+    return {"object": "bank.document", "index": index, "name": found, "deleted": True}
+
+
+@router.post("/{bank}/scores")
+def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[str, Any]:
+    """Return the selector's score of every block of a bank for a question."""
+    entry = known(service, key, bank)
+    memory = _snapshot(entry)
+    most = service.settings.max_all_blocks
+    if memory is not None and len(memory) > most:
+        raise bad_request(
+            f"bank '{bank}' has {len(memory):,} blocks, and scores of at most {most:,} are listed; "
+            "ask a smaller bank"
+        )
+    found = scores_of(service, memory, question.question)
+    blocks = [] if memory is None else memory.blocks
+    data = [
+        {
+            "index": index,
+            "document_index": block.document,
+            "start": block.start,
+            "end": block.end,
+            "score": score,
+        }
+        for index, (block, score) in enumerate(zip(blocks, found, strict=True))
+    ]
+    return {"object": "bank.scores", "bank": bank, "data": data}
+
+
+def known(service: Service, key: Key, bank: str) -> BankEntry:
+    """Return a bank that a key knows.
+
+    Raises:
+        ApiError: 404, there is none, or it is out of the key's scope.
+    """
+    require_bank(key, bank)
+    return service.library.get(bank)
+
+
+def described(entry: BankEntry) -> dict[str, Any]:
+    """Return what clients are told about a bank."""
+    memory = _snapshot(entry)
+    return {
+        "object": "bank",
+        "name": entry.name,
+        "title": entry.title,
+        "status": entry.status,
+        "documents": 0 if memory is None else len(memory.documents),
+        "blocks": 0 if memory is None else len(memory),
+        "tokens": 0 if memory is None else memory.tokens,
+        "read_only": entry.read_only,
+        "error": entry.error or entry.progress().error,
+        "created_at": entry.created_at,
+        "metadata": dict(entry.metadata),
+    }
+
+
+def _snapshot(entry: BankEntry) -> BankReader | None:
+    """The bank as it is now; one request sees no change in the middle."""
+    bank = entry.bank
+    return None if bank is None else bank.snapshot()
+
+
+def _with_document(entry: BankEntry, index: int) -> BankReader:
+    memory = _snapshot(entry)
+    count = 0 if memory is None else len(memory.documents)
+    if memory is None or not 0 <= index < count:
+        raise not_found(
+            f"bank '{entry.name}' has no document {index}; it has {count:,}, counted from 0",
+            "index",
+            "document_not_found",
+        )
+    return memory

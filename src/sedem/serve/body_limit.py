@@ -1,0 +1,87 @@
+"""Bodies over a limit are refused before they are in memory: they are counted as they come."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sedem.durable_files import bytes_text
+from sedem.serve.errors import ApiError, too_large
+from sedem.serve.metrics import Metrics
+
+UPLOADS = "multipart/form-data"
+FORM_BYTES = 2**16
+"""What the parts around the files of an upload may take."""
+
+
+class BodyLimit:
+    """Answers 413 to a body that is too large, whether or not its length was announced.
+
+    Args:
+        app: what stands behind.
+        metrics: counts what is refused.
+        body: most bytes of a body that is no upload.
+        upload: most bytes of an upload.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, *, body: int, upload: int) -> None:
+        self.app, self.metrics = app, metrics
+        self.body, self.upload = body, upload + FORM_BYTES
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with a body that ends in an error at the limit."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        upload = headers.get("content-type", "").lower().startswith(UPLOADS)
+        limit = self.upload if upload else self.body
+        announced = headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > limit:
+            await self._refuse(limit, scope, receive, send)
+            return
+        limited = _Limited(limit, receive, send)
+        try:
+            await self.app(scope, limited.receive, limited.send)
+        except ApiError as error:
+            if not limited.over or limited.answered or error.status != 413:
+                raise
+        if limited.over and not limited.answered:
+            await self._refuse(limit, scope, receive, send)
+
+    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+        self.metrics.refused("size")
+        # The rest of the body is not read, so the connection cannot be used again.
+        response = JSONResponse(_error(limit).body(), 413, {"Connection": "close"})
+        await response(scope, receive, send)
+
+
+class _Limited:
+    """The two channels of a request, with a count of the bytes of its body.
+
+    Over the limit, nothing that stands behind may answer: it saw a part of the body only.
+    """
+
+    def __init__(self, limit: int, receive: Receive, send: Send) -> None:
+        self.limit, self.received = limit, 0
+        self.over = self.answered = False
+        self._receive, self._send = receive, send
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        if self.received > self.limit:
+            self.over = True
+            raise _error(self.limit)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self.over and not self.answered:
+            return
+        self.answered = True
+        await self._send(message)
+
+
+def _error(limit: int) -> ApiError:
+    return too_large(f"the body of this request is too large; {bytes_text(limit)} are the limit")

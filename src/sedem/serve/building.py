@@ -1,0 +1,209 @@
+"""The thread that reads uploaded files into banks, while answers go on.
+
+It takes its work from the database: what it has not noted as done there is done again after a
+restart, and a bank skips the documents that it has. It reads in small groups. Answers come between
+any two batches of segments, because the engine takes turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from sedem.engine.interface import Engine
+from sedem.errors import BankError, BankMismatchError, DataError, SedemError
+from sedem.inference.build import build_bank
+from sedem.model import SeDeM
+from sedem.serve.bank_entry import LOCK_SECONDS, BankEntry
+from sedem.serve.database import is_full
+from sedem.serve.errors import ApiError
+from sedem.serve.library import Library
+from sedem.serve.metrics import Metrics
+from sedem.serve.parsing import ParserProcess, StoppedError
+from sedem.serve.reading_list import BankFile, Removal
+from sedem.types import Document
+
+logger = logging.getLogger(__name__)
+
+GROUP_FILES = 16
+GROUP_CHARACTERS = 100_000
+"""What is read in one commit, at least; a restart repeats at most so much and one document's part.
+"""
+IDLE_SECONDS = 2.0
+"""How often banks of the operator are looked at while there is nothing to read."""
+RETRY_SECONDS = 5.0
+"""How long to wait after an error that has nothing to do with a file, such as a full disk."""
+
+
+class Builder:
+    """Reads files in the background.
+
+    Args:
+        library: the banks and the files to read.
+        model: reads them.
+        metrics: counts what was read.
+        parser: parses files; None means a process with the usual limits.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        model: SeDeM,
+        metrics: Metrics,
+        parser: ParserProcess | None = None,
+    ) -> None:
+        self.library, self.model, self.metrics = library, model, metrics
+        self.parser = parser or ParserProcess()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sedem-builder", daemon=True)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model."""
+        return self.model.engine
+
+    def start(self) -> None:
+        """Begin, or go on with what a stopped server has left."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the batch of segments that is being read; the rest is read by the next start.
+
+        What was committed is kept.
+        """
+        self._stop.set()
+        self.library.work.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.parser.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.library.work.clear()
+            try:
+                busy = self.turn()
+            except StoppedError:
+                continue  # the server stops, or the bank was deleted
+            except Exception:
+                logger.exception("reading files failed; trying again in %g s", RETRY_SECONDS)
+                self._stop.wait(RETRY_SECONDS)
+                continue
+            if not busy:
+                self.library.work.wait(IDLE_SECONDS)
+
+    def turn(self) -> bool:
+        """Remove what is to be removed, and read one group of files.
+
+        Returns:
+            Whether there was something to do.
+        """
+        self.library.refresh()
+        self.library.empty_trash()
+        files, removals = self.library.reading.next_work(GROUP_FILES)
+        self._remove(removals)
+        if files:
+            entry = self.library.by_id(files[0].bank)
+            if entry is not None:
+                self._read(entry, files)
+        return bool(files or removals)
+
+    def _remove(self, removals: Sequence[Removal]) -> None:
+        """Remove documents from their banks; those that are not there any more are fine."""
+        for bank in {removal.bank for removal in removals}:
+            entry = self.library.by_id(bank)
+            if entry is not None:
+                entry.remove({removal.name for removal in removals if removal.bank == bank})
+        if removals:
+            self.library.reading.removed(removals)
+
+    def _read(self, entry: BankEntry, files: Sequence[BankFile]) -> None:
+        sizes: dict[int, int] = {}
+        entry.live = 0, sizes
+        try:
+            documents: dict[int, Document] = {}
+            for file in files:
+                if (document := self._parsed(entry, file)) is not None:
+                    documents[file.id] = document
+                    entry.live = 0, {id: len(one.text) for id, one in documents.items()}
+                if sum(len(one.text) for one in documents.values()) >= GROUP_CHARACTERS:
+                    break
+            if documents:
+                self._build(entry, documents)
+        finally:
+            entry.live = 0, {}
+
+    def _parsed(self, entry: BankEntry, file: BankFile) -> Document | None:
+        """A file's document; None if it cannot be read, which is noted."""
+        path = self.library.files.path(file.file)
+        try:
+            return self.parser.parse(path, file.name, lambda: self._stopped(entry))
+        except DataError as error:
+            self._failed(file.id, str(error))
+            return None
+
+    def _build(self, entry: BankEntry, documents: Mapping[int, Document]) -> None:
+        """Read documents into a bank; if one cannot be read, the others are all the same."""
+        started = time.monotonic()
+        before = 0 if entry.bank is None else len(entry.bank)
+
+        def progress(characters: int) -> None:
+            entry.live = characters, entry.live[1]
+            self.library.refresh()
+            if self._stopped(entry):
+                raise StoppedError
+
+        try:
+            build_bank(
+                self.model, self.engine, entry.path, documents.values(), progress,
+                source=self.model.source, wait=LOCK_SECONDS,
+            )  # fmt: skip
+        except (StoppedError, ApiError):
+            raise
+        except SedemError as error:
+            if self._stopped(entry):
+                raise StoppedError from None
+            self._one_by_one(entry, documents, error)
+            return
+        entry.refresh()
+        sizes = {id: len(document.text) for id, document in documents.items()}
+        self.library.files.forget(self.library.reading.completed(sizes))
+        self.metrics.built(
+            max(0, (0 if entry.bank is None else len(entry.bank)) - before),
+            time.monotonic() - started,
+        )
+
+    def _one_by_one(
+        self, entry: BankEntry, documents: Mapping[int, Document], error: SedemError
+    ) -> None:
+        """Find the document that cannot be read."""
+        if len(documents) > 1:
+            for id, document in documents.items():
+                self._build(entry, {id: document})
+            return
+        (id,) = documents
+        logger.warning("a file could not be read into bank '%s': %s", entry.name, error)
+        self._failed(id, _sentence(entry, error))
+
+    def _failed(self, id: int, error: str) -> None:
+        logger.info("a file could not be read: row %d", id)
+        self.metrics.build_failed()
+        self.library.files.forget(self.library.reading.failed(id, error))
+
+    def _stopped(self, entry: BankEntry) -> bool:
+        return self._stop.is_set() or entry.deleted
+
+
+def _sentence(entry: BankEntry, error: SedemError) -> str:
+    """What a client is told about an error; folders of the server are not its business."""
+    if isinstance(error, BankMismatchError):
+        return (
+            f"bank '{entry.name}' was built by another model; upload to a new bank, or serve the "
+            "model that built it"
+        )
+    if is_full(error):
+        return "the disk of the server is full; add the file again when there is room"
+    if isinstance(error, BankError):
+        return "the bank cannot be written now; the log of the server has the reason"
+    return str(error)

@@ -1,0 +1,133 @@
+"""What the messages of a conversation say: the question, and the text to answer it from.
+
+sedem answers one question from documents. The question is in the last message of the user. If no
+bank is asked, long messages are documents, and so is what stands around the question in its own
+message. Whatever is not used is listed, so that nothing is passed over in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sedem.serve.errors import ApiError, bad_request
+from sedem.serve.shapes import Message
+from sedem.types import Document
+
+LONG = 400
+"""Characters above which a message, or what stands beside a question, is a document."""
+_BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+_SENTENCE = re.compile(r"[.!?…]\s+|\n\s*")
+"""What ends the sentence before."""
+WORDS = 3
+"""Fewest words of a question that is cut out of a paragraph: "Dr. Who?" is no end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A question and its documents.
+
+    Attributes:
+        question: what is asked.
+        documents: what was said besides; none if a bank is asked.
+        unused: one sentence for each message that is neither.
+    """
+
+    question: str
+    documents: tuple[Document, ...]
+    unused: tuple[str, ...]
+
+
+def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conversation:
+    """Find the question and the documents in messages.
+
+    Args:
+        messages: the messages, the oldest first.
+        with_bank: whether a bank is asked, so that messages are no documents.
+
+    Raises:
+        ApiError: 400, no message asks something, or there is nothing to answer from.
+        DataError: a document is not Unicode text.
+    """
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None or not messages[last].content.strip():
+        raise bad_request(
+            "no message asks something; end the messages with a question of the user", "messages"
+        )
+    question, beside = messages[last].content.strip(), ""
+    if not with_bank:
+        question, beside = split(question)
+    texts = {last: beside} if beside else {}
+    unused = []
+    for index, message in enumerate(messages):
+        if index == last or not message.content.strip():
+            continue
+        if not with_bank and message.role != "assistant" and len(message.content) > LONG:
+            texts[index] = message.content
+        else:
+            unused.append(f"message {index + 1} ({message.role}) was not used: {_why(with_bank)}")
+    if not with_bank and not texts:
+        raise nothing_to_read()
+    documents = [Document(f"message {index + 1}", texts[index]) for index in sorted(texts)]
+    return Conversation(question, tuple(documents), tuple(unused))
+
+
+def split(text: str) -> tuple[str, str]:
+    """Part a message into its question and the document beside it.
+
+    The question is the last paragraph; the first one if that alone ends with a question mark; in a
+    long paragraph, its last sentence or line if that ends with one.
+
+    Args:
+        text: the message, without white space around it.
+
+    Returns:
+        The question, and the rest, which may be empty.
+
+    Raises:
+        ApiError: 400, it is a long text without a question.
+    """
+    if "\n" in text and (found := list(_BLANK_LINES.finditer(text))):
+        first, last = text[: found[0].start()], text[found[-1].end() :]
+        if first.endswith("?") and not last.endswith("?") and len(first) <= LONG:
+            return first, text[found[0].end() :]
+        if len(last) <= LONG:
+            return last, text[: found[-1].start()]
+    if len(text) <= LONG:
+        return text, ""
+    start = _last_question(text)
+    if start is None:
+        raise bad_request(
+            f"the last message is a text of {len(text):,} characters without a question; end it "
+            "with a blank line and the question",
+            "messages",
+            "no_question",
+        )
+    return text[start:], text[:start].rstrip()
+
+
+def _last_question(text: str) -> int | None:
+    """Where the last sentence of a text begins, if it is a question."""
+    if not text.endswith("?"):
+        return None
+    # Only the end is searched: a text may have millions of characters.
+    end = max(0, len(text) - LONG)
+    starts = [end + sentence.end() for sentence in _SENTENCE.finditer(text[end:])]
+    return next((one for one in reversed(starts) if len(text[one:].split()) >= WORDS), None)
+
+
+def nothing_to_read() -> ApiError:
+    """The error about a question without documents."""
+    return bad_request(
+        "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text before "
+        "the question, with a blank line between them",
+        "messages",
+        "no_documents",
+    )
+
+
+def _why(with_bank: bool) -> str:
+    if with_bank:
+        return "a bank is asked, and only the last question counts"
+    return f"it is no document, which has more than {LONG} characters, and not the last question"

@@ -1,0 +1,188 @@
+"""The server's database: which files were uploaded, which banks there are, and what is to be read.
+
+SQLite in WAL mode, synchronous FULL: what is committed survives a crash and a power cut. One
+connection, behind a lock, serves all threads; every transaction takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sedem.errors import BankError, ConfigError
+from sedem.serve.errors import ApiError
+
+VERSION = 1
+"""Version of the tables; SQLite's `user_version`."""
+BUSY_SECONDS = 10.0
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_TABLES = """
+CREATE TABLE banks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL UNIQUE,
+    title TEXT NOT NULL,
+    metadata TEXT NOT NULL,
+    folder TEXT NOT NULL UNIQUE,
+    created_at INTEGER NOT NULL
+) STRICT;
+CREATE TABLE files (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    name TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    bank INTEGER REFERENCES banks ON DELETE SET NULL
+) STRICT;
+CREATE INDEX files_of_owner ON files (owner, created_at);
+CREATE TABLE bank_files (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    bank INTEGER NOT NULL REFERENCES banks ON DELETE CASCADE,
+    file TEXT NOT NULL REFERENCES files ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    batch TEXT,
+    attributes TEXT NOT NULL,
+    status TEXT NOT NULL,
+    error TEXT,
+    characters INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    UNIQUE (bank, file)
+) STRICT;
+CREATE INDEX bank_files_to_read ON bank_files (status, id);
+CREATE INDEX bank_files_of_file ON bank_files (file);
+CREATE TABLE removals (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    bank INTEGER NOT NULL REFERENCES banks ON DELETE CASCADE,
+    name TEXT NOT NULL
+) STRICT;
+CREATE TABLE trash (folder TEXT PRIMARY KEY) STRICT;
+"""
+# files.bank: the bank that a file was uploaded for; it is removed with the document.
+# bank_files.round: files that are read in one go; progress counts those of the newest one.
+# removals: documents that must leave a bank. The row goes once they have left it, so that no crash
+# and no build that was under way brings one back.
+# trash: folders of deleted banks, which go once no answer reads them.
+
+
+class Database:
+    """The tables of the server's folder.
+
+    Args:
+        path: the file; it is created if it does not exist.
+
+    Raises:
+        ConfigError: it is no database, or one of a newer version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._connection = sqlite3.connect(
+            path, BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        self._connection.row_factory = sqlite3.Row
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            self._connection.close()
+            raise ConfigError(
+                f"'{path}' cannot be used as the server's database ({error}); restore it from a "
+                "backup, or give another folder"
+            ) from None
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        run = self._connection.execute
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        run("PRAGMA foreign_keys = ON")
+        run("PRAGMA secure_delete = ON")
+        with self.writing() as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise ConfigError(
+                    f"'{self.path}' was written by a newer version of sedem (tables {version}, "
+                    f"this one knows {VERSION}); update sedem, or give another folder"
+                )
+            if version == 0:
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Run one transaction; it is durable once the block has ended, or nothing of it is.
+
+        Raises:
+            FullDiskError: the disk is full.
+        """
+        with self._lock, full_disk():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def rows(self, query: str, *values: object) -> list[sqlite3.Row]:
+        """Return all rows of a query."""
+        with self._lock:
+            return self._connection.execute(query, values).fetchall()
+
+    def row(self, query: str, *values: object) -> sqlite3.Row | None:
+        """Return the first row of a query; None if there is none."""
+        with self._lock:
+            row: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
+            return row
+
+    def close(self) -> None:
+        """Close the database; later calls fail."""
+        with self._lock:
+            self._connection.close()
+
+
+FULL_DISK = (
+    "the disk of the server is full, so nothing was stored; delete files or banks, or ask its "
+    "operator for room"
+)
+
+
+class FullDiskError(ApiError):
+    """507: the disk has no room."""
+
+    def __init__(self) -> None:
+        super().__init__(507, FULL_DISK, "server_error", code="insufficient_storage")
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Raise what a full disk causes as one error.
+
+    Raises:
+        FullDiskError: the disk is full.
+    """
+    try:
+        yield
+    except (OSError, sqlite3.Error, BankError) as error:
+        if not is_full(error):
+            raise
+        raise FullDiskError from None
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether an error says that the disk has no room, or was raised because of one."""
+    if isinstance(error, BankError):
+        return is_full(error.__context__)
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -1,0 +1,135 @@
+"""Errors of the API, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sedem.errors import (
+    BankError,
+    BankMismatchError,
+    ConfigError,
+    DataError,
+    QueueFullError,
+    SedemError,
+    UnavailableError,
+    UnknownDocumentError,
+)
+
+RETRY_SECONDS = 1
+"""When to try again what was refused because the server is busy."""
+INTERNAL = "the server failed to answer; its log has the reason under the id of this request"
+
+
+class ApiError(Exception):
+    """An error that a client is told.
+
+    Args:
+        status: HTTP status.
+        message: one sentence.
+        type: kind of error, in OpenAI's words.
+        code: what programs may test for.
+        param: the field of the request that is to blame.
+        headers: further headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = "invalid_request_error",
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.type = status, message, type
+        self.code, self.param, self.headers = code, param, headers or {}
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        return {
+            "error": {
+                "message": _encodable(self.message),
+                "type": self.type,
+                "param": None if self.param is None else _encodable(self.param),
+                "code": self.code,
+            }
+        }
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be served as it is."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unauthorized(message: str) -> ApiError:
+    """A request without a valid key."""
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, message, "authentication_error", code="invalid_api_key", headers=headers)
+
+
+def forbidden(message: str, code: str = "forbidden") -> ApiError:
+    """A request that its key does not allow."""
+    return ApiError(403, message, "permission_error", code=code)
+
+
+def not_found(message: str, param: str | None = None, code: str = "not_found") -> ApiError:
+    """A thing that does not exist for this key."""
+    return ApiError(404, message, code=code, param=param)
+
+
+def bank_not_found(name: str) -> ApiError:
+    """A bank that does not exist, or that the key may not know of: nothing tells which."""
+    return not_found(f"there is no bank '{name[:100]}'", "bank", "bank_not_found")
+
+
+def conflict(message: str, code: str = "conflict") -> ApiError:
+    """A request that does not fit the state of what it names."""
+    return ApiError(409, message, code=code)
+
+
+def too_large(message: str, param: str | None = None) -> ApiError:
+    """A body or a file over the limit."""
+    return ApiError(413, message, code="too_large", param=param)
+
+
+def overloaded(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """A full queue."""
+    headers = {"Retry-After": str(retry_after)}
+    return ApiError(429, message, "rate_limit_error", code="queue_full", headers=headers)
+
+
+def unavailable(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
+    """A server that cannot answer now."""
+    headers = {"Retry-After": str(retry_after)}
+    return ApiError(503, message, "server_error", code="unavailable", headers=headers)
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """Return what a client is told about an error; nothing of an unexpected one."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            return overloaded(str(error))
+        case UnavailableError():
+            return unavailable(str(error))
+        case DataError() | ConfigError():
+            return bad_request(str(error))
+        case UnknownDocumentError():
+            return not_found(str(error), "documents", "document_not_found")
+        case BankMismatchError():
+            return conflict(
+                "another model built this bank; ask it with that model, or build it again",
+                "bank_mismatch",
+            )
+        case BankError():
+            return unavailable("the bank cannot be read; `sedem bank verify` tells why")
+        case SedemError() | _:
+            return ApiError(500, INTERNAL, "server_error", code="internal_error")
+
+
+def _encodable(text: str) -> str:
+    """Text that UTF-8 can represent; a message may quote what a client has sent."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,133 @@
+"""Nothing passes without a key, but GET /health; a middleware in front of every route.
+
+A key comes as `Authorization: Bearer SECRET` or, for the page, in a cookie. A browser attaches the
+cookie by itself, so with it a request that changes something must come from the page: its origin
+must be this server.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sedem.serve.errors import ApiError, bank_not_found, forbidden, unauthorized
+from sedem.serve.keys import Key, KeyRing
+from sedem.serve.login import COOKIE, asks_for_page, login, login_page, sign_out, welcome
+from sedem.serve.metrics import Metrics
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+OPEN = ("GET", "/health")
+"""The one route that needs no key."""
+
+
+class Guard:
+    """Looks for a key before anything else sees a request.
+
+    Args:
+        app: what stands behind.
+        metrics: counts what is refused.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with 401 or 403."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            request = Request(scope, receive)
+            response = await self._refusal(request)
+            await (response or self.app)(scope, receive, send)
+        else:
+            # A web socket: no route has one.
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _refusal(self, request: Request) -> Response | None:
+        """Put the key into the request's state, or return what to answer instead of passing on."""
+        if (request.method, request.url.path) == OPEN:
+            return None
+        keys: KeyRing = request.app.state.keys
+        if (request.method, request.url.path) == ("POST", "/login"):
+            return await login(request, keys) if _from_here(request) else self._refuse(_foreign())
+        if (request.method, request.url.path) == ("POST", "/logout"):
+            return sign_out() if _from_here(request) else self._refuse(_foreign())
+        if request.method == "GET" and request.url.path == "/" and "key" in request.query_params:
+            return welcome(request, keys, request.query_params["key"])
+        key, by_cookie = _key_in(request, keys)
+        if key is None:
+            self.metrics.refused("key")
+            return login_page() if asks_for_page(request) else _response(_no_key(request))
+        if by_cookie and request.method not in SAFE_METHODS and not _from_here(request):
+            return self._refuse(_foreign())
+        request.state.key = key
+        return None
+
+    def _refuse(self, error: ApiError) -> Response:
+        self.metrics.refused("origin")
+        return _response(error)
+
+
+def key_of(connection: HTTPConnection) -> Key:
+    """Return the key of a request; a dependency of routes."""
+    key: Key = connection.state.key
+    return key
+
+
+def require_write(key: Key) -> None:
+    """Refuse a key that may only ask.
+
+    Raises:
+        ApiError: 403.
+    """
+    if not key.write:
+        raise forbidden(
+            f"key '{key.name}' may ask but change nothing; use a key with \"write\": true",
+            "read_only_key",
+        )
+
+
+def require_bank(key: Key, name: str) -> None:
+    """Refuse a bank that is out of a key's scope, as one that does not exist.
+
+    Raises:
+        ApiError: 404, the same as for a bank that does not exist.
+    """
+    if not key.may_read(name):
+        raise bank_not_found(name)
+
+
+def _key_in(request: Request, keys: KeyRing) -> tuple[Key | None, bool]:
+    """The key of a request, and whether it came in the cookie."""
+    if (header := request.headers.get("authorization")) is not None:
+        scheme, _, secret = header.partition(" ")
+        return (keys.find(secret.strip()) if scheme.lower() == "bearer" else None), False
+    cookie = request.cookies.get(COOKIE)
+    return (None if cookie is None else keys.find(cookie)), True
+
+
+def _from_here(request: Request) -> bool:
+    """Return whether a page of this server sent a request; browsers say so, others cannot tell."""
+    if (site := request.headers.get("sec-fetch-site")) is not None:
+        return site == "same-origin"
+    # Browsers leave it out over plain HTTP. The scheme is not compared: behind a proxy that ends
+    # TLS it is http here and https in the browser.
+    origin = urlsplit(request.headers.get("origin", ""))
+    return bool(origin.netloc) and origin.netloc == request.headers.get("host")
+
+
+def _no_key(request: Request) -> ApiError:
+    if "authorization" in request.headers or COOKIE in request.cookies:
+        return unauthorized("this key is not known; check it, or ask who runs the server for one")
+    return unauthorized("a key is needed; send it as the header 'Authorization: Bearer KEY'")
+
+
+def _foreign() -> ApiError:
+    return forbidden("this request comes from a page of another site", "foreign_origin")
+
+
+def _response(error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)

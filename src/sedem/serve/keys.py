@@ -1,0 +1,188 @@
+"""API keys: who may call, which banks each key knows, and whether it may change them.
+
+A file of keys holds SHA-256 digests, never secrets:
+
+    {"keys": [{"name": "ann", "sha256": "9f86d0...", "banks": ["reports", "team-*"]}]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from sedem.durable_files import atomic_write
+from sedem.errors import ConfigError
+from sedem.untrusted import read_json
+from sedem.validation import Flag, Settings
+
+SECRET = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+"""What a secret may consist of: what headers and cookies can carry as it is."""
+SECRET_VARIABLE = "SEDEM_API_KEY"
+KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
+ALL_BANKS = ("*",)
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that the server knows.
+
+    Attributes:
+        name: who holds it; it appears in logs.
+        digest: SHA-256 of the secret, in hex.
+        banks: names of banks; one that ends in "*" stands for all that begin like it.
+        write: whether it may upload, build and delete.
+        metrics: whether it may read /metrics, which counts the requests of all keys.
+    """
+
+    name: str
+    digest: str
+    banks: tuple[str, ...] = ALL_BANKS
+    write: bool = False
+    metrics: bool = False
+
+    def may_read(self, bank: str) -> bool:
+        """Return whether a bank exists for this key."""
+        return any(
+            bank.startswith(name[:-1]) if name.endswith("*") else bank == name
+            for name in self.banks
+        )
+
+
+class KeyEntry(Settings):
+    """One key of a file; see `Key`."""
+
+    name: Annotated[str, StringConstraints(pattern=rf"^{KEY_NAME}$")]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    banks: tuple[str, ...] = ALL_BANKS
+    write: Flag = False
+    metrics: Flag = False
+
+
+class KeyFile(Settings):
+    """A file of keys."""
+
+    keys: tuple[KeyEntry, ...]
+
+
+class KeyRing:
+    """The keys of a server.
+
+    Args:
+        keys: at least one, with distinct names.
+    """
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        self.keys = tuple(keys)
+
+    @classmethod
+    def load(cls, path: Path) -> KeyRing:
+        """Read a file of keys.
+
+        Raises:
+            ConfigError: it cannot be read, is not a file of keys, holds none, or names one twice.
+        """
+        entries = KeyFile.from_entries(read_json(path, ConfigError), str(path)).keys
+        if not entries:
+            raise ConfigError(f"'{path}' has no key; add one with `sedem serve --new-key NAME`")
+        names = [entry.name for entry in entries]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"'{path}' has 2 keys named '{min(repeated)}'; remove one")
+        return cls([Key(e.name, e.sha256, e.banks, e.write, e.metrics) for e in entries])
+
+    @classmethod
+    def single(cls, secret: str) -> KeyRing:
+        """A ring of one key that may do everything.
+
+        Raises:
+            ConfigError: the secret is too short, or has characters that no header can carry.
+        """
+        if SECRET.fullmatch(secret) is None:
+            raise ConfigError(
+                f"the key in {SECRET_VARIABLE} cannot be used; it needs 16 to 512 characters of "
+                "A-Z, a-z, 0-9 and ._~+/=-"
+            )
+        return cls([Key("default", digest_of(secret), write=True, metrics=True)])
+
+    def find(self, secret: str) -> Key | None:
+        """Return the key of a secret.
+
+        Every digest is compared in full, so the time tells nothing about any of them.
+        """
+        given, found = digest_of(secret), None
+        for key in self.keys:
+            if hmac.compare_digest(key.digest, given):
+                found = key
+        return found
+
+
+def keys_of(path: Path | None) -> tuple[KeyRing, str | None]:
+    """Return the keys of a server, and the secret if one was made.
+
+    Args:
+        path: file of keys; None means the key in SEDEM_API_KEY, or one that is made for this run.
+
+    Raises:
+        ConfigError: the file or the key cannot be used.
+    """
+    if path is not None:
+        return KeyRing.load(path), None
+    if secret := os.environ.get(SECRET_VARIABLE):
+        return KeyRing.single(secret), None
+    secret = new_secret()
+    return KeyRing.single(secret), secret
+
+
+def digest_of(secret: str) -> str:
+    """SHA-256 of a secret, in hex."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_secret() -> str:
+    """Return a secret that nobody can guess."""
+    return f"sedem-{secrets.token_urlsafe(32)}"
+
+
+def add_key(path: Path, name: str, *, banks: Sequence[str] = ALL_BANKS, write: bool = True) -> str:
+    """Add a key to a file of keys, which is created if it does not exist.
+
+    Args:
+        path: the file.
+        name: whose key it is.
+        banks: names of the banks that it may ask; see `Key.banks`.
+        write: whether it may upload, build, delete and read /metrics.
+
+    Returns:
+        The secret. The file has only its digest, so nothing can tell it again.
+
+    Raises:
+        ConfigError: the file cannot be read, or the name is taken or no name.
+    """
+    if re.fullmatch(KEY_NAME, name) is None:
+        raise ConfigError(
+            f"'{name}' is no name of a key; it must be 1 to 64 letters, digits or '._@-', and "
+            "begin with a letter or digit"
+        )
+    keys = KeyRing.load(path).keys if path.exists() else ()
+    if name in {key.name for key in keys}:
+        raise ConfigError(f"'{path}' has a key named '{name}'; remove it or choose another name")
+    secret = new_secret()
+    added = (*keys, Key(name, digest_of(secret), tuple(banks), write=write, metrics=write))
+    entries = [
+        {"name": k.name, "sha256": k.digest, "banks": list(k.banks), "write": k.write,
+         "metrics": k.metrics}
+        for k in added
+    ]  # fmt: skip
+    with atomic_write(path) as beside:
+        beside.write_text(json.dumps({"keys": entries}, indent=2) + "\n", encoding="utf-8")
+        beside.chmod(0o600)
+    return secret

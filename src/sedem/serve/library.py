@@ -1,0 +1,348 @@
+"""The banks and files of a server, on disk.
+
+What clients make lies in the server's folder. Banks that the operator gives lie elsewhere and are
+only read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sedem.errors import ConfigError
+from sedem.method.modules import SedemModules
+from sedem.serve.bank_entry import BankEntry
+from sedem.serve.database import Database, FullDiskError, full_disk
+from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden, not_found
+from sedem.serve.file_records import Files, StoredFile, insert_file
+from sedem.serve.keys import Key
+from sedem.serve.reading_list import TO_READ, ReadingList
+from sedem.serve.server_folder import ServerFolder
+from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
+
+logger = logging.getLogger(__name__)
+
+REFRESH_SECONDS = 2.0
+"""How often the operator's banks are looked at, at most."""
+
+
+class Library:
+    """All banks and files of a server; threads may share it.
+
+    Args:
+        settings: where the folder is, which banks the operator gives, and limits.
+        model: its fingerprint is that of the banks that it can answer from.
+
+    Raises:
+        ConfigError: another server uses the folder, or its database cannot be used.
+        BankError: a bank that the operator gives cannot be opened, or another model built it.
+    """
+
+    def __init__(self, settings: Settings, model: SedemModules) -> None:
+        self.settings, self.model = settings, model
+        try:
+            with full_disk():
+                self.place = ServerFolder(settings.folder)
+                try:
+                    self._open()
+                except BaseException:
+                    self.place.release()
+                    raise
+        except FullDiskError:
+            raise ConfigError(
+                f"the disk of '{settings.folder}' is full; make room, or give another folder"
+            ) from None
+
+    def _open(self) -> None:
+        self.database = Database(self.place.database)
+        self.files = Files(self.database, self.place.files)
+        self.reading = ReadingList(self.database, self.settings.max_documents)
+        self.work = threading.Event()
+        self.work.set()
+        self._entries: dict[str, BankEntry] = {}
+        self._deleted: list[BankEntry] = []
+        self._changing = threading.RLock()
+        self._refreshed = 0.0
+        for row in self.database.rows("SELECT folder FROM trash"):
+            self._remove_folder(self.place.bank(row["folder"]))
+        for row in self.database.rows("SELECT * FROM banks ORDER BY name"):
+            self._entries[row["name"]] = self._entry(row)
+        for name, path in self.settings.banks.items():
+            if name in self._entries:
+                raise ConfigError(
+                    f"clients have made a bank '{name}' already; give '{path}' another name"
+                )
+            created_at = int(path.stat().st_mtime) if path.exists() else 0
+            entry = BankEntry(None, name, name, {}, path, created_at, self.reading)
+            self._entries[name] = entry
+            entry.reload().check_made_by(self.model.fingerprint())
+        self._check_files()
+
+    def _entry(self, row: sqlite3.Row) -> BankEntry:
+        path = self.place.bank(row["folder"])
+        entry = BankEntry(
+            row["id"], row["name"], row["title"], json.loads(row["metadata"]), path,
+            row["created_at"], self.reading,
+        )  # fmt: skip
+        entry.refresh()
+        if entry.bank is not None and entry.bank.fingerprint != self.model.fingerprint():
+            entry.error = "another model built this bank; serve that model, or build it again"
+        return entry
+
+    def _check_files(self) -> None:
+        """Give up what was lost with its bytes, which only happens outside of the server."""
+        query = "SELECT id, file, name FROM bank_files WHERE status = ?"
+        for row in self.database.rows(query, TO_READ):
+            if not self.files.path(row["file"]).exists():
+                logger.warning("the bytes of %s are lost", row["file"])
+                self.reading.failed(
+                    row["id"], f"the upload '{row['name']}' is not stored any more; upload it again"
+                )
+
+    def close(self) -> None:
+        """Close the database and let another server use the folder."""
+        self.database.close()
+        self.place.release()
+
+    # Banks
+
+    def names(self, key: Key) -> list[str]:
+        """Return the names of all banks that a key knows."""
+        return sorted(name for name in [*self._entries] if key.may_read(name))
+
+    def entries(self) -> list[BankEntry]:
+        """Return all banks."""
+        return [*self._entries.values()]
+
+    def get(self, name: str) -> BankEntry:
+        """Return a bank.
+
+        Raises:
+            ApiError: 404, there is none of that name.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise bank_not_found(name)
+        return entry
+
+    def writable(self, name: str) -> BankEntry:
+        """Return a bank that clients may change.
+
+        Raises:
+            ApiError: 404, there is none; 403, the operator gave it.
+        """
+        entry = self.get(name)
+        if entry.read_only:
+            raise forbidden(
+                f"bank '{name}' was given by the operator and can only be asked; make another one",
+                "read_only_bank",
+            )
+        return entry
+
+    def create(
+        self,
+        name: str,
+        metadata: Mapping[str, str] | None = None,
+        title: str | None = None,
+        files: Sequence[StoredFile] = (),
+    ) -> BankEntry:
+        """Make a bank, and read files that were uploaded before into it.
+
+        Raises:
+            ApiError: 400, no bank may be named so; 409, there is one; or as `ReadingList.add`.
+        """
+        check_bank_name(name)
+        with self._changing:
+            if name in self._entries:
+                raise conflict(f"there is a bank '{name}' already; choose another name")
+            with self.database.writing() as connection:
+                entry = self._inserted(connection, name, metadata or {}, title or name)
+                assert entry.id is not None
+                self.reading.add(connection, entry.id, files)
+            # Only now: what is not committed does not exist.
+            self._entries[name] = entry
+        self.work.set()
+        return entry
+
+    def upload(self, name: str, files: Sequence[StoredFile]) -> tuple[BankEntry, list[str]]:
+        """Acknowledge files for a bank, which is made if there is none; they are read later.
+
+        Args:
+            name: of the bank.
+            files: their bytes are stored, their rows are not.
+
+        Returns:
+            The bank, and the names of documents that will be replaced.
+
+        Raises:
+            ApiError: 400, no bank may be named so; or as `writable` and `ReadingList.add`. Then
+                nothing was changed.
+        """
+        check_bank_name(name)
+        with self._changing:
+            with self.database.writing() as connection:
+                entry = (
+                    self.writable(name)
+                    if name in self._entries
+                    else self._inserted(connection, name, {}, name)
+                )
+                assert entry.id is not None
+                files = [replace(file, bank=entry.id) for file in files]
+                for file in files:
+                    insert_file(connection, file)
+                replaced = self.reading.add(connection, entry.id, files)
+            self._entries[name] = entry
+        self.work.set()
+        return entry, replaced
+
+    def _inserted(
+        self, connection: sqlite3.Connection, name: str, metadata: Mapping[str, str], title: str
+    ) -> BankEntry:
+        folder = self.place.new_bank(name)
+        row = connection.execute(
+            "INSERT INTO banks (name, title, metadata, folder, created_at) VALUES (?, ?, ?, ?, ?) "
+            "RETURNING *",
+            (name, title, json.dumps(dict(metadata)), folder, int(time.time())),
+        ).fetchone()
+        return self._entry(row)
+
+    def attach(
+        self,
+        name: str,
+        files: Sequence[StoredFile],
+        attributes: Mapping[str, str | float | bool] | None = None,
+        batch: str | None = None,
+    ) -> BankEntry:
+        """Read files that were uploaded before into a bank; arguments as `ReadingList.add`.
+
+        Raises:
+            ApiError: as `writable` and `ReadingList.add`.
+        """
+        entry = self.writable(name)
+        assert entry.id is not None
+        with self.database.writing() as connection:
+            self.reading.add(connection, entry.id, files, attributes, batch)
+        self.work.set()
+        return entry
+
+    def rename(self, name: str, title: str | None, metadata: Mapping[str, str] | None) -> BankEntry:
+        """Change what people call a bank or what is noted with it; None leaves it as it is.
+
+        Raises:
+            ApiError: as `writable`.
+        """
+        with self._changing:
+            entry = self.writable(name)
+            title = entry.title if title is None else title
+            metadata = entry.metadata if metadata is None else metadata
+            with self.database.writing() as connection:
+                connection.execute(
+                    "UPDATE banks SET title = ?, metadata = ? WHERE id = ?",
+                    (title, json.dumps(dict(metadata)), entry.id),
+                )
+            entry.title, entry.metadata = title, metadata
+        return entry
+
+    def delete(self, name: str) -> None:
+        """Delete a bank and what was uploaded for it; a build of it stops.
+
+        Answers that run end on their snapshot, and then its folder goes.
+
+        Raises:
+            ApiError: as `writable`.
+        """
+        with self._changing:
+            entry = self.writable(name)
+            with self.database.writing() as connection:
+                files = connection.execute(
+                    "DELETE FROM files WHERE bank = ? RETURNING id", (entry.id,)
+                ).fetchall()
+                connection.execute("INSERT INTO trash VALUES (?)", (entry.path.name,))
+                connection.execute("DELETE FROM banks WHERE id = ?", (entry.id,))
+            del self._entries[name]
+            self._deleted.append(entry)
+        entry.forget()
+        self.files.forget([row["id"] for row in files])
+        self.work.set()
+
+    def remove_document(self, name: str, document: str) -> None:
+        """Remove a document from a bank, also one that is still to be read.
+
+        Raises:
+            ApiError: as `writable`; 404, there is no such document.
+        """
+        entry = self.writable(name)
+        assert entry.id is not None
+        known = {file.name for file in self.reading.of(entry.id)}
+        if entry.bank is not None:
+            known.update(entry.bank.documents.names)
+        if document not in known:
+            raise not_found(f"bank '{name}' has no document '{document[:100]}'")
+        with self.database.writing() as connection:
+            released = self.reading.remove(connection, entry.id, document)
+        self.files.forget(released)
+        entry.remove({document})
+        self.work.set()
+
+    def delete_file(self, owner: str, id: str) -> None:
+        """Delete a file; its documents leave their banks.
+
+        Raises:
+            ApiError: 404, there is no such file, or another key uploaded it.
+        """
+        self.files.get(owner, id)
+        with self.database.writing() as connection:
+            rows = connection.execute("SELECT * FROM bank_files WHERE file = ?", (id,)).fetchall()
+            released: list[str] = []
+            for row in rows:
+                released += self.reading.remove(connection, row["bank"], row["name"])
+            connection.execute("DELETE FROM files WHERE id = ?", (id,))
+        self.files.forget([id, *released])
+        for row in rows:
+            if (entry := self.by_id(row["bank"])) is not None:
+                entry.remove({row["name"]})
+        self.work.set()
+
+    def by_id(self, id: int) -> BankEntry | None:
+        """Return the bank of a row; None if it was deleted."""
+        return next((entry for entry in self.entries() if entry.id == id), None)
+
+    # Housekeeping, by the thread that reads
+
+    def refresh(self) -> None:
+        """See what others have written to the operator's banks."""
+        now = time.monotonic()
+        if now - self._refreshed < REFRESH_SECONDS:
+            return
+        self._refreshed = now
+        for entry in self.entries():
+            if entry.read_only:
+                entry.refresh()
+
+    def empty_trash(self) -> None:
+        """Remove folders of deleted banks that no answer uses any more."""
+        for entry in [*self._deleted]:
+            if not entry.in_use():
+                self._remove_folder(entry.path)
+                self._deleted.remove(entry)
+
+    def _remove_folder(self, path: Path) -> None:
+        self.place.remove(path)
+        with self.database.writing() as connection:
+            connection.execute("DELETE FROM trash WHERE folder = ?", (path.name,))
+
+
+def check_bank_name(name: str) -> None:
+    """Refuse what no bank may be named.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not is_bank_name(name):
+        raise bad_request(f"'{name[:100]}' is no name of a bank; {BANK_NAME_RULE}", "bank")

@@ -1,0 +1,97 @@
+"""The log of the server on stderr: a line for each request, as text or as JSON.
+
+A line names the key, never its secret, and the path without its query. Questions and answers are
+logged only if the operator asks for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import traceback
+from typing import Any
+
+LOGGER = logging.getLogger("sedem.serve")
+FIELDS = "fields"
+"""Attribute of a log record that holds the fields of its event."""
+
+
+class _Lines(logging.Formatter):
+    """Formats an event as one line.
+
+    Args:
+        as_json: whether the line is a JSON object.
+        messages: whether the messages of unexpected errors are shown; they may quote a question.
+    """
+
+    def __init__(self, *, as_json: bool, messages: bool) -> None:
+        super().__init__()
+        self.as_json, self.messages = as_json, messages
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; a traceback is part of it."""
+        fields: dict[str, Any] = {
+            "time": _timestamp(record.created),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            fields |= self._error(record.exc_info[1])
+        if self.as_json:
+            return json.dumps(fields, default=str)
+        moment, level, event = (fields.pop(name) for name in ("time", "level", "event"))
+        shown = event if _is_plain(event) else json.dumps(event)
+        rest = (f"{name}={_quoted(value)}" for name, value in fields.items())
+        return " ".join((moment, level, shown, *rest))
+
+    def _error(self, error: BaseException) -> dict[str, str]:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        shown = {"error": type(error).__name__, "traceback": frames}
+        return shown | ({"message": str(error)} if self.messages else {})
+
+
+def configure(log_format: str, *, log_text: bool = False) -> None:
+    """Send the events of the server and the warnings of uvicorn to stderr.
+
+    Args:
+        log_format: "text" or "json".
+        log_text: whether the log may quote texts of clients.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Lines(as_json=log_format == "json", messages=log_text))
+    for logger, level in ((LOGGER, logging.INFO), (logging.getLogger("uvicorn"), logging.WARNING)):
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+def log(event: str, level: int = logging.INFO, *, error: bool = False, **fields: Any) -> None:
+    """Log an event.
+
+    Args:
+        event: a fixed word or two.
+        level: of logging.
+        error: whether to add the traceback of the exception that is being handled.
+        fields: what is known about it; None values are left out.
+    """
+    known = {name: value for name, value in fields.items() if value is not None}
+    LOGGER.log(level, event, exc_info=error, extra={FIELDS: known})
+
+
+def _timestamp(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"
+
+
+def _quoted(value: object) -> str:
+    """A value as one word; one that could break the line or look like a field is quoted."""
+    text = str(value)
+    plain = text and _is_plain(text) and not set(text) & set(' ="\\')
+    return text if plain else json.dumps(text)
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()

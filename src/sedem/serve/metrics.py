@@ -1,0 +1,140 @@
+"""What the server counts and measures, in Prometheus' format; docs/operate.md explains each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from sedem.types import Answer
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+"""Bounds of the histograms of times."""
+BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Bounds of the histogram of selected blocks."""
+
+Gauges = Callable[[], dict[str, tuple[str, float]]]
+"""Name and help text of each gauge, with its value now."""
+
+
+class Metrics:
+    """The figures of one server, in a registry of its own.
+
+    Args:
+        on_answer: is told of each answer and of how many tokens it has.
+    """
+
+    def __init__(self, on_answer: Callable[[Answer, int], None] | None = None) -> None:
+        self._on_answer = on_answer
+        self.registry = CollectorRegistry()
+        self._requests = self._counter("requests", "requests served", "route", "status")
+        self._request_seconds = self._times("request", "a request, to its last byte", "route")
+        self._refused = self._counter("refused", "requests refused before work began", "reason")
+        self._answers = self._counter("answers", "answers given", "finish_reason")
+        self._cancelled = self._counter("cancelled_answers", "answers whose reader went away")
+        self._first_token = self._times("time_to_first_token", "asked to the first token")
+        self._token = self._times("time_per_token", "between two tokens of an answer, on average")
+        self._waited = self._times("wait", "waiting for a row")
+        self._selected = self._times("select", "scoring and choosing blocks")
+        self._prompt_tokens = self._counter("context_tokens", "tokens of the documents asked")
+        self._answer_tokens = self._counter("answer_tokens", "tokens generated")
+        self._blocks = Histogram(
+            "sedem_selected_blocks", "Blocks that an answer used.", buckets=BLOCKS,
+            registry=self.registry,
+        )  # fmt: skip
+        self._built = self._counter("built_blocks", "blocks read into banks")
+        self._build_seconds = self._times("build", "reading a document into a bank")
+        self._build_failures = self._counter("build_failures", "files that could not be read")
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        """Count a request that has been served.
+
+        Args:
+            route: path of the route with its parameters' names, never their values.
+            status: HTTP status.
+            seconds: until the last byte was sent.
+        """
+        self._requests.labels(route, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def answered(self, answer: Answer, tokens: int, seconds: float) -> None:
+        """Count an answer.
+
+        Args:
+            answer: the answer.
+            tokens: how many tokens it has.
+            seconds: from the first to the last of them.
+        """
+        self._answers.labels(answer.finish_reason).inc()
+        for name, histogram in (
+            ("ttft_ms", self._first_token),
+            ("wait_ms", self._waited),
+            ("select_ms", self._selected),
+        ):
+            if name in answer.timings:
+                histogram.observe(answer.timings[name] / 1e3)
+        if tokens > 1:
+            self._token.observe(seconds / (tokens - 1))
+        self._answer_tokens.inc(tokens)
+        self._prompt_tokens.inc(answer.context_tokens or 0)
+        self._blocks.observe(answer.k)
+        if self._on_answer is not None:
+            self._on_answer(answer, tokens)
+
+    def cancelled(self) -> None:
+        """Count an answer whose reader went away before its end."""
+        self._cancelled.inc()
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was refused before work began.
+
+        Args:
+            reason: a fixed word, such as "key", "queue" or "size".
+        """
+        self._refused.labels(reason).inc()
+
+    def built(self, blocks: int, seconds: float) -> None:
+        """Count a document that was read into a bank."""
+        self._built.inc(blocks)
+        self._build_seconds.observe(seconds)
+
+    def build_failed(self) -> None:
+        """Count a file that could not be read."""
+        self._build_failures.inc()
+
+    def watch(self, gauges: Gauges) -> None:
+        """Add gauges that are read whenever the metrics are."""
+        self.registry.register(_Watched(gauges))
+
+    def text(self) -> bytes:
+        """All figures in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        text = f"{what[0].upper()}{what[1:]}."
+        return Counter(f"sedem_{name}", text, labels, registry=self.registry)
+
+    def _times(self, name: str, what: str, *labels: str) -> Histogram:
+        return Histogram(
+            f"sedem_{name}_seconds", f"Seconds: {what}.", labels, buckets=SECONDS,
+            registry=self.registry,
+        )  # fmt: skip
+
+
+class _Watched(Collector):
+    """Gauges that are read when the metrics are."""
+
+    def __init__(self, gauges: Gauges) -> None:
+        self.gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every gauge with its value now."""
+        for name, (text, value) in self.gauges().items():
+            yield GaugeMetricFamily(f"sedem_{name}", text, value)
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the gauges may not be read before the model is open."""
+        return ()

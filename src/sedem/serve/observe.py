@@ -1,0 +1,118 @@
+"""The outermost middleware: an id, a log line, a count and a span for each request.
+
+It also turns an error that no route expected into an answer, so that none ends a connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sedem.serve.errors import to_api_error
+from sedem.serve.logs import log
+from sedem.serve.metrics import Metrics
+from sedem.serve.service import Lifecycle
+from sedem.serve.telemetry import Tracer
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""Ids that are taken over from a client; any other is replaced."""
+SECURITY = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+UNKNOWN = "unknown"
+"""The route of a path that no route has; a client must not be able to make new labels."""
+REFUSALS = {429: "queue", 503: "unavailable"}
+"""Statuses that say that the server could not serve a request, and the word that counts them."""
+DISCONNECTED = 499
+"""Status in logs and metrics of a request whose client went away before the response began."""
+
+
+class Observe:
+    """Watches requests.
+
+    Args:
+        app: what stands behind.
+        metrics: counts requests.
+        lifecycle: counts those in flight.
+        tracer: makes spans.
+    """
+
+    def __init__(
+        self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle, tracer: Tracer
+    ) -> None:
+        self.app, self.metrics, self.lifecycle, self.tracer = app, metrics, lifecycle, tracer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request and report how it went."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        watched = _Watched(send, request_id)
+        working = scope["method"] not in ("GET", "HEAD", "OPTIONS")
+        began = time.perf_counter()
+        self.lifecycle.in_flight += working
+        try:
+            with self.tracer.request(scope, request_id) as span:
+                await self._serve(scope, receive, watched)
+                span.end(_route(scope), watched.status)
+        finally:
+            self.lifecycle.in_flight -= working
+            self._report(scope, watched.status, request_id, time.perf_counter() - began)
+
+    async def _serve(self, scope: Scope, receive: Receive, watched: _Watched) -> None:
+        try:
+            await self.app(scope, receive, watched.send)
+        except Exception as error:
+            answer = to_api_error(error)
+            if reason := REFUSALS.get(answer.status):
+                self.metrics.refused(reason)
+            elif answer.status >= 500:
+                log("failed", logging.ERROR, error=True, request_id=watched.request_id)
+            if not watched.started:
+                response = JSONResponse(answer.body(), answer.status, answer.headers)
+                await response(scope, receive, watched.send)
+
+    def _report(self, scope: Scope, status: int, request_id: str, seconds: float) -> None:
+        self.metrics.request(_route(scope), status, seconds)
+        key = scope["state"].get("key")
+        log(
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            ms=round(seconds * 1e3, 1),
+            key=None if key is None else key.name,
+            client=scope["client"][0] if scope.get("client") else None,
+        )
+
+
+class _Watched:
+    """The way back to the client, which adds headers and remembers the status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status, self.started = DISCONNECTED, False
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.started = message["status"], True
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self.request_id
+            for name, value in SECURITY.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+def _route(scope: Scope) -> str:
+    """The path of the route with its parameters' names."""
+    path = getattr(scope.get("route"), "path", None)
+    return path if isinstance(path, str) else UNKNOWN

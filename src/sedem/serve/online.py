@@ -1,0 +1,176 @@
+"""Temporary banks of texts that come with questions; a text that was read is not read again.
+
+Each text is read into a bank of its own, so that a conversation that goes on reads only what is
+new. Nothing is shared between API keys: not even the time of an answer tells one key what another
+has sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+from threading import Event
+
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.snapshot import Snapshot
+from sedem.errors import CancelledError, QueueFullError
+from sedem.model import SeDeM
+from sedem.serve.settings import Settings
+from sedem.types import Document
+
+READERS = 2
+"""Texts that are read at once: a short one need not wait for the end of a long one."""
+KEPT_TEXTS = 8
+"""Kept banks may hold the text of so many requests of the largest size."""
+
+PartId = tuple[str, bytes]
+"""Name of the API key, and SHA-256 of a document's name and text."""
+
+
+@dataclass(eq=False)
+class Reading:
+    """A text that is being read, or was.
+
+    Attributes:
+        document: the text.
+        waiting: requests that wait for it.
+        given_up: whether nobody waits any more, so that reading it may stop.
+        future: its bank.
+    """
+
+    document: Document
+    waiting: int = 0
+    given_up: Event = field(default_factory=Event)
+    future: Future[Snapshot] = field(init=False)
+
+
+class OnlineBanks:
+    """Reads texts in threads of its own and keeps the banks that were used last.
+
+    The methods are called in one event loop.
+
+    Args:
+        model: the model that reads.
+        settings: how many banks are kept, and how much may wait.
+    """
+
+    def __init__(self, model: SeDeM, settings: Settings) -> None:
+        self.model, self.settings = model, settings
+        self._parts: OrderedDict[PartId, Reading] = OrderedDict()
+        self._joined: OrderedDict[tuple[PartId, ...], Snapshot] = OrderedDict()
+        self._executor = ThreadPoolExecutor(READERS, thread_name_prefix="sedem-reading")
+
+    @property
+    def waiting(self) -> int:
+        """How many texts wait to be read or are being read."""
+        return sum(not reading.future.done() for reading in self._parts.values())
+
+    def __len__(self) -> int:
+        """How many banks of texts are kept."""
+        return len(self._parts)
+
+    def close(self) -> None:
+        """Stop reading, and wait until the threads have ended."""
+        for reading in self._parts.values():
+            reading.given_up.set()
+        self._executor.shutdown(cancel_futures=True)
+
+    async def bank(self, owner: str, documents: Sequence[Document]) -> tuple[Snapshot, int]:
+        """Return a bank of some texts, and how many of their tokens had been read before.
+
+        Args:
+            owner: name of the API key.
+            documents: at least one text; names are distinct.
+
+        Raises:
+            QueueFullError: too many texts wait to be read.
+            DataError: a text has no tokens.
+        """
+        ids = tuple((owner, _digest(document)) for document in documents)
+        known = [part in self._parts for part in ids]
+        fresh = len(known) - sum(known)
+        if fresh and self.waiting + fresh > max(self.settings.waiting, fresh):
+            raise QueueFullError(
+                f"{self.waiting} texts wait to be read already; ask again later, or read documents "
+                "into a bank once"
+            )
+        readings = [self._reading(*one) for one in zip(ids, documents, strict=True)]
+        try:
+            parts = [
+                await asyncio.shield(asyncio.wrap_future(reading.future)) for reading in readings
+            ]
+        finally:
+            for part, reading in zip(ids, readings, strict=True):
+                self._leave(part, reading)
+        bank = parts[0] if len(parts) == 1 else self._joined.get(ids)
+        if bank is None:
+            bank = await asyncio.to_thread(_joined, parts)
+        if len(parts) > 1:
+            # Kept, because the keys of its blocks belong to it.
+            self._joined[ids] = bank
+            self._joined.move_to_end(ids)
+        self._shrink()
+        cached = sum(one.tokens for one, was in zip(parts, known, strict=True) if was)
+        return bank, cached
+
+    def _reading(self, part: PartId, document: Document) -> Reading:
+        """The reading of a text, which begins now if there is none; to be left later."""
+        reading = self._parts.get(part)
+        if reading is None:
+            reading = self._parts[part] = Reading(document)
+            reading.future = self._executor.submit(self._read, reading)
+            # Asked for here, because nobody else may.
+            reading.future.add_done_callback(
+                lambda future: future.cancelled() or future.exception()
+            )
+        self._parts.move_to_end(part)
+        reading.waiting += 1
+        return reading
+
+    def _leave(self, part: PartId, reading: Reading) -> None:
+        reading.waiting -= 1
+        future = reading.future
+        failed = future.done() and (future.cancelled() or future.exception() is not None)
+        if failed or (not future.done() and not reading.waiting):
+            reading.given_up.set()
+            future.cancel()
+            # Another one of the same text may have begun since.
+            if self._parts.get(part) is reading:
+                del self._parts[part]
+
+    def _read(self, reading: Reading) -> Snapshot:
+        def progress(done: int, total: int) -> None:
+            if reading.given_up.is_set():
+                raise CancelledError("nobody waits for this text any more")
+
+        return self.model.read([reading.document], progress=progress).snapshot()
+
+    def _shrink(self) -> None:
+        """Forget the banks that were not used for the longest time."""
+        most = KEPT_TEXTS * self.settings.max_online_characters
+        size = sum(len(reading.document.text) for reading in self._parts.values())
+        for part in [part for part, reading in self._parts.items() if reading.future.done()]:
+            if len(self._parts) <= self.settings.online_banks and size <= most:
+                break
+            size -= len(self._parts.pop(part).document.text)
+        for ids in [*self._joined]:
+            if len(self._joined) > self.settings.online_banks or any(
+                part not in self._parts for part in ids
+            ):
+                del self._joined[ids]
+
+
+def _joined(parts: Sequence[Snapshot]) -> Snapshot:
+    """One bank of several."""
+    bank = MemoryBank.of(parts[0])
+    for part in parts[1:]:
+        bank.append(part)
+    return bank.snapshot()
+
+
+def _digest(document: Document) -> bytes:
+    return sha256(f"{document.name}\0{document.text}".encode()).digest()

@@ -1,0 +1,152 @@
+"""Opening what a server needs, and closing it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from sedem.serve.building import Builder
+from sedem.serve.library import Library
+from sedem.serve.logs import log
+from sedem.serve.metrics import Gauges, Metrics
+from sedem.serve.online import OnlineBanks
+from sedem.serve.service import Lifecycle, Service
+from sedem.serve.settings import Settings
+
+if TYPE_CHECKING:
+    from sedem.engine.kept import Kept
+    from sedem.model import SeDeM
+
+
+def open_service(settings: Settings, metrics: Metrics, model: SeDeM | None = None) -> Service:
+    """Open the model, the scheduler and the banks; this takes seconds.
+
+    Args:
+        settings: the server's settings.
+        metrics: what is counted.
+        model: the model, if it is open already.
+
+    Raises:
+        SedemError: the model or a bank cannot be opened, or another server uses the folder.
+    """
+    model = model or _open_model(settings)
+    with ExitStack() as opened:
+        library = Library(settings, model)
+        opened.callback(library.close)
+        scheduler = model.scheduler(rows=settings.rows, waiting=settings.waiting)
+        opened.callback(scheduler.close, at_once=True)
+        builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
+        service = Service(settings, model, scheduler, library, online, metrics, builder)
+        metrics.watch(_gauges(service))
+        builder.start()
+        opened.pop_all()
+    return service
+
+
+def close_service(service: Service) -> None:
+    """End what still runs and close the files; this waits for the threads."""
+    service.scheduler.close(at_once=True)
+    service.online.close()
+    service.builder.close()
+    service.library.close()
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Open the service in the background and close it at the end.
+
+    A model that a test hands over is open at once, so the first request needs no waiting.
+    """
+    lifecycle: Lifecycle = app.state.lifecycle
+    opening = asyncio.create_task(_open(app, lifecycle))
+    if app.state.model is not None:
+        await opening
+    try:
+        yield
+    finally:
+        lifecycle.draining = True
+        opening.cancel()
+        if lifecycle.service is not None:
+            await asyncio.to_thread(close_service, lifecycle.service)
+        app.state.tracer.close()
+
+
+async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
+    state = app.state
+    try:
+        lifecycle.service = await _in_thread(
+            partial(open_service, state.settings, state.metrics, state.model)
+        )
+    except Exception as error:
+        lifecycle.failed = error
+        if state.model is not None:
+            raise
+        state.on_failure()
+        return
+    model = lifecycle.service.model
+    log("ready", logging.INFO, model=model.name, engine=model.engine.name, device=model.device)
+
+
+async def _in_thread(work: Callable[[], Service]) -> Service:
+    """Wait for work in a thread that does not keep the process alive if it has to end."""
+    done: Future[Service] = Future()
+
+    def run() -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    Thread(target=run, name="sedem-opening", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _open_model(settings: Settings) -> SeDeM:
+    from transformers.utils.logging import disable_progress_bar
+
+    from sedem.model import SeDeM
+
+    disable_progress_bar()
+    return SeDeM.from_pretrained(
+        settings.model,
+        device=settings.device,
+        engine=settings.engine,
+        weights=settings.weights,
+        light=True,
+    )
+
+
+def _gauges(service: Service) -> Gauges:
+    """The figures that are read when the metrics are."""
+
+    def read() -> dict[str, tuple[str, float]]:
+        scheduler, online = service.scheduler, service.online
+        banks = [entry.bank for entry in service.library.entries() if entry.bank is not None]
+        gauges: dict[str, tuple[str, float]] = {
+            "questions_waiting": ("Questions that wait for a row.", scheduler.waiting),
+            "answers_running": ("Answers that are being generated.", scheduler.running),
+            "rows": ("The most answers at once.", scheduler.rows),
+            "online_banks": ("Temporary banks of texts that came with questions.", len(online)),
+            "online_waiting": ("Texts that wait to be read or are being read.", online.waiting),
+            "banks": ("Banks that can be asked.", len(banks)),
+            "blocks": ("Blocks of these banks.", sum(map(len, banks))),
+        }
+        kept: Kept | None = getattr(service.model.engine, "kept", None)
+        if kept is not None:
+            gauges |= {
+                "kept_hits": ("Blocks whose keys and values were kept.", kept.hits),
+                "kept_misses": ("Blocks whose keys and values were computed.", kept.misses),
+                "kept_bytes": ("Bytes of kept keys and values.", kept.nbytes),
+            }
+        return gauges
+
+    return read

@@ -1,0 +1,177 @@
+"""Running the server: one process, one socket, and an end that finishes what it has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from sedem.errors import ConfigError
+from sedem.serve import logs
+from sedem.serve.app import create_app
+from sedem.serve.keys import KeyRing, keys_of
+from sedem.serve.service import Lifecycle
+from sedem.serve.settings import Settings
+
+CLOSING_SECONDS = 5
+"""How long responses that have been told to end may take before they are cut off."""
+BACKLOG = 2048
+"""Connections that the system holds for the server until it takes them."""
+
+Announce = Callable[[str, str | None], None]
+"""Is told the address of the page, and the secret if one was made for this run."""
+
+
+def run(settings: Settings, announce: Announce) -> None:
+    """Serve until SIGTERM or Ctrl-C.
+
+    The first signal lets running answers end and refuses new ones; a second one ends at once.
+
+    Args:
+        settings: the server's settings.
+        announce: called once the server listens; the model may still be opening.
+
+    Raises:
+        ConfigError: the address cannot be used, or the keys cannot be read.
+        SedemError: the model or a bank cannot be opened.
+    """
+    keys, secret = keys_of(settings.key_file)
+    logs.configure(settings.log_format, log_text=settings.log_text)
+    listening = listen(settings.host, settings.port)
+    try:
+        app = create_app(settings, keys=keys)
+        server = Server(app, settings, lambda address: announce(address, secret))
+        app.state.on_failure = server.stop
+        server.run(sockets=[listening])
+    finally:
+        listening.close()
+    failed: Exception | None = app.state.lifecycle.failed
+    if failed is not None:
+        raise failed
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with an end in two steps: first the answers, then the connections.
+
+    Args:
+        app: the application.
+        settings: the server's settings.
+        announce: is told the address of the page.
+    """
+
+    def __init__(self, app: FastAPI, settings: Settings, announce: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=65,  # longer than proxies keep theirs, so that they close first
+                timeout_graceful_shutdown=CLOSING_SECONDS,
+            )
+        )
+        self.app, self.settings, self.announce = app, settings, announce
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals = 0
+        self._ending: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """End without waiting for answers."""
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen, and say where."""
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        if self.settings.key_file is not None:
+            self._loop.add_signal_handler(signal.SIGHUP, self.reload_keys)
+        if sockets:
+            self.announce(address_of(sockets[0]))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal: the first one ends politely, the second one at once."""
+        self._signals += 1
+        if self._loop is None or self._signals > 1:
+            self.should_exit = True
+            self.force_exit = self._signals > 1
+        else:
+            self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> None:
+        self._ending = asyncio.create_task(self.end())
+
+    async def end(self) -> None:
+        """Finish running answers, refuse others, then close the connections."""
+        lifecycle: Lifecycle = self.app.state.lifecycle
+        lifecycle.draining = True
+        logs.log("draining", in_flight=lifecycle.in_flight)
+        if lifecycle.service is not None:
+            scheduler = lifecycle.service.scheduler
+            scheduler.drain()
+            last = time.monotonic() + self.settings.drain_seconds
+            while lifecycle.in_flight and time.monotonic() < last:
+                await asyncio.sleep(0.05)
+            # Streams that still run end with an error that their readers can see.
+            await asyncio.to_thread(scheduler.close, at_once=True)
+        self.should_exit = True
+
+    def reload_keys(self) -> None:
+        """Read the file of keys again; if it cannot be used, the old keys stay."""
+        assert self.settings.key_file is not None
+        try:
+            self.app.state.keys = KeyRing.load(self.settings.key_file)
+        except ConfigError as error:
+            logs.log("keys kept", logging.ERROR, reason=error)
+        else:
+            logs.log("keys reloaded")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address.
+
+    Raises:
+        ConfigError: the address cannot be used.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+    except socket.gaierror:
+        raise ConfigError(f"host is '{host}'; it must be an address of this machine") from None
+    except OSError as error:
+        raise ConfigError(_unusable(host, port, error)) from None
+    return listening
+
+
+def address_of(listening: socket.socket) -> str:
+    """Return the address of the page as a browser on this machine needs it."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "localhost"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def _unusable(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use; end what uses it, or choose another with --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs rights that this user lacks; choose one above 1023"
+    return f"{host}:{port} cannot be used: {error.strerror}; choose another with --host and --port"

@@ -1,0 +1,109 @@
+"""The folder of a server.
+
+    folder/
+      server.sqlite             files, banks, what is to be read
+      files/file-...            uploaded bytes
+      banks/<name>-<hex>.bank   memory of the banks that clients made
+      lock                      held by the server
+
+Only this module makes paths of what a client has named, and only of checked names of banks.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from sedem.durable_files import make_folders, sync_folder
+from sedem.errors import ConfigError
+
+_BANK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
+
+
+class ServerFolder:
+    """The folder of one server, and the lock in it.
+
+    Args:
+        folder: it is created, for its owner alone, if it does not exist.
+
+    Raises:
+        ConfigError: another server uses it, or it holds files or banks but no database.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.database, self.files, self._banks = (
+            folder / name for name in ("server.sqlite", "files", "banks")
+        )
+        make_folders(folder)
+        folder.chmod(0o700)
+        # Any thread may release it.
+        self._lock = FileLock(folder / "lock", timeout=0, thread_local=False)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise ConfigError(
+                f"another server uses the folder '{folder}'; stop it, or give another folder"
+            ) from None
+        make_folders(self._banks)
+        self._check_database(folder)
+
+    def _check_database(self, folder: Path) -> None:
+        """Refuse to begin anew beside files and banks that only the lost database could name."""
+        if self.database.exists():
+            return
+        held = [
+            path
+            for place in (self.files, self._banks)
+            if place.exists()
+            for path in place.iterdir()
+        ]
+        if held:
+            self.release()
+            raise ConfigError(
+                f"'{folder}' holds {len(held):,} files and banks, but not its database "
+                f"'{self.database.name}'; restore that from a backup, or give another folder"
+            )
+
+    def release(self) -> None:
+        """Let another server use the folder."""
+        self._lock.release()
+
+    def new_bank(self, name: str) -> str:
+        """Return a name for the folder of a bank; a bank of that name was perhaps deleted before.
+
+        Args:
+            name: a name that a bank may have.
+        """
+        return f"{name}-{secrets.token_hex(4)}.bank"
+
+    @staticmethod
+    def is_bank(folder: str) -> bool:
+        """Return whether the folder of a bank may have a name."""
+        return _BANK.fullmatch(folder) is not None
+
+    def bank(self, folder: str) -> Path:
+        """Where a bank is.
+
+        Args:
+            folder: as `new_bank` gave it.
+
+        Raises:
+            ConfigError: it is something else.
+        """
+        if not self.is_bank(folder):
+            raise ConfigError(
+                f"'{folder}' is no folder of a bank; the server's database was changed by hand"
+            )
+        return self._banks / folder
+
+    def remove(self, bank: Path) -> None:
+        """Remove the folder of a bank, and what an interrupted build left beside it."""
+        path = self.bank(bank.name)
+        for folder in (path, path.with_name(f".{path.name}.partial")):
+            if folder.exists():
+                shutil.rmtree(folder)
+        sync_folder(self._banks)

@@ -1,0 +1,103 @@
+"""Settings of the server: what it serves, where it listens and its limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from sedem import validation
+from sedem.config import DEFAULT_MODEL
+from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
+
+BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""What a bank may be named: its name is also that of its folder."""
+
+
+class Settings(validation.Settings):
+    """What a server serves and its limits; `sedem serve --help` explains the flags.
+
+    Attributes:
+        model: folder, hub id or name of a shipped checkpoint.
+        host: address to listen at.
+        port: TCP port; 0 takes a free one.
+        folder: the server's own folder, for uploaded files and the banks built from them.
+        banks: folders of further banks by name; clients may only ask them.
+        key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or made for the run.
+        engine: what runs the model; as `SeDeM.from_pretrained`.
+        weights: "full" or "int8".
+        device: where the model runs; None means a GPU if there is one.
+        rows: the most answers at once; None means as many as the engine answers efficiently.
+        waiting: the most questions that wait for a row.
+        cors: origins whose pages may call the API; none by default.
+        log_text: whether logs hold questions and answers.
+        log_format: "text" or "json".
+        telemetry: whether to make OpenTelemetry spans.
+        max_body_bytes: largest body of a request that is no upload.
+        max_file_bytes: largest uploaded file.
+        max_documents: most documents of a bank or of a request.
+        max_question_characters: longest question.
+        max_k: most blocks of an answer.
+        max_all_blocks: largest bank that `k="all"` may be asked of.
+        max_tokens: most tokens of an answer.
+        max_online_characters: longest text that comes with a question.
+        online_banks: temporary banks that are kept for texts that come with a question.
+        drain_seconds: how long running answers may take to end when the server stops.
+    """
+
+    model: str = DEFAULT_MODEL
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    folder: Path
+    banks: Mapping[str, Path] = {}
+    key_file: Path | None = None
+    engine: str = "auto"
+    weights: str = "full"
+    device: str | None = None
+    rows: WholeAbove0 | None = None
+    waiting: WholeAbove0 = 64
+    cors: tuple[str, ...] = ()
+    log_text: Flag = False
+    log_format: Literal["text", "json"] = "text"
+    telemetry: Flag = False
+    max_body_bytes: WholeAbove0 = 8 * 2**20
+    max_file_bytes: WholeAbove0 = 64 * 2**20
+    max_documents: WholeAbove0 = 1000
+    max_question_characters: WholeAbove0 = 8_000
+    max_k: WholeAbove0 = 64
+    max_all_blocks: WholeAbove0 = 4096
+    max_tokens: WholeAbove0 = 512
+    max_online_characters: WholeAbove0 = 2_000_000
+    online_banks: WholeFrom0 = 64
+    drain_seconds: NumberFrom0 = 30.0
+
+    @field_validator("banks")
+    @classmethod
+    def _names(cls, banks: Mapping[str, Path]) -> Mapping[str, Path]:
+        for name in banks:
+            if not is_bank_name(name):
+                raise ValueError(f"'{name}' is no name of a bank; {BANK_NAME_RULE}")
+        return banks
+
+    @field_validator("cors")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not re.fullmatch(r"https?://[^/\s*]+", origin):
+                raise ValueError(
+                    f"'{origin}' is no origin; give scheme and host, such as https://app.example"
+                )
+        return origins
+
+
+BANK_NAME_RULE = (
+    "it must be 1 to 64 lower-case letters, digits, '-' or '_', and begin with a letter or digit"
+)
+
+
+def is_bank_name(name: str) -> bool:
+    """Return whether a bank may have a name."""
+    return BANK_NAME.fullmatch(name) is not None

@@ -1,0 +1,281 @@
+"""Bodies of requests: the fields of OpenAI's API that make sense here, and sedem's own.
+
+Fields that would change an answer in a way that sedem cannot are refused unless they are neutral,
+such as `n: 1`. No field is passed over in silence, but for notes such as `user`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from sedem.config import Condition
+from sedem.serve.errors import bad_request
+from sedem.validation import Flag, Share, Whole, WholeAbove0
+
+MAX_STOPS = 16
+"""Most stop strings of a request."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "text": ({}, {"format": {"type": "text"}}),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled", "auto"),
+    "include": ([],),
+    "background": (False,),
+    "reasoning": ({},),
+}
+"""Values with which a field changes nothing; null is always one. Other values are refused."""
+
+
+def _budget(value: Any) -> Any:
+    if value not in (None, "all", "auto") and not _is_whole(value, 1):
+        raise PydanticCustomError("k", "it must be a whole number of at least 1, 'all' or 'auto'")
+    return value
+
+
+def _documents(value: Any) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(
+        isinstance(one, str) or _is_whole(one, 0) for one in value
+    ):
+        raise PydanticCustomError("documents", "it must be a list of names or numbers of documents")
+    return tuple(_unicode(one) if isinstance(one, str) else one for one in value)
+
+
+def _stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(one, str) for one in stops):
+        raise PydanticCustomError("stop", "it must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", f"it has more than {MAX_STOPS} strings")
+    return tuple(stops)
+
+
+def _text(value: Any) -> Any:
+    """The text of a message, whose parts become paragraphs."""
+    if value is None:
+        return ""
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        parts = [part.get("text") for part in value if part.get("type") in TEXT_PARTS]
+        if len(parts) == len(value) and all(isinstance(part, str) for part in parts):
+            return "\n\n".join(parts)
+    elif isinstance(value, str):
+        return value
+    raise PydanticCustomError("content", "it must be text, or a list of parts of type 'text'")
+
+
+def _condition(value: Any) -> Any:
+    if value is not None and value not in get_args(Condition):
+        raise PydanticCustomError("condition", f"it can be {', '.join(get_args(Condition))}")
+    return value
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _unicode(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("unicode", "it is not Unicode text") from None
+    return value
+
+
+Echoed = Annotated[str, AfterValidator(_unicode)]
+"""Text that comes back in the answer."""
+Text = Annotated[
+    str,
+    BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]]),
+    AfterValidator(_unicode),
+]
+Notes = Any
+"""What a client notes for itself; it changes nothing."""
+
+
+class Body(BaseModel):
+    """A body without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Message(Body):
+    """One message; an answer that is sent back has fields of its own, which change nothing."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text = ""
+    type: Literal["message"] = "message"
+    name: Notes = None
+    id: Notes = None
+    status: Notes = None
+    annotations: Notes = None
+    refusal: Notes = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any] | None, Field(max_length=0)] = None
+    tool_call_id: Notes = None
+
+
+class AskBody(Body):
+    """What every question may say.
+
+    Attributes:
+        model: the model's name, or "NAME@BANK".
+        bank: the bank to ask; without one, what the messages say is read.
+        documents: names, indexes or file ids of the documents to answer from; None means all.
+        k: blocks to use; None means the model's default.
+        condition: form in which blocks are read; None means the model's default.
+        min_confidence: below it the answer is that the documents do not tell.
+        ranking: whether to return every block by score.
+        stream: whether to send the answer as it is generated.
+        temperature: 0 is greedy, which is the default here.
+        top_p: as `Decoding`.
+        seed: of sampling; without one, every answer is sampled anew.
+    """
+
+    model: Annotated[Echoed, Field(min_length=1, max_length=200)]
+    bank: Annotated[Echoed, Field(max_length=200)] | None = None
+    documents: Annotated[
+        tuple[int | str, ...] | None,
+        BeforeValidator(_documents, json_schema_input_type=list[int | str] | None),
+    ] = None
+    k: Annotated[int | Literal["all", "auto"] | None, BeforeValidator(_budget)] = None
+    condition: Annotated[Condition | None, BeforeValidator(_condition)] = None
+    min_confidence: Share | None = None
+    ranking: Flag = False
+    stream: Flag | None = False
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    seed: Whole | None = None
+    # Notes
+    user: Notes = None
+    metadata: dict[Echoed, Echoed] | None = None
+    safety_identifier: Notes = None
+    prompt_cache_key: Notes = None
+    parallel_tool_calls: Notes = None
+    # Neutral values only
+    tools: Any = None
+    tool_choice: Any = None
+    top_logprobs: Any = None
+    store: Any = None
+    service_tier: Any = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """Name and value of the field that limits the answer's tokens."""
+        raise NotImplementedError
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the answer."""
+        return ()
+
+    def check_neutral(self) -> None:
+        """Refuse fields that ask for what sedem cannot do.
+
+        Raises:
+            ApiError: 400, with the name of the field.
+        """
+        for field in type(self).model_fields:
+            if field not in NEUTRAL:
+                continue
+            value = getattr(self, field)
+            if value is not None and not any(_same(value, one) for one in NEUTRAL[field]):
+                usual = ", ".join(map(repr, NEUTRAL[field]))
+                raise bad_request(
+                    f"'{field}' can only be {usual} here; leave it out", field, "unsupported_field"
+                )
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    # True is 1 to Python.
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+class StreamOptions(Body):
+    """What a stream has besides the answer."""
+
+    include_usage: Flag | None = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class ChatBody(AskBody):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[tuple[Message, ...], Field(min_length=1)]
+    stream_options: StreamOptions | None = None
+    max_tokens: WholeAbove0 | None = None
+    max_completion_tokens: WholeAbove0 | None = None
+    stop: Annotated[
+        tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)
+    ] = ()
+    n: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    presence_penalty: Any = None
+    frequency_penalty: Any = None
+    logprobs: Any = None
+    logit_bias: Any = None
+    modalities: Any = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """Name and value of the field that limits the answer's tokens."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end the answer."""
+        return self.stop
+
+
+def _messages(value: Any) -> Any:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class ResponsesBody(AskBody):
+    """POST /v1/responses."""
+
+    input: Annotated[
+        tuple[Message, ...],
+        Field(min_length=1),
+        BeforeValidator(_messages, json_schema_input_type=str | list[Message]),
+    ]
+    instructions: Echoed | None = None
+    max_output_tokens: WholeAbove0 | None = None
+    text: Any = None
+    truncation: Any = None
+    include: Any = None
+    background: Any = None
+    reasoning: Any = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The instructions and the input as messages."""
+        first = (Message(role="system", content=self.instructions),) if self.instructions else ()
+        return (*first, *self.input)
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """Name and value of the field that limits the answer's tokens."""
+        return "max_output_tokens", self.max_output_tokens

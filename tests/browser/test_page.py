@@ -1,0 +1,269 @@
+"""The page in a real browser: read, ask, and see where the answer came from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from browser.visitor import PHONE, Opener, Served, ask, upload
+from playwright.sync_api import Page, Route, expect
+
+QUESTION = "In what year was Ulysses launched?"
+PIES = "🥧🥧 Pies of the valley. 🥧 All of them are baked on Friday.\n\n" * 12
+NOTE = PIES + "The cellar key hangs behind the blue door. 🗝 Nobody but Anna may take it.\n"
+
+
+def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_path: Path) -> None:
+    page = visit()
+    file = tmp_path / "Cellar Note.md"
+    file.write_text(NOTE, "utf-8")
+    upload(page, file)
+    expect(page.get_by_role("button", name="cellar-note")).to_contain_text("1 document")
+    expect(page.locator("#status")).to_have_text("cellar-note is read. You can ask it now.")
+    assert page.evaluate("location.hash") == "#bank=cellar-note"
+    page.locator("#text .block").first.wait_for()
+    assert page.locator("#text").text_content() == NOTE
+
+    ask(page, "Where does the cellar key hang?", k="1")
+    library = served.service.library
+    [document] = library.get("cellar-note").bank.snapshot().documents
+    [source] = page.evaluate("[...document.querySelectorAll('mark')].map((m) => m.textContent)")
+    place = page.locator(".source .place").first.inner_text()
+    start, end = (int(part.replace(",", "")) for part in place.split()[1::2])
+    assert document.text[start:end] == source
+
+    page.get_by_role("button", name="Delete this bank").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.get_by_role("button", name="cellar-note")).to_have_count(0)
+    assert page.evaluate("location.hash") == "#bank=demo"
+
+
+def test_progress_is_shown_while_a_document_is_read(visit: Opener, tmp_path: Path) -> None:
+    page = visit()
+    seen = page.evaluate_handle(
+        """() => {
+          const seen = [];
+          new MutationObserver(() => seen.push(document.getElementById("reading-text").textContent))
+            .observe(document.getElementById("reading-text"), { childList: true });
+          return seen;
+        }"""
+    )
+    files = [tmp_path / f"part-{number}.txt" for number in (1, 2)]
+    for number, file in enumerate(files, 1):
+        file.write_text(f"Chapter {number} of the long story. " * 120)
+    upload(page, *files)
+    expect(page.locator("#status")).to_have_text("part-1 is read. You can ask it now.")
+    expect(page.locator("#reading")).to_be_hidden()
+    lines = seen.json_value()
+    assert lines
+    assert any("of 2 documents" in line for line in lines)
+    options = page.locator("#document-select option").all_inner_texts()
+    assert options == ["part-1.txt", "part-2.txt"]
+
+
+def test_an_answer_streams_in_after_its_sources(page: Page) -> None:
+    order = page.evaluate_handle(
+        """() => {
+          const order = [];
+          let first;
+          new MutationObserver((changes) => {
+            for (const { target } of changes) {
+              const found = document.querySelectorAll(".source").length;
+              const said = document.querySelector(".said")?.textContent ?? "";
+              first ??= document.querySelector(".source");
+              order.push([found, said, first === document.querySelector(".source")]);
+            }
+          }).observe(document.getElementById("answers"), { childList: true, subtree: true });
+          return order;
+        }"""
+    )
+    ask(page, QUESTION, k="2")
+    steps = order.json_value()
+    assert next(said for found, said, _ in steps if found) == ""
+    assert all(same for *_, same in steps), "a source would lose the focus"
+    answer = page.locator(".said").inner_text()
+    assert answer == "1990"
+    expect(page.locator(".source")).to_have_count(2)
+    expect(page.locator(".source").first).to_contain_text("ulysses-spacecraft.txt")
+    expect(page.locator(".confidence")).to_contain_text("confidence 0.")
+    expect(page.locator(".timings")).to_contain_text("First token")
+    expect(page.locator("#status")).to_contain_text("Answer: 1990")
+
+
+def test_a_source_is_scrolled_to_and_lit_exactly(page: Page, served: Served) -> None:
+    ask(page, QUESTION, k="4")
+    answer = page.locator(".source")
+    texts = {document.name: document.text for document in served.bank.snapshot().documents}
+    for index in (3, 0):
+        button = answer.nth(index)
+        name = button.locator(".name").inner_text()
+        place = button.locator(".place").inner_text().split()
+        start, end = (int(part.replace(",", "")) for part in place[1::2])
+        button.press("Enter")
+        mark = page.locator(f"mark[data-rank='{index + 1}']")
+        expect(mark).to_be_focused()
+        expect(mark).to_be_in_viewport()
+        assert mark.text_content() == texts[name][start:end]
+        assert mark.get_attribute("data-label").startswith(f"{index + 1} · ")
+
+
+def test_the_strip_shows_every_score_and_moves_by_keyboard(page: Page, served: Served) -> None:
+    strip = page.get_by_role("slider", name="Score of each block")
+    expect(page.locator("#heat-summary")).to_contain_text("Ask a question")
+    ask(page, QUESTION, k="1")
+    document = served.bank.snapshot().documents.names.index("ulysses-spacecraft.txt")
+    blocks = int((served.bank.snapshot().blocks.documents == document).sum())
+    expect(strip).to_have_attribute("aria-valuemax", str(blocks))
+    expect(page.locator("#heat-summary")).to_contain_text("Highest score here")
+    strip.press("Home")
+    expect(strip).to_have_attribute("aria-valuetext", _words(1, blocks, source=1))
+    strip.press("ArrowDown")
+    expect(strip).to_have_attribute("aria-valuetext", _words(2, blocks))
+    strip.press("End")
+    strip.press("Enter")
+    expect(page.locator(".block").last).to_be_focused()
+    page.get_by_text("Scores as a table").click()
+    rows = page.locator("#heat-rows tr")
+    expect(rows.first.locator("td").nth(1)).to_have_text("1")
+    scores = [float(row.locator("td").first.inner_text()) for row in rows.all()]
+    assert scores == sorted(scores, reverse=True)
+    cited, last = _warmth(page, 0.5 / blocks, 1 - 0.5 / blocks)
+    assert cited > last
+
+
+def test_settings_change_and_the_answer_before_stays_beside(page: Page) -> None:
+    ask(page, QUESTION, k="1")
+    ask(page, QUESTION, k="4", condition="text")
+    new, old = page.locator(".answer").all()
+    expect(new.locator(".chips")).to_have_text("K 4text")
+    expect(old.locator(".chips")).to_have_text("K 1memory")
+    expect(old.get_by_role("heading", name="Before")).to_be_visible()
+    expect(new.locator(".difference")).to_contain_text("3 new sources")
+    assert new.bounding_box()["y"] == old.bounding_box()["y"]
+    expect(page.locator("mark")).not_to_have_count(1)
+    old.locator(".source").first.click()
+    expect(page.locator("mark")).to_have_count(1)
+    ask(page, QUESTION, k="auto")
+    expect(page.locator(".answer").first.locator(".chips")).to_contain_text("used)")
+
+
+def test_a_question_that_the_documents_do_not_tell_is_declined(page: Page) -> None:
+    slider = page.get_by_label("Answer only from a confidence of")
+    slider.press("End")
+    expect(page.locator("#min-confidence-shown")).to_have_text("95 %")
+    ask(page, "Who painted the ceiling of the town hall?")
+    expect(page.locator(".chips")).to_contain_text("from 95 %")
+    expect(page.locator(".said")).to_contain_text("documents do not")
+
+
+def test_files_are_dropped_anywhere_or_chosen_with_the_keyboard(page: Page) -> None:
+    expect(page.locator("#work")).to_be_visible()
+    files = page.evaluate_handle(
+        """() => {
+          const files = new DataTransfer();
+          files.items.add(new File(["Some words."], "Dropped here.txt"));
+          return files;
+        }"""
+    )
+    page.dispatch_event("#heat", "dragenter", {"dataTransfer": files})
+    expect(page.get_by_text("Drop to read")).to_be_visible()
+    page.dispatch_event("#heat", "drop", {"dataTransfer": files})
+    expect(page.get_by_text("Drop to read")).to_be_hidden()
+    expect(page.get_by_label("Name of the new bank")).to_have_value("dropped-here")
+    page.keyboard.press("Escape")
+    expect(page.locator("#upload")).to_be_hidden()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Add documents").press("Enter")
+    assert chooser.value.is_multiple()
+
+
+def test_a_long_document_is_shown_in_parts(visit: Opener) -> None:
+    page = visit("about:blank")
+    text = "".join(f"{number:06d} 🥧 line\n" for number in range(60_000))
+    spans = [[start, min(start + 500, len(text))] for start in range(0, len(text), 500)]
+    asked: list[tuple[int, int]] = []
+
+    def answer(route: Route) -> None:
+        query = parse_qs(urlsplit(route.request.url).query)
+        start, end = (int(query[name][0]) for name in ("start", "end"))
+        end = min(end, len(text))
+        asked.append((start, end))
+        inside = [span for span in spans if span[0] < end and span[1] > start]
+        part = {"text": text[start:end], "start": start, "end": end, "spans": inside}
+        route.fulfill(json={**part, "characters": len(text), "pages": [], "note": None})
+
+    page.route("**/v1/banks/demo/documents/0?*", answer)
+    page.goto("/#bank=demo")
+    expect(page.locator("#reader-facts")).to_contain_text("shown: 0 to 400,000")
+    expect(page.get_by_role("button", name="Earlier part")).to_be_disabled()
+    page.get_by_role("button", name="Later part").click()
+    page.get_by_role("button", name="Later part").click()
+    expect(page.get_by_role("button", name="Later part")).to_be_disabled()
+    start, end = asked[-1]
+    assert end == len(text)
+    assert page.locator("#text").text_content() == text[start:end]
+    first = page.locator("#text .block").nth(1).text_content()
+    assert first == text[start + 500 : start + 1000]
+
+
+def test_a_reload_keeps_the_bank(visit: Opener) -> None:
+    page = visit("/#bank=demo")
+    expect(page.locator("#asked-bank")).to_have_text("demo")
+    page.reload()
+    expect(page.locator("#asked-bank")).to_have_text("demo")
+    expect(page.locator("#text")).to_contain_text("Contract QR-4471")
+    assert page.evaluate("location.hash") == "#bank=demo"
+
+
+def test_a_phone_has_a_list_to_choose_from_and_no_sideways_scrolling(visit: Opener) -> None:
+    page = visit("/#bank=demo", size=PHONE)
+    expect(page.get_by_label("Bank", exact=True)).to_be_visible()
+    expect(page.locator("#bank-list")).to_be_hidden()
+    ask(page, QUESTION, k="2")
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+    page.locator(".source").first.click()
+    expect(page.locator("mark[data-rank='1']")).to_be_in_viewport()
+
+
+def test_everything_can_be_done_with_the_keyboard(visit: Opener) -> None:
+    page = visit("/#bank=demo")
+    expect(page.locator("#work")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the question")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_focused()
+    page.keyboard.type(QUESTION)
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("input[name=k][value='4']")).to_be_checked()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#min-confidence-shown")).to_have_text("5 %")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.locator(".timings").wait_for()
+    expect(page.locator("#send")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("mark[data-rank='1']")).to_be_focused()
+
+
+def _words(block: int, of: int, source: int | None = None) -> re.Pattern[str]:
+    end = f", source {source}" if source else ""
+    return re.compile(rf"Block {block} of {of}, score -?\d+\.\d\d{end}$")
+
+
+def _warmth(page: Page, *shares: float) -> list[int]:
+    """How far the colour of the strip is from grey at shares of its height."""
+    return page.evaluate(
+        """(shares) => {
+          const { width, height } = document.getElementById("heat");
+          const pen = document.getElementById("heat").getContext("2d");
+          const { data } = pen.getImageData(width - 8, 0, 1, height);
+          const at = (share) => 4 * Math.floor(share * height);
+          return shares.map((share) => data[at(share)] - data[at(share) + 2]);
+        }""",
+        list(shares),
+    )

@@ -1,0 +1,71 @@
+"""Pictures of the page for its documentation; `pytest -m slow tests/browser` renews them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser.visitor import PHONE, Opener, ask, upload
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from sedem.demo import DOCUMENTS
+
+DOCS = Path(__file__).parents[2] / "docs"
+TOTAL_BYTES = 250_000
+WINDOW = (1280, 800)
+QUESTION = "In what year was Ulysses launched?"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small() -> Iterator[None]:
+    """All pictures together stay small enough for a repository."""
+    yield
+    assert sum(path.stat().st_size for path in DOCS.glob("page-*.png")) < TOTAL_BYTES
+
+
+def save(page: Page, name: str, colours: int = 128) -> None:
+    page.mouse.move(1, 1)
+    page.wait_for_timeout(500)
+    picture = Image.open(io.BytesIO(page.screenshot()))
+    small = picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+    small.save(DOCS / f"page-{name}.png", optimize=True)
+
+
+def asked(page: Page) -> None:
+    ask(page, QUESTION, k="1")
+    ask(page, QUESTION, k="4")
+    page.locator(".source").first.click()
+    page.locator("#question").focus()
+    page.evaluate("scrollTo(0, 0)")
+
+
+def test_light(visit: Opener) -> None:
+    page = visit("/#bank=demo", size=WINDOW)
+    asked(page)
+    save(page, "light")
+
+
+def test_dark(visit: Opener) -> None:
+    page = visit("/#bank=demo", size=WINDOW, scheme="dark")
+    asked(page)
+    save(page, "dark")
+
+
+def test_phone(visit: Opener) -> None:
+    page = visit("/#bank=demo", size=PHONE)
+    ask(page, QUESTION, k="2")
+    page.locator(".answer").evaluate("(answer) => answer.scrollIntoView()")
+    save(page, "phone")
+
+
+def test_reading(visit: Opener) -> None:
+    page = visit("/#bank=demo", size=(1280, 420))
+    upload(page, *sorted(DOCUMENTS.glob("*.txt")))
+    expect(page.locator(".growing .read").nth(15)).to_be_attached()
+    save(page, "reading")
+    expect(page.locator("#reading")).to_be_hidden()

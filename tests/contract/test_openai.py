@@ -1,0 +1,263 @@
+"""The official client of OpenAI, and LangChain's, against a server on a loopback port."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from answers import RENT
+from conftest import LEASE, RECIPE
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+from servers import SECONDS, Served, serving
+from serving import READER, SECRET
+
+from sedem import Decoding, Document, SeDeM
+from sedem.inference.running import RunningAnswers
+from sedem.serve.settings import Settings
+
+MODEL = "sedem-nano@lease"
+QUESTION = {"role": "user", "content": RENT}
+
+
+@pytest.fixture(scope="module")
+def model() -> SeDeM:
+    return SeDeM.from_pretrained("sedem-nano", light=True)
+
+
+@pytest.fixture(scope="module")
+def served(model: SeDeM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("server")
+    bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
+    bank.save(folder / "lease.bank")
+    settings = Settings(folder=folder / "own", banks={"lease": folder / "lease.bank"}, rows=2,
+                        waiting=2, log_text=False)  # fmt: skip
+    with serving(settings, model) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[OpenAI]:
+    with OpenAI(base_url=served.api, api_key=SECRET, max_retries=0, timeout=SECONDS) as one:
+        yield one
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Holds every step of the engine until it is set."""
+    go, step = Event(), RunningAnswers.step
+
+    def held(self: RunningAnswers) -> None:
+        go.wait(SECONDS)
+        step(self)
+
+    monkeypatch.setattr(RunningAnswers, "step", held)
+    yield go
+    go.set()
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_an_answer_with_its_citations(client: OpenAI, model: SeDeM, served: Served) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=[QUESTION], max_tokens=16, extra_body={"k": 1}
+    )
+    (choice,) = answer.choices
+    bank = served.service.library.get("lease").bank
+    expected = model.answer(bank, RENT, k=1, decoding=Decoding(16))
+    assert choice.message.content == expected.text
+    assert "900" in expected.text
+    assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == 16
+    (citation,) = answer.model_extra["sedem"]["citations"]
+    assert LEASE[citation["start"] : citation["end"]] == citation["text"]
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens == bank.tokens
+
+
+def test_a_stream_with_the_same(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=[QUESTION], max_tokens=16)
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[QUESTION],
+            max_tokens=16,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    texts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    citations = [c.model_extra["sedem"]["citations"] for c in chunks if "sedem" in c.model_extra]
+    assert citations == [whole.model_extra["sedem"]["citations"]] * 2
+    first_text = next(i for i, text in enumerate(texts) if text)
+    assert any("sedem" in chunk.model_extra for chunk in chunks[:first_text])
+
+
+def test_a_long_document_in_the_messages_is_read_once(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": f"{LEASE} {RECIPE}\n\n{RENT}"}]
+    first = client.chat.completions.create(model="sedem-nano", messages=messages)
+    again = client.chat.completions.create(model="sedem-nano", messages=messages)
+    assert "900" in first.choices[0].message.content
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert again.usage.prompt_tokens_details.cached_tokens > 100
+    assert again.choices == first.choices
+
+
+def test_models(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["sedem-nano", MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "sedem"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("sedem-nano@none")
+
+
+def test_errors_are_those_of_the_client(client: OpenAI) -> None:
+    create = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="sedem-nano@none", messages=[QUESTION])
+    assert missing.value.code == "bank_not_found"
+    for fields in ({"n": 2}, {"max_tokens": 10**6}, {"extra_body": {"k": "x"}}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(model=MODEL, messages=[QUESTION], **fields)
+        assert refused.value.param in ("n", "max_tokens", "k")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+def test_over_the_queue_a_refusal_comes_at_once(
+    client: OpenAI, served: Served, turns: Event
+) -> None:
+    def ask(_: int) -> str | None:
+        create = client.chat.completions.create
+        return create(model=MODEL, messages=[QUESTION], max_tokens=4).choices[0].message.content
+
+    scheduler = served.service.scheduler
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask, 0)]
+        until(lambda: scheduler.running == 1)
+        waiting = [pool.submit(ask, n) for n in range(2)]
+        until(lambda: scheduler.waiting == 2)
+        began = time.perf_counter()
+        with pytest.raises(openai.RateLimitError) as full:
+            ask(0)
+        assert time.perf_counter() - began < 0.5
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        assert full.value.code == "queue_full"
+        turns.set()
+        assert len({one.result() for one in running + waiting}) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_row(
+    stream: bool, client: OpenAI, served: Served, turns: Event
+) -> None:
+    scheduler = served.service.scheduler
+    body = {"model": MODEL, "messages": [QUESTION], "max_tokens": 512, "stream": stream}
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    if stream:
+        with httpx.stream(
+            "POST", f"{served.api}/chat/completions", json=body, headers=headers
+        ) as response:
+            assert next(response.iter_lines()).startswith("data: ")
+            until(lambda: scheduler.running == 1)
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{served.api}/chat/completions", json=body, headers=headers, timeout=2)
+    live = scheduler._running.live
+    until(lambda: all(running.question.ended for running in live.values()))
+    turns.set()
+    until(lambda: scheduler.running == 0)
+    answer = client.chat.completions.create(model=MODEL, messages=[QUESTION], max_tokens=4)
+    assert answer.choices[0].message.content
+
+
+def test_an_engine_that_fails_ends_what_runs_and_the_next_question_works(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: RunningAnswers) -> None:
+        raise RuntimeError("out of memory at 0x1234")
+
+    create = client.chat.completions.create
+    with monkeypatch.context() as patch:
+        patch.setattr(RunningAnswers, "step", fail)
+        with pytest.raises(openai.InternalServerError) as failed:
+            create(model=MODEL, messages=[QUESTION], max_tokens=8)
+        assert failed.value.status_code == 503
+        assert failed.value.response.headers["retry-after"]
+        assert "0x1234" not in str(failed.value)
+        chunks = create(model=MODEL, messages=[QUESTION], max_tokens=8, stream=True)
+        with pytest.raises(openai.APIError, match="engine failed"):
+            list(chunks)
+    assert create(model=MODEL, messages=[QUESTION], max_tokens=8).choices
+
+
+def test_keys_share_no_texts(client: OpenAI) -> None:
+    messages = [{"role": "user", "content": f"{RECIPE} {RECIPE}\n\n{RENT}"}]
+    for secret, cached in ((SECRET, False), (READER, False), (READER, True)):
+        other = client.with_options(api_key=secret)
+        answer = other.chat.completions.create(model="sedem-nano", messages=messages, max_tokens=2)
+        assert bool(answer.usage.prompt_tokens_details.cached_tokens) is cached
+
+
+def test_langchain(served: Served) -> None:
+    chat = ChatOpenAI(
+        model=MODEL, base_url=served.api, api_key=SECRET, max_tokens=16, temperature=0,
+        extra_body={"k": 1},
+    )  # fmt: skip
+    answer = chat.invoke([("system", "Answer from the lease."), ("human", RENT)])
+    assert "900" in str(answer.content)
+    assert answer.usage_metadata["output_tokens"] > 0
+    pieces = [str(piece.content) for piece in chat.stream(RENT)]
+    assert "".join(pieces) == answer.content
+
+
+def test_the_responses_interface(client: OpenAI) -> None:
+    chat = client.chat.completions.create(model=MODEL, messages=[QUESTION], max_tokens=16)
+    answer = client.responses.create(
+        model=MODEL, input=RENT, instructions="Be brief.", max_output_tokens=16
+    )
+    assert answer.output_text == chat.choices[0].message.content
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert answer.usage.output_tokens == chat.usage.completion_tokens
+    annotations = answer.output[0].content[0].annotations
+    expected = chat.model_extra["sedem"]["citations"]
+    assert [(a.type, a.filename) for a in annotations] == [
+        ("file_citation", citation["document"]) for citation in expected
+    ]
+    assert answer.model_extra["sedem"]["citations"] == expected
+    assert "message 1 (system) was not used" in answer.model_extra["sedem"]["cut"][0]
+
+
+def test_the_responses_interface_streams(client: OpenAI) -> None:
+    texts = [{"role": "user", "content": [{"type": "input_text", "text": RENT}]}]
+    with client.responses.stream(model=MODEL, input=texts, max_output_tokens=16) as stream:
+        events = list(stream)
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    done = next(e for e in events if e.type == "response.output_text.done")
+    assert deltas == done.text
+    assert kinds[-1] == "response.incomplete"
+    last = events[-1].response
+    assert last.output_text == deltas
+    assert (
+        last.model_extra["sedem"]["citations"]
+        == (events[0].response.model_extra["sedem"]["citations"])
+    )
+    assert kinds.count("response.output_text.annotation.added") == len(
+        last.output[0].content[0].annotations
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))

@@ -1,0 +1,175 @@
+"""`sedem serve` and shell completion: what is refused, what is written, what deploy/ relies on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from sedem.cli.main import app
+from sedem.cli.serve import LIMITS
+from sedem.serve.keys import KeyRing
+from sedem.serve.settings import Settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCS = Path(__file__).parents[2] / "docs" / "operate.md"
+
+
+def refused(*words: object) -> str:
+    result = CliRunner().invoke(app, ["serve", *map(str, words)])
+    assert result.exit_code == 1, result.output
+    [line] = result.stderr.splitlines()
+    return line.removeprefix("error: ")
+
+
+def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+
+    def without_fastapi(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "fastapi" else found(name, package)
+
+    monkeypatch.setattr("sedem.cli.serve.find_spec", without_fastapi)
+    assert refused() == "`sedem serve` needs fastapi; run pip install 'sedem[serve]'"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--bank", "reports"), "bank 'reports' is not of the form NAME=FOLDER"),
+        (("--bank", "a=x", "--bank", "a=y"), "2 banks are named 'a'"),
+        (("--bank", "../a=x"), "'../a' is no name of a bank"),
+        (("--limit", "max_k=0"), "max_k is 0"),
+        (("--limit", "max_k=many"), "max_k is 'many'"),
+        (("--limit", "port=1"), "'port' is no limit; the limits are max_body_bytes"),
+        (("--waiting", "0"), "waiting is 0"),
+        (("--log-format", "xml"), "log_format is 'xml'"),
+        (("--cors", "*"), "'*' is no origin"),
+        (("--cors", "app.example"), "'app.example' is no origin"),
+        (("--new-key", "ann"), "--new-key needs --keys FILE"),
+        (("--read-only",), "--read-only and --bank-scope belong to --new-key"),
+        (("--bank-scope", "a"), "--read-only and --bank-scope belong to --new-key"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_flag_that_cannot_be_used_is_named(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    assert message in refused("--folder", tmp_path, *words)
+
+
+def test_the_keys_must_be_a_file_of_keys(tmp_path: Path) -> None:
+    assert "none.json" in refused("--folder", tmp_path, "--keys", tmp_path / "none.json")
+
+
+def test_a_new_key_is_shown_once_and_works(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    words = ["serve", "--keys", str(path), "--new-key"]
+    full = CliRunner().invoke(app, [*words, "ann"])
+    limited = CliRunner().invoke(
+        app, [*words, "ben", "--read-only", "--bank-scope", "team-*", "--bank-scope", "lease"]
+    )
+    assert full.exit_code == limited.exit_code == 0
+    ring = KeyRing.load(path)
+    ann, ben = (ring.find(result.stdout.strip()) for result in (full, limited))
+    assert ann is not None and (ann.name, ann.write, ann.banks) == ("ann", True, ("*",))
+    assert ben is not None and (ben.name, ben.write) == ("ben", False)
+    assert ben.banks == ("team-*", "lease")
+    assert not [k for k in json.loads(path.read_text())["keys"] if "secret" in k]
+    assert "a key named 'ann'" in refused("--keys", path, "--new-key", "ann")
+
+
+def test_every_limit_is_a_setting() -> None:
+    assert set(LIMITS) <= set(Settings.model_fields)
+
+
+# What deploy/ and the docs rely on
+
+
+def flags_of_serve() -> set[str]:
+    command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    return {flag for parameter in command.params for flag in parameter.opts}
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """The calls of `sedem serve` in a file, as words."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    calls = [
+        json.loads(line.removeprefix("ENTRYPOINT "))
+        if line.startswith("ENTRYPOINT")
+        else shlex.split(line.strip("#` \n"))
+        for line in text.splitlines()
+        if re.search(r"sedem\"?,? \"?serve\b", line) and "--" in line
+    ]
+    return [words for words in calls if "serve" in words]
+
+
+@pytest.mark.parametrize("path", [DEPLOY / "Dockerfile", DEPLOY / "sedem.service", DOCS],
+                         ids=lambda path: path.name)  # fmt: skip
+def test_every_flag_that_is_written_down_exists(path: Path) -> None:
+    calls = commands_of(path)
+    assert calls
+    known = flags_of_serve()
+    for words in calls:
+        used = {word.split("=")[0] for word in words if word.startswith("-") and len(word) > 2}
+        assert used <= known, used - known
+    limits = re.findall(r"--limit (\w+)=", path.read_text(encoding="utf-8"))
+    assert set(limits) <= set(LIMITS)
+
+
+def test_the_image_copies_what_exists() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
+        for name in line.split()[:-1]:
+            assert (DEPLOY.parent / name).exists(), name
+
+
+def test_every_metric_is_explained_in_the_docs() -> None:
+    from sedem.serve.metrics import Metrics
+
+    text = DOCS.read_text(encoding="utf-8")
+    named = re.findall(r"^# TYPE (\S+) ", Metrics().text().decode(), re.MULTILINE)
+    assert named
+    for name in named:
+        assert name.endswith("_created") or f"`{name}`" in text, name
+
+
+# Completion
+
+
+def completed(line: str) -> list[str]:
+    """What a bash offers after a line."""
+    environment = {
+        **os.environ,
+        "_SEDEM_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split()) - (not line.endswith(" "))),
+    }
+    code = "from sedem.cli.main import app; app(prog_name='sedem')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_the_shell_completes_commands_and_flags() -> None:
+    assert completed("sedem se") == ["seal", "serve"]
+    assert completed("sedem bank ex") == ["export"]
+    assert set(completed("sedem serve --bank")) == {"--bank", "--bank-scope"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_script_of_completion_for_each_shell(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_SEDEM_COMPLETE", f"source_{shell}")
+    result = CliRunner().invoke(app, [], prog_name="sedem")
+    assert result.exit_code == 0
+    assert "_SEDEM_COMPLETE" in result.stdout

@@ -1,0 +1,137 @@
+"""More questions than the server can answer."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import httpx
+from campaign import Result
+from load.client import QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
+from load.target import Target
+from tqdm import tqdm
+
+READERS = (1, 2, 4)
+"""Readers at once with which the peak is looked for, in rows of the server."""
+TIMES = 2.0
+"""Questions arrive at so many times the peak."""
+GOODPUT, REFUSED_SECONDS = 0.9, 0.1
+RAMP = 0.25
+"""The share of the arrivals that fill the queue, and are not counted."""
+
+
+def overload(target: Target, points: int, seed: int = 0) -> Result:
+    """Find the most answers a second, then let questions arrive twice as fast, at random moments.
+
+    The peak is the best of three closed loops, in which each reader waits for its answer before it
+    asks again. In the open loop no reader waits for another.
+    """
+    return asyncio.run(_overload(target, points, seed))
+
+
+async def _overload(target: Target, points: int, seed: int) -> Result:
+    result, questions = Result("questions"), bodies(target, seed)
+    rows = min(target.rows(), points)
+    with tqdm(total=2 * points, desc="overload", disable=None) as bar:
+        async with clients(target) as client:
+            await asyncio.gather(*(ask(client, next(questions)) for _ in range(rows)))
+            each, peak = points // len(READERS), 0.0
+            for readers in READERS:
+                replies = await _closed(client, questions, each, readers * rows, bar)
+                result.cases["closed loop"] += len(replies)
+                for reply in replies:
+                    result.require(
+                        reply.answered or reply.status == QUEUE_FULL,
+                        f"an answer failed: {reply.status} {reply.error}",
+                    )
+                peak = max(peak, _rate([r.began + r.seconds for r in replies if r.answered]))
+            began = time.perf_counter()
+            replies, late = await _open(client, questions, points, TIMES * peak, seed, bar)
+    result.cases["open loop"] = len(replies)
+    _judge(result, replies, began, peak, late)
+    return result
+
+
+async def _closed(
+    client: httpx.AsyncClient,
+    questions: Iterator[dict[str, Any]],
+    points: int,
+    readers: int,
+    bar: tqdm[Any],
+) -> list[Reply]:
+    """Ask with so many readers at once."""
+    replies, left = list[Reply](), iter(range(points))
+
+    async def reader() -> None:
+        for _ in left:
+            replies.append(await ask(client, next(questions)))
+            bar.update()
+
+    await asyncio.gather(*(reader() for _ in range(readers)))
+    return replies
+
+
+def _rate(ends: Sequence[float]) -> float:
+    """Answers a second, without the beginning and the end of the loop."""
+    ordered = sorted(ends)
+    first, last = len(ordered) // 10, len(ordered) - 1 - len(ordered) // 10
+    return (last - first) / (ordered[last] - ordered[first]) if last > first else 0.0
+
+
+async def _open(
+    client: httpx.AsyncClient,
+    questions: Iterator[dict[str, Any]],
+    points: int,
+    rate: float,
+    seed: int,
+    bar: tqdm[Any],
+) -> tuple[list[Reply], list[float]]:
+    """Ask at random moments, at a rate; also how late each question was sent."""
+    chance, tasks, late = random.Random(seed), list[asyncio.Task[Reply]](), list[float]()
+    due = time.perf_counter()
+    for _ in range(points):
+        due += chance.expovariate(rate)
+        await asyncio.sleep(max(due - time.perf_counter(), 0))
+        late.append(time.perf_counter() - due)
+        tasks.append(asyncio.create_task(ask(client, next(questions))))
+        bar.update()
+    return [*await asyncio.gather(*tasks)], late
+
+
+def _judge(
+    result: Result, replies: list[Reply], began: float, peak: float, late: list[float]
+) -> None:
+    until = max(reply.began for reply in replies)
+    since = began + RAMP * (until - began)
+    ends = [reply.began + reply.seconds for reply in replies if reply.answered]
+    goodput = sum(since <= end <= until for end in ends) / (until - since)
+    refused = [reply.seconds for reply in replies if reply.status == QUEUE_FULL]
+    waited = [reply.seconds for reply in replies if reply.answered]
+    p99 = percentile(refused, 0.99)
+    result.count("answered", len(waited))
+    result.count("429", len(refused))
+    result.figures |= {
+        "peak": f"{peak:.1f} answers/s",
+        "goodput at twice the peak": f"{goodput:.1f} answers/s ({goodput / (peak or 1):.0%})",
+        "refusal p50": milliseconds(percentile(refused, 0.5)),
+        "refusal p99": milliseconds(p99),
+        "answer p99": milliseconds(percentile(waited, 0.99)),
+        "questions sent late by p99": milliseconds(percentile(late, 0.99)),
+    }
+    for reply in replies:
+        result.require(
+            reply.answered or reply.status == QUEUE_FULL,
+            f"neither an answer nor 429: {reply.status} {reply.error}",
+        )
+    result.require(
+        goodput >= GOODPUT * peak,
+        f"{goodput:.1f} answers a second at twice the peak of {peak:.1f}, less than {GOODPUT:.0%}",
+    )
+    result.require(
+        p99 <= REFUSED_SECONDS,
+        f"p99 of the time to a refusal is {milliseconds(p99)}, more than "
+        f"{milliseconds(REFUSED_SECONDS)}",
+    )

@@ -1,0 +1,154 @@
+"""The server under load: `sedem serve` as a process of its own, with a bank of bundled texts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from sedem import Document, SeDeM
+from sedem.demo import DOCUMENTS
+
+BANK = "demo"
+TEXTS = tuple(sorted(DOCUMENTS.glob("*.txt")))
+SECONDS = 120.0
+"""How long the server may take to be ready."""
+SIGNALS: Mapping[str, signal.Signals] = {"step": signal.SIGUSR1, "prefill": signal.SIGUSR2}
+"""What makes the next step or prefill of `load.failing` fail."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that runs.
+
+    Attributes:
+        url: its address, without a slash at the end.
+        secret: a key that may do everything.
+        model: name of its model.
+        process: where its memory is looked at.
+        fail: makes its engine fail once, in the next "step" or "prefill".
+    """
+
+    url: str
+    secret: str
+    model: str
+    process: psutil.Process
+    fail: Callable[[str], None]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.secret}"}
+
+    def get(self, path: str, *, with_key: bool = True) -> httpx.Response:
+        return httpx.get(self.url + path, headers=self.headers if with_key else None, timeout=30)
+
+    def metrics(self) -> dict[str, float]:
+        """The figures of the server that have no labels."""
+        lines = self.get("/metrics").raise_for_status().text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs if "{" not in name}
+
+    def busy(self) -> int:
+        """Questions that wait, answers that run and texts that are being read."""
+        metrics = self.metrics()
+        names = ("questions_waiting", "answers_running", "online_waiting")
+        return round(sum(metrics[f"sedem_{name}"] for name in names))
+
+    def memory(self) -> int:
+        """Resident bytes of the process."""
+        return int(self.process.memory_info().rss)
+
+    def rows(self) -> int:
+        """The most answers at once."""
+        return round(self.metrics()["sedem_rows"])
+
+
+def build_bank(folder: Path, texts: Sequence[Path] = TEXTS) -> Path:
+    """Read bundled texts into a bank."""
+    path = folder / f"{BANK}.bank"
+    if not path.exists():
+        documents = [Document(text.name, text.read_text("utf-8")) for text in texts]
+        SeDeM.from_pretrained("sedem-nano").read(documents).save(path)
+    return path
+
+
+@contextmanager
+def serving(
+    folder: Path, *flags: str, texts: Sequence[Path] = TEXTS, failing: bool = False
+) -> Iterator[Target]:
+    """Run `sedem serve` until the block ends.
+
+    Args:
+        folder: where bank, log and the server's own folder lie.
+        flags: further flags of the command.
+        texts: what its bank holds.
+        failing: whether its engine can be made to fail.
+
+    Raises:
+        RuntimeError: it did not start, or did not end as it should.
+    """
+    bank, secret = build_bank(folder, texts), secrets.token_urlsafe(32)
+    command = [
+        sys.executable, "-m", "load.failing", "serve", "--bank", f"{BANK}={bank}",
+        "--folder", str(folder / "server"), "--port", "0", *flags,
+    ]  # fmt: skip
+    if not failing:
+        command[1:3] = ["-c", "from sedem.cli.main import app; app()"]
+    environment = {**os.environ, "SEDEM_API_KEY": secret, "PYTHONUNBUFFERED": "1"}
+    environment.pop("OMP_NUM_THREADS", None)
+    output, log = folder / "output", folder / "log"
+    with output.open("wb") as standard, log.open("wb") as errors:
+        process = subprocess.Popen(command, stdout=standard, stderr=errors, env=environment)
+    try:
+        url = _address(process, output, log)
+
+        def fail(what: str) -> None:
+            process.send_signal(SIGNALS[what])
+
+        target = Target(url, secret, "sedem-nano", psutil.Process(process.pid), fail)
+        _wait_until_ready(target, process, log)
+        yield target
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended by itself: {_tail(log)}")
+    finally:
+        process.terminate()
+        try:
+            process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RuntimeError(f"the server did not end when told to: {_tail(log)}") from None
+    if process.returncode:
+        raise RuntimeError(f"the server ended with {process.returncode}: {_tail(log)}")
+
+
+def _address(process: subprocess.Popen[bytes], output: Path, log: Path) -> str:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        for line in output.read_text("utf-8").splitlines():
+            if line.startswith("the page:"):
+                return line.split()[-1].rstrip("/")
+        time.sleep(0.05)
+    raise RuntimeError(f"the server did not listen: {_tail(log)}")
+
+
+def _wait_until_ready(target: Target, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        if target.get("/ready").status_code == 200:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"the server was not ready: {_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text("utf-8", "replace")[-2000:]

@@ -1,0 +1,148 @@
+"""A sample of the load that `make load` puts on a server; that it finds what is wrong.
+
+The model is tiny and random, and the server runs in this process. Times and memory mean nothing
+here, because other tests share the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from campaign import Result
+from conftest import LEASE
+from load import fuzz, overload, report, streams
+from load.campaigns import CAMPAIGNS
+from load.client import QUEUE_FULL, Reply
+from load.failing import Fuse, make_failing
+from load.report import PAGE, rendered
+from load.target import BANK, Target
+from load.wire import Outcome, Shot, Wire
+from servers import serving
+from serving import SECRET
+
+from sedem import Document, SeDeM, SedemConfig
+from sedem.backbone.loading import open_backbone
+from sedem.serve.settings import Settings
+
+FIGURES = ("p99 of", "answers a second", "memory grew", "it took")
+"""How sentences about figures begin or go on."""
+
+
+@pytest.fixture(scope="module")
+def target(
+    config: SedemConfig, tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
+    folder, fuse = tmp_path_factory.mktemp("load"), Fuse()
+    torch.manual_seed(1)
+    backbone = open_backbone(tiny_folder())
+    model = SeDeM(config, backbone, backbone, name="sedem-nano").eval()
+    make_failing(model.engine, fuse)
+    model.read([Document("lease.txt", LEASE)]).save(folder / BANK)
+    settings = Settings(
+        folder=folder / "server",
+        banks={BANK: folder / BANK},
+        rows=4,
+        waiting=8,
+        max_tokens=32,
+        max_body_bytes=65536,
+        max_online_characters=4000,
+    )
+    with serving(settings, model) as served:
+        yield Target(served.url, SECRET, model.name, psutil.Process(), fuse.fail)
+
+
+@pytest.mark.parametrize("name", sorted(CAMPAIGNS.keys() - {"streams"}))
+def test_a_sample_of_each_campaign_misses_nothing(name: str, target: Target) -> None:
+    campaign = CAMPAIGNS[name]
+    result = campaign.load(target, campaign.sample, 0)
+    missed = [one for one in result.wrong if not any(words in one for words in FIGURES)]
+    assert missed == []
+    assert result.cases.total() >= campaign.sample
+    assert target.busy() == 0
+
+
+class Stuck(Target):
+    def busy(self) -> int:
+        return 1
+
+
+def test_a_row_that_stays_taken_is_found(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("load.disconnects.IDLE_SECONDS", 0.1)
+    wrong = CAMPAIGNS["disconnects"].load(Stuck(**vars(target)), 1, 0).wrong
+    assert wrong.count("1 questions wait or run 0.1 s after all left") == 2
+
+
+def replies(seconds: list[float], status: int = 200) -> list[Reply]:
+    return [Reply(status, float(i), one, one) for i, one in enumerate(seconds)]
+
+
+def test_a_slow_first_token_and_an_error_are_found() -> None:
+    result = Result("questions")
+    slow = replies([0.1] * 90 + [0.6] * 10)
+    streams._judge(result, [*slow, Reply(500, 0, 1, 1, error="no")], [0.1], 10)
+    assert [sentence.split(":")[0] for sentence in result.wrong] == [
+        "a stream failed",
+        "p99 of the time to the first token is 600 ms, more than 5 times p50, 100 ms",
+    ]
+
+
+def test_lost_goodput_and_slow_refusals_are_found() -> None:
+    result, few = Result("questions"), replies([0.5] * 80)
+    overload._judge(result, [*few, *replies([0.2] * 80, QUEUE_FULL)], 0.0, 2.0, [0.0])
+    first, second = result.wrong
+    assert "less than 90%" in first
+    assert "200 ms, more than 100 ms" in second
+    overload._judge(result, [Reply(0, 1, 1, 1, error="reset")], 0.0, 0.0, [])
+    assert "neither an answer nor 429: 0 reset" in result.wrong
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(500, 0.1),
+        Outcome(503, 0.1, b"{}"),
+        Outcome(200, 6),
+        Outcome(0, 0.1, error="reset"),
+    ],
+    ids=["500", "a 503 without a word", "a hang", "no response"],
+)
+def test_a_bad_end_of_a_request_is_found_and_shown(outcome: Outcome) -> None:
+    result, shot = Result("requests"), Shot("path", "GET", b"/v1/odd")
+    fuzz._judge(result, shot, outcome)
+    [sentence] = result.wrong
+    assert "GET /v1/odd" in sentence
+    stated = Outcome(503, 0.1, b'{"error": {"code": "unavailable"}}', "1")
+    fuzz._judge(result, shot, stated)
+    assert len(result.wrong) == 1
+
+
+def test_a_request_goes_over_the_wire_as_it_is(target: Target) -> None:
+    wire = Wire(target.url, target.secret)
+    assert wire.send(Shot("", "GET", b"/v1/banks")).status == 200
+    assert wire.send(Shot("", "GET", b"/v1/banks", ((b"Authorization", b""),))).status == 401
+    assert wire.send(Shot("", "GET", b"/a b", broken=True)).status in (0, 400)
+    assert wire.send(Shot("", "GET", b"/health")).status == 200
+
+
+def test_the_page_shows_the_committed_report() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert rendered(page) == page
+
+
+def test_the_table_says_what_was_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = json.loads(report.REPORT.read_text(encoding="utf-8"))
+    found = {"unit": "questions", "cases": {"closed loop": 900, "open loop": 300}, "seconds": 90}
+    figures = {"peak": "20.0 answers/s"}
+    made["campaigns"] = {
+        "overload": {**found, "counts": {"429": 7}, "figures": figures, "wrong": ["slow"]}
+    }
+    monkeypatch.setattr(report, "REPORT", tmp_path / "report.json")
+    report.REPORT.write_text(json.dumps(made), encoding="utf-8")
+    page = rendered("<!-- load -->\n<!-- end -->")
+    assert "| overload | 1,200 | 1 | 1.5 | Questions arrive at twice the rate" in page
+    assert "- overload: closed loop 900, open loop 300, 429: 7, peak: 20.0 answers/s\n" in page

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+APP, OTHER = "https://app.example", "https://other.example"
+
+
+def preflight(client: TestClient, origin: str) -> Any:
+    headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    return client.options("/v1/chat/completions", headers=headers)
+
+
+def test_without_asking_no_other_site_may_read(client: TestClient) -> None:
+    response = client.get("/ready", headers={"Origin": APP})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+    assert "access-control-allow-origin" not in preflight(client, APP).headers
+
+
+def test_an_origin_that_was_asked_for_may_call(make_client: Callable[..., TestClient]) -> None:
+    client = make_client(cors=(APP,))
+    allowed = preflight(client, APP)
+    assert allowed.is_success
+    assert allowed.headers["access-control-allow-origin"] == APP
+    # Only with a key of its own: a browser never sends the cookie of the page along.
+    assert "access-control-allow-credentials" not in allowed.headers
+    assert client.get("/ready", headers={"Origin": APP}).headers[
+        "access-control-allow-origin"
+    ] == APP  # fmt: skip
+    assert "access-control-allow-origin" not in preflight(client, OTHER).headers
+    refused = client.get("/ready", headers={"Origin": APP, "Authorization": "Bearer no"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == APP
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/v1/nothing", 404, "there is no route GET /v1/nothing"),
+        ("PUT", "/ready", 405, "method not allowed"),
+    ],
+)
+def test_a_request_that_no_route_takes(
+    method: str, path: str, status: int, message: str, client: TestClient
+) -> None:
+    response = client.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["message"] == message
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "words"),
+    [
+        (b"{", None, "the body is not JSON"),
+        (b"", None, "not valid"),
+        (b"[]", None, "not valid"),
+        (b'{"name": "new", "nonsense": "secret text"}', "nonsense", "'nonsense' is not a field"),
+        (b'{"name": 5}', "name", "'name' is not valid"),
+    ],
+)
+def test_a_body_that_is_wrong_is_explained_and_not_repeated(
+    content: bytes, param: str | None, words: str, client: TestClient
+) -> None:
+    headers = {"Content-Type": "application/json"}
+    response = client.post("/v1/vector_stores", content=content, headers=headers)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
+    assert "secret text" not in response.text
+
+
+def test_no_page_of_the_documentation_loads_scripts_from_elsewhere(client: TestClient) -> None:
+    assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
+    assert client.get("/openapi.json").json()["info"]["title"] == "sedem"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from sedem.serve.body_limit import FORM_BYTES, BodyLimit
+from sedem.serve.metrics import Metrics
+
+LIMIT = 1000
+
+
+@pytest.fixture
+def client(make_client: Callable[..., TestClient]) -> TestClient:
+    return make_client(max_body_bytes=LIMIT, max_file_bytes=2 * LIMIT)
+
+
+def chunks(size: int) -> Iterator[bytes]:
+    for start in range(0, size, 100):
+        yield b"x" * min(100, size - start)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("path", ["/v1/vector_stores", "/v1/chat/completions", "/nothing"])
+def test_a_body_over_the_limit_is_refused(path: str, announced: bool, client: TestClient) -> None:
+    content: Any = b"x" * (LIMIT + 1) if announced else chunks(LIMIT + 1)
+    response = client.post(path, content=content, headers={"Content-Type": "application/json"})
+    if path == "/nothing" and not announced:
+        assert response.status_code == 404  # nothing read the body
+        return
+    assert response.status_code == 413
+    assert response.json()["error"] == {
+        "message": "the body of this request is too large; 1 kB are the limit",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "too_large",
+    }
+    assert response.headers["Connection"] == "close"
+    assert 'sedem_refused_total{reason="size"} 1.0' in client.get("/metrics").text
+
+
+def test_a_body_of_the_limit_is_read(client: TestClient) -> None:
+    body = b'{"name": "new"' + b" " * (LIMIT - 15) + b"}"
+    assert len(body) == LIMIT
+    headers = {"Content-Type": "application/json"}
+    assert client.post("/v1/vector_stores", content=body, headers=headers).is_success
+
+
+def test_an_upload_may_be_larger_than_other_bodies(client: TestClient) -> None:
+    def upload(size: int) -> int:
+        files = {"file": ("a.txt", b"word " * (size // 5), "text/plain")}
+        return client.post("/v1/banks/new/documents", files=files).status_code
+
+    assert upload(2 * LIMIT) == 202
+    assert upload(2 * LIMIT + FORM_BYTES) == 413
+
+
+@pytest.mark.parametrize("length", ["-1", "1e9", "x", "9" * 40])
+def test_a_length_that_is_a_lie_changes_nothing(length: str) -> None:
+    """The bytes that come are counted, whatever was announced."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        raise AssertionError("the body was read to its end")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 100, "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "headers": [(b"content-length", length.encode())],
+    }
+    limited = BodyLimit(app, Metrics(), body=LIMIT, upload=LIMIT)
+    asyncio.run(limited(scope, receive, send))
+    assert sent[0]["status"] == 413
+
+
+def test_an_answer_that_has_begun_goes_on() -> None:
+    """A route may answer before it reads; its answer is not followed by a second one."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * (LIMIT + 1), "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    limited = BodyLimit(app, Metrics(), body=LIMIT, upload=LIMIT)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with pytest.raises(Exception, match="too large"):
+        asyncio.run(limited(scope, receive, send))
+    assert sent == ["http.response.start"]

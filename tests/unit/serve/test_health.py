@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from serving import SECRET, bearer
+
+from sedem import SeDeM
+from sedem.errors import CheckpointError
+from sedem.serve import opening
+from sedem.serve.app import create_app
+from sedem.serve.keys import KeyRing
+from sedem.serve.settings import Settings
+
+
+def test_health_needs_no_key_and_ready_does(client: TestClient, anonymous: TestClient) -> None:
+    assert anonymous.get("/health").json() == {"status": "ok"}
+    assert anonymous.get("/ready").status_code == 401
+    assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_a_server_that_shuts_down_lives_and_is_not_ready(app: FastAPI, client: TestClient) -> None:
+    app.state.lifecycle.draining = True
+    assert client.get("/health").is_success
+    assert client.get("/metrics").is_success
+    for response in (client.get("/ready"), client.get("/v1/banks")):
+        assert response.status_code == 503
+        assert int(response.headers["Retry-After"]) >= 1
+        assert "shutting down" in response.json()["error"]["message"]
+
+
+def test_a_server_is_not_ready_before_its_model_is_open(
+    settings: Settings, keys: KeyRing, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open = threading.Event()
+
+    def slow(settings: Settings) -> SeDeM:
+        may_open.wait(30)
+        return model
+
+    monkeypatch.setattr(opening, "_open_model", slow)
+    app = create_app(settings, keys=keys)
+    with TestClient(app, headers=bearer(SECRET)) as client:
+        assert client.get("/health").is_success
+        for response in (client.get("/ready"), client.get("/v1/banks")):
+            assert response.status_code == 503
+            assert "opening its model" in response.json()["error"]["message"]
+        assert client.get("/metrics").is_success
+        may_open.set()
+
+        async def opened() -> None:
+            while app.state.lifecycle.service is None:
+                await asyncio.sleep(0.01)
+
+        assert client.portal is not None
+        client.portal.call(opened)
+        assert client.get("/ready").is_success
+
+
+def test_a_server_whose_model_cannot_be_opened_says_so(
+    settings: Settings, keys: KeyRing, tmp_path: Path
+) -> None:
+    failed = threading.Event()
+    changed = settings.with_changes(model=str(tmp_path / "nothing"))
+    app = create_app(changed, keys=keys, on_failure=failed.set)
+    with TestClient(app):
+        assert failed.wait(60)
+    assert isinstance(app.state.lifecycle.failed, CheckpointError)

@@ -1,0 +1,173 @@
+"""The server's folder: one server at a time, and what it goes on with when it is opened again."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import LEASE, RECIPE
+
+from sedem import Document, MemoryBank, SeDeM
+from sedem.errors import BankMismatchError, ConfigError
+from sedem.inference import build as build_module
+from sedem.inference import read_parts
+from sedem.serve.building import Builder
+from sedem.serve.database import Database
+from sedem.serve.file_records import new_file
+from sedem.serve.library import Library
+from sedem.serve.metrics import Metrics
+from sedem.serve.settings import Settings
+
+
+def upload(library: Library, bank: str, **texts: str) -> None:
+    files = []
+    for name, text in texts.items():
+        path = library.files.new_path()
+        path.write_text(text, encoding="utf-8")
+        files.append(new_file(path, "admin", f"{name}.txt", "assistants"))
+    library.upload(bank, files)
+
+
+def read_everything(library: Library, model: SeDeM) -> None:
+    builder = Builder(library, model, Metrics())
+    while builder.turn():
+        pass
+    builder.close()
+
+
+def test_one_server_uses_a_folder(settings: Settings, model: SeDeM) -> None:
+    library = Library(settings, model)
+    assert settings.folder.stat().st_mode & 0o777 == 0o700
+    with pytest.raises(ConfigError, match="another server uses the folder"):
+        Library(settings, model)
+    thread = threading.Thread(target=library.close)
+    thread.start()
+    thread.join()
+    Library(settings, model).close()
+
+
+def test_a_database_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "server.sqlite"
+    Database(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError, match="newer version of sedem"):
+        Database(path)
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(ConfigError, match="cannot be used as the server's database"):
+        Database(path)
+
+
+def test_a_stopped_build_goes_on_within_a_long_document(
+    settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "COMMIT", 500)
+    monkeypatch.setattr(read_parts, "PART", 100)
+    library = Library(settings, model)
+    upload(library, "flat", long=LEASE * 10, short=RECIPE)
+    builder = Builder(library, model, Metrics())
+    append, parts = read_parts.append_part, []
+
+    def counted(*args: object, **kwargs: object) -> None:
+        append(*args, **kwargs)  # type: ignore[arg-type]
+        parts.append(kwargs["before"])
+        if len(parts) == 3:
+            threading.Thread(target=builder.close).start()
+            assert builder._stop.wait(10)
+
+    monkeypatch.setattr(read_parts, "append_part", counted)
+    builder.start()
+    builder._thread.join(30)
+    assert len(parts) == 3
+    library.close()
+    library = Library(settings, model)
+    entry = library.get("flat")
+    assert entry.status == "building"
+    read_everything(library, model)
+    # No part was read twice, and the document is as if it had been read in one go.
+    assert len(set(parts)) == len(parts) > 3
+    assert entry.bank is not None
+    assert set(entry.bank.documents.names) == {"long.txt", "short.txt"}
+    whole = model.read([Document("long.txt", LEASE * 10)])
+    index = entry.bank.documents.names.index("long.txt")
+    spans = [(b.start, b.end) for b in entry.bank.blocks if b.document == index]
+    assert spans == [(b.start, b.end) for b in whole.blocks]
+    assert entry.progress().status == "ready"
+    library.close()
+
+
+def test_uploads_without_bytes_have_failed_and_bytes_without_a_row_go(
+    settings: Settings, model: SeDeM
+) -> None:
+    library = Library(settings, model)
+    upload(library, "flat", lost=LEASE, kept=RECIPE)
+    [lost] = [file for file in library.files.list("admin") if file.name == "lost.txt"]
+    library.files.path(lost.id).unlink()
+    stray = library.files.new_path()
+    stray.write_text("never acknowledged")
+    half = stray.with_name(f".{stray.name}.received")
+    half.write_text("half")
+    foreign = settings.folder / "files" / "notes of the operator"
+    foreign.write_text("stay")
+    library.close()
+    library = Library(settings, model)
+    assert not stray.exists() and not half.exists() and foreign.exists()
+    read_everything(library, model)
+    progress = library.get("flat").progress()
+    assert [(one.filename, one.error) for one in progress.failed] == [
+        ("lost.txt", "the upload 'lost.txt' is not stored any more; upload it again")
+    ]
+    assert progress.status == "ready"
+    library.close()
+
+
+def test_banks_of_another_model_are_refused(
+    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
+) -> None:
+    library = Library(settings, model)
+    upload(library, "flat", lease=LEASE)
+    read_everything(library, model)
+    library.close()
+    bank.save(tmp_path / "given")
+    model.compressor.requires_grad_(False)
+    for parameter in model.compressor.parameters():
+        parameter.add_(1.0)
+    with pytest.raises(BankMismatchError):
+        Library(settings.with_changes(banks={"given": tmp_path / "given"}), model)
+    library = Library(settings, model)
+    assert "another model" in (library.get("flat").error or "")
+    upload(library, "flat", recipe=RECIPE)
+    read_everything(library, model)
+    [failed] = library.get("flat").progress().failed
+    assert "was built by another model" in failed.error
+    library.close()
+
+
+def test_the_operator_and_clients_do_not_share_a_name(
+    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
+) -> None:
+    library = Library(settings, model)
+    library.create("flat")
+    library.close()
+    bank.save(tmp_path / "given")
+    with pytest.raises(ConfigError, match="clients have made a bank 'flat' already"):
+        Library(settings.with_changes(banks={"flat": tmp_path / "given"}), model)
+    Library(settings, model).close()
+
+
+def test_a_lost_database_is_not_begun_anew_beside_its_files(
+    settings: Settings, model: SeDeM
+) -> None:
+    library = Library(settings, model)
+    library.create("kept")
+    library.files.path("file-" + "0" * 24).write_bytes(b"uploaded")
+    library.close()
+    for path in settings.folder.glob("server.sqlite*"):
+        path.unlink()
+    for _ in range(2):  # the lock is given back
+        with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
+            Library(settings, model)
+    assert (settings.folder / "files" / ("file-" + "0" * 24)).read_bytes() == b"uploaded"

@@ -1,0 +1,210 @@
+"""Hostile names in every route: nothing outside of the folder changes, and no route fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import pytest
+from fastapi.testclient import TestClient
+from serving import SECRET, bearer
+from starlette.types import Message
+from unit.serve.traversal_names import names
+from unit.serve.waiting import read_all
+
+from sedem.serve.file_records import ID
+from sedem.serve.server_folder import ServerFolder
+
+NAMES = names()
+MARK = b"a secret of the operator"
+
+ROUTES = (
+    ("GET", "/v1/files/{}"),
+    ("GET", "/v1/files/{}/content"),
+    ("DELETE", "/v1/files/{}"),
+    ("GET", "/v1/banks/{}"),
+    ("GET", "/v1/banks/{}/documents"),
+    ("GET", "/v1/banks/{}/documents/0"),
+    ("GET", "/v1/banks/kept/documents/{}"),
+    ("DELETE", "/v1/banks/kept/documents/{}"),
+    ("DELETE", "/v1/banks/kept/documents/0?name={}"),
+    ("GET", "/v1/banks/{}/progress"),
+    ("DELETE", "/v1/banks/{}"),
+    ("GET", "/v1/vector_stores/{}"),
+    ("DELETE", "/v1/vector_stores/{}"),
+    ("GET", "/v1/vector_stores/{}/files"),
+    ("GET", "/v1/vector_stores/kept/files/{}"),
+    ("DELETE", "/v1/vector_stores/kept/files/{}"),
+    ("GET", "/v1/vector_stores/kept/file_batches/{}"),
+    ("GET", "/v1/vector_stores?after={}"),
+    ("GET", "/v1/files?after={}"),
+    ("GET", "/page/{}"),
+)
+BODIES = (
+    ("/v1/vector_stores", "file_ids"),
+    ("/v1/vector_stores/kept/files", "file_id"),
+    ("/v1/vector_stores/{}/search", "query"),
+    ("/v1/banks/{}/scores", "question"),
+)
+
+
+RAW = "/.~%;:@!$&'()*+,=\\|^`{}[]<>\""
+"""What a client may send in a path as it is."""
+
+
+def written(name: str, safe: str = "") -> str:
+    """A name as a part of a URL."""
+    return quote(name.encode("utf-8", "surrogatepass"), safe=safe)
+
+
+def asked(client: TestClient, method: str, targets: Sequence[str]) -> list[tuple[int, bytes]]:
+    """Status and body of requests whose targets are sent as they are; no client tidies them."""
+
+    async def ask(target: str) -> tuple[int, bytes]:
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        path, _, query = target.partition("?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode("ascii"),
+            "query_string": query.encode("ascii"),
+            "root_path": "",
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {**bearer(SECRET), "Host": "testserver"}.items()
+            ],
+            "server": ("testserver", 80),
+            "client": ("testclient", 1),
+            "state": {},
+        }
+        await client.app(scope, receive, send)
+        return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+    async def ask_all() -> list[tuple[int, bytes]]:
+        return [await ask(target) for target in targets]
+
+    assert client.portal is not None
+    return client.portal.call(ask_all)
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """All files outside of the server's folder, with their content."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if "server" not in path.relative_to(folder).parts
+    }
+
+
+@pytest.fixture
+def guarded(make_client: Callable[..., TestClient], tmp_path: Path) -> Iterator[TestClient]:
+    """A server with a bank, beside files that no request may touch."""
+    for name in ("outside.txt", "etc/passwd", "secrets/server.sqlite"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(MARK)
+    client = make_client(max_documents=10_000)
+    file = {"file": ("kept.txt", b"This stays where it is.")}
+    assert client.post("/v1/banks/kept/documents", files=file).status_code == 202
+    before = tree(tmp_path)
+    yield client
+    assert tree(tmp_path) == before
+    folder = tmp_path / "server"
+    assert {path.name for path in folder.iterdir()} <= {
+        *("server.sqlite", "server.sqlite-wal", "server.sqlite-shm", "files", "banks", "lock")
+    }
+    assert all(ID.fullmatch(path.name) for path in (folder / "files").iterdir())
+    banks = [path.name for path in (folder / "banks").iterdir() if not path.name.startswith(".")]
+    assert all(ServerFolder.is_bank(name) for name in banks)
+
+
+def test_there_are_enough_names() -> None:
+    assert len(NAMES) >= 300
+
+
+@pytest.mark.parametrize(("method", "route"), ROUTES)
+def test_names_in_urls(guarded: TestClient, method: str, route: str) -> None:
+    # Every second one with its slashes and dots as they are.
+    targets = [
+        route.format(written(name, safe=RAW if number % 2 else ""))
+        for number, name in enumerate(NAMES)
+    ]
+    answers = asked(guarded, method, targets)
+    for target, (status, content) in zip(targets, answers, strict=True):
+        assert status < 500, (method, target)
+        assert MARK not in content
+        if status >= 400 and not route.startswith("/page"):
+            assert json.loads(content)["error"]["message"], target
+
+
+@pytest.mark.parametrize(("route", "field"), BODIES)
+def test_names_in_bodies(guarded: TestClient, route: str, field: str) -> None:
+    for name in NAMES:
+        value: object = [name] if field.endswith("s") else name
+        answer = guarded.post(route.format("kept"), content=json.dumps({field: value}))
+        assert answer.status_code < 500, (route, name)
+        assert MARK not in answer.content
+
+
+def test_names_of_vector_stores(guarded: TestClient) -> None:
+    for name in NAMES:
+        body = json.dumps({"name": name, "metadata": {"note": name}})
+        answer = guarded.post("/v1/vector_stores", content=body)
+        assert answer.status_code in (200, 400), name
+        if answer.status_code == 200:
+            assert answer.json()["name"] in (name, answer.json()["id"])
+
+
+def test_names_of_files(guarded: TestClient) -> None:
+    """As the file's name in a form, in turn with a type that can be read or not."""
+    for name, ending in zip(NAMES, cycle((b"", b".txt")), strict=False):
+        raw = name.encode("utf-8", "surrogatepass").replace(b'"', b"%22")
+        body = (
+            b'--edge\r\nContent-Disposition: form-data; name="file"; filename="'
+            + raw + ending + b'"\r\n\r\ntext\r\n--edge--\r\n'
+        )  # fmt: skip
+        answer = guarded.post(
+            "/v1/files",
+            content=body,
+            headers={"Content-Type": "multipart/form-data; boundary=edge"},
+        )
+        assert answer.status_code in (200, 400), name
+        if answer.status_code == 200:
+            found = guarded.get(f"/v1/files/{answer.json()['id']}/content")
+            assert found.content == b"text"
+            assert "\n" not in found.headers["content-disposition"]
+
+
+def test_names_of_banks_in_uploads(guarded: TestClient) -> None:
+    for name in NAMES:
+        answer = guarded.post(
+            f"/v1/banks/{written(name)}/documents", files={"file": ("a.txt", b"text")}
+        )
+        assert answer.status_code in (202, 400, 404, 405, 422), (name, answer.text)
+
+
+def test_documents_are_named_as_their_files_and_read(guarded: TestClient) -> None:
+    files = [
+        ("file", ((name[:100] + ".txt"), b"Some text"))
+        for name in NAMES[::7]
+        if name.isprintable() and '"' not in name and "\\" not in name and name.strip()
+    ]
+    distinct = list({name: (field, (name, text)) for field, (name, text) in files}.values())
+    assert guarded.post("/v1/banks/odd/documents", files=distinct).status_code == 202
+    progress = read_all(guarded, "odd")
+    assert (progress["status"], progress["failed"]) == ("ready", [])
+    listed = guarded.get("/v1/banks/odd/documents").json()["data"]
+    assert len(listed) == len(distinct)
