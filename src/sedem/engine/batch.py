@@ -1,9 +1,11 @@
 """Two-depth decoding of one batch, in buffers of fixed size.
 
-This is `method.injection` with static tensors instead of growing ones. In the layers above
-injection, memory has the first columns. The prefixes of one prefill are padded on the left to end
-in one column. Then each row's answer continues in its own next column. Positions, not columns,
-decide which keys a query sees, so a row can move to any batch that has columns for it.
+This is `method.injection` with static tensors instead of growing ones. Rows of one prefill are
+padded on the right to end in one column. Columns then stand in reading order, so that causal
+attention needs no mask. Only what is not plain text has one: blocks that stand apart or are guided,
+above injection, where memory has the first columns; and windows that are shorter than the text.
+Each row's answer continues in its own next column. There positions, not columns, decide which keys
+a query sees, so a row can move to any batch that has columns for it.
 
 `independent_batch` has the batch for independent blocks.
 
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from sedem.engine.cuda_graphs import Pool, Replay
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
-from sedem.engine.layers import Attention, biases_of, run_layers
+from sedem.engine.layers import Attention, biases_of, in_reading_order, run_layers
 from sedem.engine.static_cache import StaticCache
 from sedem.engine.upload import Shape, Upload
 from sedem.errors import ConfigError
@@ -78,7 +79,7 @@ class StaticBatch:
         real: which restored states stand for real tokens `[B, U]`.
         scores: score of each state's block `[B, U]`; -inf where there is none.
         number: number of each state's block among those of its row `[B, U]`.
-        prefix: token ids, padded on the left `[B, P]`.
+        prefix: token ids, padded on the right `[B, P]`.
         prefix_valid: False where the prefix is padding.
         ids: the tokens of a step `[B]`.
         next_position: position of the next token `[B]`.
@@ -136,8 +137,8 @@ class StaticBatch:
         prefixes = [start.prefix for start in rows]
         self.upload.begin()
         host = self.upload.host
-        fill(host["prefix"], prefixes, side="left")
-        fill(host["prefix_valid"], [torch.ones_like(ids) for ids in prefixes], side="left")
+        fill(host["prefix"], prefixes)
+        fill(host["prefix_valid"], [torch.ones_like(ids) for ids in prefixes])
         self._load_memory(rows)
         self.upload.send()
         self._replay_prefill(self._run_prefill)
@@ -237,6 +238,11 @@ class StaticBatch:
         fill(host["scores"], scores, padding=-torch.inf)
 
     @property
+    def _span(self) -> int:
+        """The most positions from the first to the last of a prefill."""
+        return self.bucket.slots * self.decoder.states_per_slot + self.bucket.prefix
+
+    @property
     def _together(self) -> bool:
         """Whether blocks are one text, as in the paper."""
         return self.decoder.guide is None and self.decoder.config.block_context == "joint"
@@ -254,8 +260,13 @@ class StaticBatch:
         valid_BL = torch.cat([self.real, self.prefix_valid], dim=1)
         if self._together:
             block_BL = None
-            axis = self.upper.begin(positions_BL, valid_BL)
+            hidden_BLD, positions_BL, valid_BL = in_reading_order(
+                hidden_BLD, positions_BL, valid_BL
+            )
+            last_B = valid_BL.sum(1) - 1
+            axis = self.upper.begin(positions_BL, valid_BL, span=self._span)
         else:
+            last_B = memory_BU.shape[1] + self.prefix_valid.sum(1) - 1
             block_BL = torch.cat([self.number, torch.full_like(prefix_BP, -1)], dim=1)
             apart = decoder.config.block_context != "joint"
             axis = self.upper.begin(
@@ -267,16 +278,16 @@ class StaticBatch:
             decoder.rope(hidden_BLD, positions_BL),
             biases_of(decoder.upper, axis, positions_BL, axis.valid, hidden_BLD.dtype, block_BL),
             self.upper.store_prefill,
-            last=1,
+            last_B,
         )
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(positions_BL.amax(1) + 1)
+        self.next_position.copy_(valid_BL.sum(1))
 
     def _run_lower(self, prefix_BP: Tensor) -> Tensor:
         """States of the prefixes at the injection layer `[B, P, D]`."""
         decoder = self.decoder
         hidden_BPD = decoder.embed(self.prefix)
-        axis = self.lower.begin(prefix_BP, self.prefix_valid)
+        axis = self.lower.begin(prefix_BP, self.prefix_valid, span=self._span)
         return run_layers(
             decoder.lower,
             hidden_BPD,
@@ -322,18 +333,15 @@ class StaticBatch:
 def fill(
     buffer: Tensor,
     rows: Sequence[Tensor],
-    side: Literal["left", "right"] = "right",
     padding: float = 0.0,
 ) -> None:
-    """Copy rows of different lengths into a buffer.
+    """Copy rows of different lengths into a buffer, padded on the right.
 
     Args:
         buffer: `[B, L, ...]`.
         rows: B tensors of at most L entries.
-        side: where a row is padded.
         padding: what it is padded with.
     """
-    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding, padding_side=side)
-    missing = buffer.shape[1] - padded.shape[1]
+    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding)
     buffer.fill_(padding)
-    buffer.narrow(1, missing if side == "left" else 0, padded.shape[1]).copy_(padded)
+    buffer[:, : padded.shape[1]] = padded

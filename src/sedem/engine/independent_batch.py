@@ -98,8 +98,8 @@ class IndependentBatch(StaticBatch):
             decoder.rope(hidden_BPD, prefix_BP),
             biases_of(decoder.upper, axis, prefix_BP, self.prefix_valid, hidden_BPD.dtype),
             self.upper.store_prefill,
-            last=1,
+            self.prefix_valid.sum(1) - 1,
             attention=self._attention(prefix_BP),
         )
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(torch.maximum(prefix_BP[:, -1], self.longest[:, 0]) + 1)
+        self.next_position.copy_(torch.maximum(prefix_BP.amax(1), self.longest[:, 0]) + 1)
