@@ -20,14 +20,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.cuda_graphs import Pool, Replay
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
 from sedem.engine.layers import Attention, biases_of, in_reading_order, run_layers
+from sedem.engine.split_keys import attend_in_parts, pays, split_biases, whole_parts
 from sedem.engine.static_cache import StaticCache
-from sedem.engine.upload import Shape, Upload
+from sedem.engine.upload import Shape, Upload, fill
 from sedem.errors import ConfigError
 from sedem.method.injection import positions
 from sedem.method.pooling import state_mask
@@ -72,8 +72,10 @@ class StaticBatch:
         bucket: the size of the buffers.
         graph: whether to capture prefill and step as CUDA graphs.
         pool: memory that graphs share.
+        split: whether a step may attend to the parts of a long memory side by side.
 
     Attributes:
+        split: whether it does.
         upload: has all that comes from the host before a prefill, down to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
         real: which restored states stand for real tokens `[B, U]`.
@@ -98,6 +100,7 @@ class StaticBatch:
         *,
         graph: bool = False,
         pool: Pool = None,
+        split: bool = False,
     ) -> None:
         self.decoder = decoder
         self.bucket = bucket
@@ -113,7 +116,9 @@ class StaticBatch:
         self.next_position = torch.zeros_like(self.ids)
         self.used = torch.zeros_like(self.ids)
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
-        self.lower, self.upper = self._make_caches(bucket.prefix + bucket.steps, states)
+        first, columns = decoder.layers[0], bucket.prefix + bucket.steps
+        self.split = split and pays(rows, states + columns, first.key_heads, first.head_width)
+        self.lower, self.upper = self._make_caches(columns, states)
         state = [self.next_position, *self.lower.state, *self.upper.state]
         self._replay_prefill = Replay(self.buffers, graph=graph, pool=pool)
         self._replay_step = Replay(self.buffers, state, graph=graph, pool=pool)
@@ -208,9 +213,10 @@ class StaticBatch:
         decoder, rows = self.decoder, self.bucket.rows
         first = decoder.layers[0]
         shape = first.key_heads, first.head_width, decoder.dtype, decoder.device
+        above = whole_parts(states + columns) if self.split else states + columns
         return (
             StaticCache(len(decoder.lower), rows, columns, *shape),
-            StaticCache(len(decoder.upper), rows, states + columns, *shape),
+            StaticCache(len(decoder.upper), rows, above, *shape),
         )
 
     def _load_memory(self, rows: Sequence[Start]) -> None:
@@ -322,26 +328,12 @@ class StaticBatch:
             axis = cache.extend(position_B1, biased=biased)
             biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
             attention = self._attention(position_B1) if cache is self.upper else None
+            if self.split and cache is self.upper:
+                biases = split_biases(biases, layers[0].key_heads)
+                attention = attend_in_parts
             hidden_B1D = run_layers(
                 layers, hidden_B1D, rope, biases, cache.store_step, attention=attention
             )
             cache.advance(self.used)
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
         self.next_position.add_(self.used)
-
-
-def fill(
-    buffer: Tensor,
-    rows: Sequence[Tensor],
-    padding: float = 0.0,
-) -> None:
-    """Copy rows of different lengths into a buffer, padded on the right.
-
-    Args:
-        buffer: `[B, L, ...]`.
-        rows: B tensors of at most L entries.
-        padding: what it is padded with.
-    """
-    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding)
-    buffer.fill_(padding)
-    buffer[:, : padded.shape[1]] = padded
