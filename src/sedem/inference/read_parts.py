@@ -76,7 +76,7 @@ def read_parts(
             if progress is not None:
                 progress(done + count, len(segments))
 
-        memory_SMD = compress(model, engine, part.ids, part.lengths, report)
+        memory_SMD = compress(model, engine, [part], report)
         _, memory_NJD = to_blocks(part, memory_SMD, 0, *cut)
         what = store, model.fingerprint(), document, blocks[number], Quantized(memory_NJD)
         if number < len(stored):
