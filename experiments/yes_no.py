@@ -1,4 +1,4 @@
-"""Yes/no questions apart from the others, for every row with both kinds on the page of results."""
+"""Yes/no questions apart from the others, for every row that has both. Ours, not the paper's."""
 
 from __future__ import annotations
 

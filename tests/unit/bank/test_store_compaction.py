@@ -24,9 +24,9 @@ from unit.bank.test_store import (
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import Blocks
-from sedem.bank.store import catalog, local, rewriting
+from sedem.bank.store import catalog, rewriting, shard
 from sedem.bank.store.local import LocalStore
-from sedem.bank.store.shard import check_size
+from sedem.bank.store.shard import Identity, check_size
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 
@@ -170,12 +170,12 @@ def test_a_bank_that_is_compacted_while_it_is_opened_opens(
 ) -> None:
     bank, real = make_bank(tmp_path / "a.bank", 2), check_size
 
-    def compacted_first(path: Path, size: int) -> tuple[int, int]:
-        monkeypatch.setattr(local, "check_size", real)
+    def compacted_first(path: Path, size: int) -> Identity:
+        monkeypatch.setattr(shard, "check_size", real)
         LocalStore(bank).compact()
         return real(path, size)
 
-    monkeypatch.setattr(local, "check_size", compacted_first)
+    monkeypatch.setattr(shard, "check_size", compacted_first)
     assert torch.equal(MemoryBank.open(bank).memory([0, 1]), memory_of(0))
 
 
