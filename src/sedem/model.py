@@ -73,7 +73,8 @@ class SeDeM(SedemModules):
 
         Args:
             documents: texts with distinct names.
-            progress: called after every batch with the number of segments done and of all.
+            progress: called after every batch with the number of segments done and of all, once all
+                documents are cut.
 
         Raises:
             DataError: there are no documents, two have the same name, or one has no tokens.

@@ -17,11 +17,10 @@ from sedem.bank.store.local import LocalStore
 from sedem.bank.store.unfinished import unfinished_documents
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
-from sedem.inference.cutter import Cutter, one_ahead
+from sedem.inference.cutter import segments_of
 from sedem.inference.read import Progress, read
 from sedem.inference.read_parts import read_parts
 from sedem.method.modules import SedemModules
-from sedem.method.segments import Segments
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Document, distinct
 
@@ -66,9 +65,8 @@ def build_bank(
 
     Documents that the bank has already are skipped; changed ones are replaced. Each commit is
     durable, so the same call continues a build that was killed, within a long document too.
-    Documents are taken one after the other, and no more than two commits of them are in memory: one
-    is cut into segments while the other is read. If taking one fails, those before it are committed
-    before the error is raised.
+    Documents are taken one after the other, and no more than a commit of them is in memory. If
+    taking one fails, those before it are committed before the error is raised.
 
     Args:
         model: its encoder and compressor make the memory.
@@ -95,20 +93,15 @@ def build_bank(
     writer = _Writer(model, engine, LocalStore(path), source, dtype, no_text)
     stored = _stored(model, path, dtype, no_text)
     taken = _Taken(stored, size or (lambda document: len(document.text)))
+    for group in commits(taken.changed(documents)):
+        group_size = sum(map(taken.size, group))
+        before = taken.total - group_size
 
-    def groups(cutter: Cutter) -> Iterator[tuple[list[Document], Iterator[Segments], int]]:
-        for group in commits(taken.changed(documents)):
-            yield group, cutter.cut(group), taken.total
+        def report(segments: int, of: int, before: int = before, part: int = group_size) -> None:
+            if progress is not None:
+                progress(before + part * segments // of)
 
-    with Cutter(model) as cutter:
-        for group, parts, after in one_ahead(groups(cutter)):
-            group_size = sum(map(taken.size, group))
-
-            def report(done: int, of: int, after: int = after, size: int = group_size) -> None:
-                assert progress is not None
-                progress(after - size + size * done // of)
-
-            writer.add(group, parts, None if progress is None else report)
+        writer.add(group, report)
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
@@ -149,19 +142,11 @@ class _Writer:
     dtype: str | None
     no_text: bool
 
-    def add(
-        self, group: list[Document], parts: Iterator[Segments], progress: Progress | None
-    ) -> None:
-        """Read some documents, or one that is longer than a commit, which then takes several.
-
-        Args:
-            group: the documents.
-            parts: segments of each.
-            progress: called after every batch.
-        """
+    def add(self, group: list[Document], progress: Progress) -> None:
+        """Read some documents, or one that is longer than a commit, which then takes several."""
         model, store = self.model, self.store
         if len(group) == 1 and is_long(group[0]):
-            segments = next(parts)
+            segments = segments_of(model, group[0])
             if not store.folder.exists():
                 made_by = {**model.made_by(), "model": self.source}
                 kind = self.dtype or BFLOAT16
@@ -170,7 +155,7 @@ class _Writer:
                     pass
             read_parts(model, self.engine, store, group[0], segments, progress)
             return
-        part = read(model, self.engine, group, source=self.source, progress=progress, parts=parts)
+        part = read(model, self.engine, group, source=self.source, progress=progress)
         if store.folder.exists():
             # The bank is not opened for it, so a commit costs what it adds.
             append_to(store, part.snapshot())

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self, TypeVar
+from typing import Self
 
 from sedem.method.modules import SedemModules
 from sedem.method.segments import Segments, segment_text
 from sedem.types import Document
 
-Item = TypeVar("Item")
-
 
 class Cutter:
-    """Cuts documents, one after the other in the order in which they are given.
+    """Cuts documents, one after the other, from the beginning of its context on.
 
-    Leaving its context drops documents that no one has waited for.
+    Iterating gives the segments of each in their order, and raises the error of one in its place.
+    Leaving the context drops what has not been cut.
 
     Args:
         model: its settings and its encoder's tokenizer cut.
+        documents: at least one.
     """
 
-    def __init__(self, model: SedemModules) -> None:
-        self.model = model
+    def __init__(self, model: SedemModules, documents: Sequence[Document]) -> None:
         self._thread = ThreadPoolExecutor(1, "sedem-cutter")
+        self._parts = [self._thread.submit(segments_of, model, one) for one in documents]
 
     def __enter__(self) -> Self:
         return self
@@ -32,14 +32,15 @@ class Cutter:
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def cut(self, documents: Sequence[Document]) -> Iterator[Segments]:
-        """Begin to cut some documents.
+    def __iter__(self) -> Iterator[Segments]:
+        return (part.result() for part in self._parts)
 
-        Returns:
-            The segments of each, in their order; the error of one is raised in its place.
-        """
-        begun = [self._thread.submit(segments_of, self.model, document) for document in documents]
-        return (one.result() for one in begun)
+    @property
+    def count(self) -> int | None:
+        """Number of all segments; None while documents are being cut."""
+        if not self._parts[-1].done():
+            return None
+        return sum(len(part.result()) for part in self._parts)
 
 
 def segments_of(model: SedemModules, document: Document) -> Segments:
@@ -51,19 +52,3 @@ def segments_of(model: SedemModules, document: Document) -> Segments:
     config = model.config
     cut = config.segment_length, config.segmentation, config.segment_shift
     return segment_text(document.text, model.encoder, *cut)
-
-
-def one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """Yield items, each once the next one has been taken.
-
-    An error in taking one is raised after those before it have been yielded.
-    """
-    taken: list[Item] = []
-    try:
-        for item in items:
-            yield from taken
-            taken = [item]
-    except Exception:
-        yield from taken
-        raise
-    yield from taken

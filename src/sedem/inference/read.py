@@ -40,7 +40,6 @@ def read(
     *,
     source: str | None = None,
     progress: Progress | None = None,
-    parts: Iterable[Segments] | None = None,
 ) -> MemoryBank:
     """Read documents into a new bank.
 
@@ -49,8 +48,7 @@ def read(
         engine: runs the encoder.
         documents: texts with distinct names.
         source: where the model was opened from, to be recorded in the bank.
-        progress: called after every batch.
-        parts: segments of each document, in order; None cuts the documents.
+        progress: called after every batch, once all documents are cut.
 
     Raises:
         DataError: there are no documents, two have the same name, or one has no tokens.
@@ -59,15 +57,18 @@ def read(
     config = model.config
     segments: list[Segments] = []
 
-    def cut(parts: Iterable[Segments]) -> Iterator[Segments]:
-        for part in parts:
-            segments.append(part)
-            yield part
+    with Cutter(model, documents) as cutter:
 
-    with Cutter(model) as cutter:
-        memory_SMD = compress(
-            model, engine, cut(cutter.cut(documents) if parts is None else parts), progress
-        )
+        def kept() -> Iterator[Segments]:
+            for part in cutter:
+                segments.append(part)
+                yield part
+
+        def report(done: int) -> None:
+            if progress is not None and (count := cutter.count) is not None:
+                progress(done, count)
+
+        memory_SMD = compress(model, engine, kept(), report)
     blocks: list[BlockRow] = []
     memories = []
     for index, (part, memory) in enumerate(
@@ -91,7 +92,7 @@ def compress(
     model: SedemModules,
     engine: Engine,
     parts: Iterable[Segments],
-    progress: Progress | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Encode and compress segments of similar length together, so that padding costs little.
 
@@ -102,22 +103,18 @@ def compress(
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
         parts: segments, those of a document or of a part of it together.
-        progress: called after every batch. It is told how many segments there are, so nothing is
-            encoded before the last part has come.
+        progress: called after every batch with the number of segments done.
 
     Returns:
         Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it.
     """
-    done, count = 0, 0
-    if progress is not None:
-        parts = list(parts)
-        count = sum(map(len, parts))
     encoded: list[tuple[Tensor, Tensor]] = []
+    done = 0
     for rows_B, ids_BT, lengths_B in _batches(parts, model.config.segment_length, model.device):
         encoded.append((rows_B, _compress(model, engine, ids_BT, lengths_B)))
         done += len(rows_B)
         if progress is not None:
-            progress(done, count)
+            progress(done)
     memory_SMD = torch.zeros(done, model.config.slots, model.decoder.width, dtype=torch.bfloat16)
     for rows_B, memory_BMD in encoded:
         memory_SMD[rows_B, : memory_BMD.shape[1]] = memory_BMD

@@ -72,7 +72,7 @@ def read_parts(
     for number in missing:
         part = parts[number]
 
-        def report(count: int, _: int, done: int = done) -> None:
+        def report(count: int, done: int = done) -> None:
             if progress is not None:
                 progress(done + count, len(segments))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from conftest import LEASE, RECIPE
 from sedem import Document, SeDeM
 from sedem.errors import DataError
 from sedem.inference import cutter
-from sedem.inference.cutter import Cutter, one_ahead, segments_of
+from sedem.inference.cutter import Cutter, segments_of
 from sedem.method.modules import SedemModules
 from sedem.method.segments import Segments
 
@@ -26,10 +25,11 @@ def failing(model: SedemModules, document: Document) -> Segments:
 
 
 def test_segments_come_in_the_order_of_the_documents(model: SeDeM) -> None:
-    with Cutter(model) as cutting:
-        found = list(cutting.cut(DOCUMENTS[2:])), list(cutting.cut(DOCUMENTS[:2]))
+    with Cutter(model, DOCUMENTS) as cutting:
+        found = list(cutting)
+        assert cutting.count == sum(map(len, found))
     expected = [segments_of(model, document) for document in DOCUMENTS]
-    for ours, theirs in zip([*found[1], *found[0]], expected, strict=True):
+    for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.ids, theirs.ids) and torch.equal(ours.ends, theirs.ends)
 
 
@@ -37,8 +37,8 @@ def test_an_error_is_raised_in_the_place_of_its_document(
     model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cutter, "segments_of", failing)
-    with Cutter(model) as cutting:
-        parts = cutting.cut(DOCUMENTS)
+    with Cutter(model, DOCUMENTS) as cutting:
+        parts = iter(cutting)
         assert len(next(parts)) == len(segments_of(model, DOCUMENTS[0]))
         with pytest.raises(DataError, match="no tokens"):
             next(parts)
@@ -58,29 +58,9 @@ def test_leaving_drops_what_no_one_has_waited_for(
 
     monkeypatch.setattr(cutter, "segments_of", held)
     before = threading.active_count()
-    with Cutter(model) as cutting:
-        cutting.cut(DOCUMENTS)
+    with Cutter(model, DOCUMENTS) as cutting:
         assert begun.wait(10)
+        assert cutting.count is None
         threading.Timer(0.05, go_on.set).start()
     assert cut == ["0.txt"]
     assert threading.active_count() <= before + 1  # the timer
-
-
-def test_an_item_is_yielded_once_the_next_has_been_taken() -> None:
-    taken: list[int] = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(4):
-            taken.append(number)
-            yield number
-        raise DataError("the fifth")
-
-    ahead = one_ahead(numbers())
-    seen = []
-    for _ in range(3):
-        seen.append((next(ahead), len(taken)))
-    assert seen == [(0, 2), (1, 3), (2, 4)]
-    assert next(ahead) == 3
-    with pytest.raises(DataError, match="fifth"):
-        next(ahead)
-    assert list(one_ahead([])) == []
