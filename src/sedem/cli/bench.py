@@ -137,8 +137,7 @@ def bench(
         "blocks": blocks,
         "cold_start": cold_start,
     }
-    entries = {name: value for name, value in given.items() if value not in (None, [])}
-    plan = Plan.from_entries(entries, "sedem bench")
+    plan = Plan.from_entries({n: v for n, v in given.items() if v not in (None, [])}, "sedem bench")
     for caveat in (caveats := notes(plan)):
         output.note(caveat)
     disable_progress_bar()

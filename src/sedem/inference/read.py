@@ -56,7 +56,6 @@ def read(
     check_documents(documents)
     config = model.config
     segments: list[Segments] = []
-
     with Cutter(model, documents) as cutter:
 
         def kept() -> Iterator[Segments]:
