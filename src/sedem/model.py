@@ -73,7 +73,7 @@ class SeDeM(SedemModules):
 
         Args:
             documents: texts with distinct names.
-            progress: called after every batch with the number of segments done and of all.
+            progress: once all are cut, called after every batch with segments done and of all.
 
         Raises:
             DataError: there are no documents, two have the same name, or one has no tokens.

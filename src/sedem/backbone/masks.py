@@ -20,7 +20,8 @@ class KeyAxis:
     Attributes:
         positions: position of each column `[B, K]`.
         valid: False where a column is padding `[B, K]`.
-        padded: whether any column is padding. Kept on the host, so that no step waits for a device.
+        padded: whether any column is padding that order alone does not hide, as it hides padding
+            after all others. Kept on the host, so that no step waits for a device.
         span: number of positions from the first to the last one, on the host too. Larger than the
             number of columns where the stream has positions that these layers do not see.
         block: number of the block that each column belongs to, -1 for text `[B, K]`. Positions of a

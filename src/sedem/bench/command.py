@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sedem.bench.keeping import WarmSedem, open_keeping
 from sedem.bench.layers import EncoderLayers
 from sedem.bench.measure import Bench, Subject
 from sedem.bench.peers import PEERS
-from sedem.bench.plan import Plan
+from sedem.bench.plan import FULL, Plan
 from sedem.bench.random_weights import write_random_checkpoint
 from sedem.bench.selection import WARM_UP, measure_selection, selection_floor_ms
 from sedem.demo import QUESTIONS
@@ -164,20 +165,22 @@ def _open_sedem(settings: MethodSettings, plan: Plan) -> tuple[list[Subject], di
     """
     subjects: list[Subject] = []
     left_out = {}
-    for keeping in plan.kept:
+    for weights, keeping in product(plan.weights, plan.kept):
         name = "sedem" if keeping == "cold" else f"sedem-{keeping}"
+        rounded = "" if weights == FULL else f"-{weights}-weights"
         try:
-            model = open_keeping(settings, keeping, plan.block_context)
+            chosen = settings.with_changes(weights=weights)
+            model = open_keeping(chosen, keeping, plan.block_context)
         except ConfigError as error:
-            if keeping == "cold":
+            if (weights, keeping) == (FULL, "cold"):
                 raise
-            left_out[name] = str(error)
+            left_out[name + rounded] = str(error)
             continue
         kind_of_reader = BoundSedem if keeping == "cold" else WarmSedem
         for kind in plan.memory:
             subjects.append(
                 Subject(
-                    name if kind == BFLOAT16 else f"{name}-{kind}",
+                    (name if kind == BFLOAT16 else f"{name}-{kind}") + rounded,
                     kind_of_reader(model, settings.k, decoding_of(settings), kind),
                     model.decoder,
                     None if subjects else EncoderLayers(model.config, frozen_encoder(settings)),

@@ -23,6 +23,8 @@ from torch import nn
 from sedem.backbone.decoder import Backbone
 from sedem.bank.key_index import cache_dtype
 from sedem.bench.ceilings import Ceilings
+from sedem.engine.int8 import replaced_matrices, step_bytes
+from sedem.engine.static import Static
 from sedem.evaluation.cost import Workload, count_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
 from sedem.inference.prompts import question_ids
@@ -95,8 +97,20 @@ def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = Fal
             *restoring,
             Work(prefill, answering + read_kept),
         ],
-        "token": [_token(decoder, cached, answering)],
+        "token": [_rounded(model, _token(decoder, cached, answering))],
     }
+
+
+def _rounded(model: SeDeM, token: Work) -> Work:
+    """The work of a decoding step with the matrices that the model's engine runs in it.
+
+    Products of int8 count as free, since the ceiling of FLOPs is that of other types.
+    """
+    if not isinstance(model.engine, Static):
+        return token
+    exact = replaced_matrices(model.engine.decoder)
+    saved = sum(matrix.nbytes for matrix in exact) - step_bytes(model.engine.decoder)
+    return Work(token.flops - 2 * sum(matrix.numel() for matrix in exact), token.bytes - saved)
 
 
 def _prefill_apart(model: SeDeM, prefix: int, states: int) -> int:

@@ -76,7 +76,7 @@ def open_keeping(
     """Open SeDeM with another context of blocks, and with or without keeping.
 
     Args:
-        settings: checkpoint, data type, device and engine.
+        settings: checkpoint, data type, device, engine and weights.
         keeping: "cold" keeps nothing between answers.
         block_context: replaces the checkpoint's own; None leaves it.
 
@@ -96,7 +96,7 @@ def open_keeping(
     # The same prompt for all methods, and one end token, which the bench switches off.
     model.config = model.config.with_changes(chat_template=False)
     budget = NOTHING if keeping == "cold" else None
-    model.engine = open_engine(settings.engine, model, budget=budget)
+    model.engine = open_engine(settings.engine, model, budget=budget, weights=settings.weights)
     auto_budget(model, settings.k)
     if keeping == "warm":
         keeping_engine(model.engine)

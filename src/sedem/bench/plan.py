@@ -18,6 +18,7 @@ from sedem.bench.peers import PEERS
 from sedem.config import BlockContext
 from sedem.durable_files import sha256
 from sedem.engine.device import unusable
+from sedem.engine.open import WEIGHTS
 from sedem.errors import ConfigError
 from sedem.evaluation.command import weight_files
 from sedem.evaluation.config import DTYPES
@@ -28,6 +29,8 @@ from sedem.quantization import BFLOAT16, check_dtype
 from sedem.validation import Flag, Settings, Whole, WholeAbove0
 
 MOST_ANSWER_TOKENS = 512
+FULL = "full"
+"""Weights as they are."""
 
 Entry = TypeVar("Entry")
 
@@ -63,6 +66,12 @@ def _memory_type(kind: str) -> str:
     return kind
 
 
+def _weights(name: str) -> str:
+    if name not in WEIGHTS:
+        raise PydanticCustomError("weights", f"they can be {' or '.join(WEIGHTS)}")
+    return name
+
+
 def _shape(name: str) -> str:
     if name.lower() not in PRESETS:
         raise ValueError(
@@ -93,6 +102,7 @@ class Plan(Settings):
         k: selection budget; None means the model's own.
         batches: batch sizes to measure, in addition to the single question.
         memory: data types of SeDeM's slots; each is a method in the results, such as "sedem-int8".
+        weights: weights of SeDeM's decoding steps; "int8" is "sedem-int8-weights" in the results.
         checkpoint: folder or hub id.
         backbone: a public shape to measure with random weights, in place of the checkpoint.
         runs: counted rounds over each context.
@@ -129,6 +139,11 @@ class Plan(Settings):
         Field(min_length=1),
         AfterValidator(_distinct),
     ] = (BFLOAT16,)
+    weights: Annotated[
+        tuple[Annotated[str, AfterValidator(_weights)], ...],
+        Field(min_length=1),
+        AfterValidator(_distinct),
+    ] = (FULL,)
     checkpoint: str = "sedem-nano"
     backbone: Annotated[str, AfterValidator(_shape)] | None = None
     runs: WholeAbove0 = 20

@@ -39,6 +39,14 @@ def bench(
             help="How SeDeM stores slots: bfloat16, int8 or fp8; repeatable. [default: bfloat16]",
         ),
     ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Weights of SeDeM's decoding steps: full, or int8 on a CPU; repeatable. "
+            "[default: full]",
+        ),
+    ] = None,
     model: Model = None,
     backbone: Annotated[
         str | None,
@@ -114,6 +122,7 @@ def bench(
         "k": chosen_k,
         "batches": batch,
         "memory": memory,
+        "weights": weights,
         "checkpoint": model or DEFAULT_MODEL,
         "backbone": backbone,
         "runs": runs,
@@ -128,8 +137,7 @@ def bench(
         "blocks": blocks,
         "cold_start": cold_start,
     }
-    entries = {name: value for name, value in given.items() if value not in (None, [])}
-    plan = Plan.from_entries(entries, "sedem bench")
+    plan = Plan.from_entries({n: v for n, v in given.items() if v not in (None, [])}, "sedem bench")
     for caveat in (caveats := notes(plan)):
         output.note(caveat)
     disable_progress_bar()

@@ -1,9 +1,11 @@
 """Two-depth decoding of one batch, in buffers of fixed size.
 
-This is `method.injection` with static tensors instead of growing ones. In the layers above
-injection, memory has the first columns. The prefixes of one prefill are padded on the left to end
-in one column. Then each row's answer continues in its own next column. Positions, not columns,
-decide which keys a query sees, so a row can move to any batch that has columns for it.
+This is `method.injection` with static tensors instead of growing ones. Rows of one prefill are
+padded on the right to end in one column. Columns then stand in reading order, so that causal
+attention needs no mask. Only what is not plain text has one: blocks that stand apart or are guided,
+above injection, where memory has the first columns; and windows that are shorter than the text.
+Each row's answer continues in its own next column. There positions, not columns, decide which keys
+a query sees, so a row can move to any batch that has columns for it.
 
 `independent_batch` has the batch for independent blocks.
 
@@ -15,18 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.cuda_graphs import Pool, Replay
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
-from sedem.engine.layers import Attention, biases_of, run_layers
+from sedem.engine.layers import Attention, biases_of, in_reading_order, run_layers
+from sedem.engine.split_keys import attend_in_parts, pays, split_biases, whole_parts
 from sedem.engine.static_cache import StaticCache
-from sedem.engine.upload import Shape, Upload
+from sedem.engine.upload import Shape, Upload, fill
 from sedem.errors import ConfigError
 from sedem.method.injection import positions
 from sedem.method.pooling import state_mask
@@ -71,14 +72,16 @@ class StaticBatch:
         bucket: the size of the buffers.
         graph: whether to capture prefill and step as CUDA graphs.
         pool: memory that graphs share.
+        split: whether a step may attend to the parts of a long memory side by side.
 
     Attributes:
+        split: whether it does.
         upload: has all that comes from the host before a prefill, down to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
         real: which restored states stand for real tokens `[B, U]`.
         scores: score of each state's block `[B, U]`; -inf where there is none.
         number: number of each state's block among those of its row `[B, U]`.
-        prefix: token ids, padded on the left `[B, P]`.
+        prefix: token ids, padded on the right `[B, P]`.
         prefix_valid: False where the prefix is padding.
         ids: the tokens of a step `[B]`.
         next_position: position of the next token `[B]`.
@@ -97,6 +100,7 @@ class StaticBatch:
         *,
         graph: bool = False,
         pool: Pool = None,
+        split: bool = False,
     ) -> None:
         self.decoder = decoder
         self.bucket = bucket
@@ -112,7 +116,9 @@ class StaticBatch:
         self.next_position = torch.zeros_like(self.ids)
         self.used = torch.zeros_like(self.ids)
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
-        self.lower, self.upper = self._make_caches(bucket.prefix + bucket.steps, states)
+        first, columns = decoder.layers[0], bucket.prefix + bucket.steps
+        self.split = split and pays(rows, states + columns, first.key_heads, first.head_width)
+        self.lower, self.upper = self._make_caches(columns, states)
         state = [self.next_position, *self.lower.state, *self.upper.state]
         self._replay_prefill = Replay(self.buffers, graph=graph, pool=pool)
         self._replay_step = Replay(self.buffers, state, graph=graph, pool=pool)
@@ -136,8 +142,8 @@ class StaticBatch:
         prefixes = [start.prefix for start in rows]
         self.upload.begin()
         host = self.upload.host
-        fill(host["prefix"], prefixes, side="left")
-        fill(host["prefix_valid"], [torch.ones_like(ids) for ids in prefixes], side="left")
+        fill(host["prefix"], prefixes)
+        fill(host["prefix_valid"], [torch.ones_like(ids) for ids in prefixes])
         self._load_memory(rows)
         self.upload.send()
         self._replay_prefill(self._run_prefill)
@@ -207,9 +213,10 @@ class StaticBatch:
         decoder, rows = self.decoder, self.bucket.rows
         first = decoder.layers[0]
         shape = first.key_heads, first.head_width, decoder.dtype, decoder.device
+        above = whole_parts(states + columns) if self.split else states + columns
         return (
             StaticCache(len(decoder.lower), rows, columns, *shape),
-            StaticCache(len(decoder.upper), rows, states + columns, *shape),
+            StaticCache(len(decoder.upper), rows, above, *shape),
         )
 
     def _load_memory(self, rows: Sequence[Start]) -> None:
@@ -237,6 +244,11 @@ class StaticBatch:
         fill(host["scores"], scores, padding=-torch.inf)
 
     @property
+    def _span(self) -> int:
+        """The most positions from the first to the last of a prefill."""
+        return self.bucket.slots * self.decoder.states_per_slot + self.bucket.prefix
+
+    @property
     def _together(self) -> bool:
         """Whether blocks are one text, as in the paper."""
         return self.decoder.guide is None and self.decoder.config.block_context == "joint"
@@ -254,8 +266,13 @@ class StaticBatch:
         valid_BL = torch.cat([self.real, self.prefix_valid], dim=1)
         if self._together:
             block_BL = None
-            axis = self.upper.begin(positions_BL, valid_BL)
+            hidden_BLD, positions_BL, valid_BL = in_reading_order(
+                hidden_BLD, positions_BL, valid_BL
+            )
+            last_B = valid_BL.sum(1) - 1
+            axis = self.upper.begin(positions_BL, valid_BL, span=self._span)
         else:
+            last_B = memory_BU.shape[1] + self.prefix_valid.sum(1) - 1
             block_BL = torch.cat([self.number, torch.full_like(prefix_BP, -1)], dim=1)
             apart = decoder.config.block_context != "joint"
             axis = self.upper.begin(
@@ -267,16 +284,16 @@ class StaticBatch:
             decoder.rope(hidden_BLD, positions_BL),
             biases_of(decoder.upper, axis, positions_BL, axis.valid, hidden_BLD.dtype, block_BL),
             self.upper.store_prefill,
-            last=1,
+            last_B,
         )
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(positions_BL.amax(1) + 1)
+        self.next_position.copy_(valid_BL.sum(1))
 
     def _run_lower(self, prefix_BP: Tensor) -> Tensor:
         """States of the prefixes at the injection layer `[B, P, D]`."""
         decoder = self.decoder
         hidden_BPD = decoder.embed(self.prefix)
-        axis = self.lower.begin(prefix_BP, self.prefix_valid)
+        axis = self.lower.begin(prefix_BP, self.prefix_valid, span=self._span)
         return run_layers(
             decoder.lower,
             hidden_BPD,
@@ -311,29 +328,12 @@ class StaticBatch:
             axis = cache.extend(position_B1, biased=biased)
             biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
             attention = self._attention(position_B1) if cache is self.upper else None
+            if self.split and cache is self.upper:
+                biases = split_biases(biases, layers[0].key_heads)
+                attention = attend_in_parts
             hidden_B1D = run_layers(
                 layers, hidden_B1D, rope, biases, cache.store_step, attention=attention
             )
             cache.advance(self.used)
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
         self.next_position.add_(self.used)
-
-
-def fill(
-    buffer: Tensor,
-    rows: Sequence[Tensor],
-    side: Literal["left", "right"] = "right",
-    padding: float = 0.0,
-) -> None:
-    """Copy rows of different lengths into a buffer.
-
-    Args:
-        buffer: `[B, L, ...]`.
-        rows: B tensors of at most L entries.
-        side: where a row is padded.
-        padding: what it is padded with.
-    """
-    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding, padding_side=side)
-    missing = buffer.shape[1] - padded.shape[1]
-    buffer.fill_(padding)
-    buffer.narrow(1, missing if side == "left" else 0, padded.shape[1]).copy_(padded)

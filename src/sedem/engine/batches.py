@@ -31,6 +31,7 @@ class Batches:
         decoder: what batches run.
         kept: keys and values of independent blocks.
         graphs: whether batches capture CUDA graphs.
+        split: whether steps attend to the parts of a long memory side by side; see `split_keys`.
 
     Attributes:
         pool: memory that graphs share; None without graphs.
@@ -38,8 +39,10 @@ class Batches:
         active: batches that answers use.
     """
 
-    def __init__(self, decoder: FusedDecoder, kept: Kept, *, graphs: bool) -> None:
-        self.decoder, self.kept = decoder, kept
+    def __init__(
+        self, decoder: FusedDecoder, kept: Kept, *, graphs: bool, split: bool = False
+    ) -> None:
+        self.decoder, self.kept, self.split = decoder, kept, split
         self.pool = new_pool() if graphs else None
         self.idle: list[StaticBatch] = []
         self.active: list[StaticBatch] = []
@@ -102,12 +105,14 @@ class Batches:
         return -(-states // self.decoder.states_per_slot)
 
     def _new(self, bucket: Bucket) -> StaticBatch:
-        graph, pool = self._graphs, self.pool
         if bucket.pieces:
             return PiecewiseBatch(self.decoder, bucket, self.kept)
+        graph, pool, split = self._graphs, self.pool, self.split
         if self.independent:
-            return IndependentBatch(self.decoder, bucket, self.kept, graph=graph, pool=pool)
-        return StaticBatch(self.decoder, bucket, graph=graph, pool=pool)
+            return IndependentBatch(
+                self.decoder, bucket, self.kept, graph=graph, pool=pool, split=split
+            )
+        return StaticBatch(self.decoder, bucket, graph=graph, pool=pool, split=split)
 
 
 def round_up(count: int, unit: int) -> int:

@@ -11,6 +11,8 @@ from torch import Tensor
 Pool = Any
 """torch's handle of the memory that graphs share; opaque to sedem."""
 
+_SIDE_STREAMS: dict[int, torch.cuda.Stream] = {}
+
 
 def new_pool() -> Pool:
     """Return a new memory pool on the current GPU."""
@@ -21,6 +23,17 @@ def pool_bytes(pool: Pool) -> int:
     """Bytes of a pool: what its graphs keep for intermediate results."""
     segments = torch.cuda.memory_snapshot()
     return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
+
+
+def side_stream() -> torch.cuda.Stream:
+    """Return the stream of the current GPU for rehearsals and captures.
+
+    Libraries and the allocator keep memory for every stream that has run anything, so it is one.
+    """
+    device = torch.cuda.current_device()
+    if device not in _SIDE_STREAMS:
+        _SIDE_STREAMS[device] = torch.cuda.Stream()
+    return _SIDE_STREAMS[device]
 
 
 class Replay:
@@ -79,13 +92,15 @@ class Replay:
 
     def _capture(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # Libraries allocate workspaces in their first run, which must not be captured.
-        side = torch.cuda.Stream()
+        side = side_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self.rehearse(function)
         torch.cuda.current_stream().wait_stream(side)
         captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(
+            captured, pool=self.pool, stream=side, capture_error_mode="thread_local"
+        ):
             function()
         return captured
 

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import torch
 
-from sedem.engine.batch import Bucket, StaticBatch, fill
+from sedem.engine.batch import Bucket, StaticBatch
 from sedem.engine.cuda_graphs import Pool
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.interface import Start
 from sedem.engine.kept import Kept
 from sedem.engine.layers import biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
-from sedem.engine.upload import Shape
+from sedem.engine.upload import Shape, fill
 from sedem.method.independent import prefix_positions
 
 
@@ -29,6 +29,7 @@ class IndependentBatch(StaticBatch):
         kept: gives keys and values of blocks.
         graph: whether to capture prefill and step as CUDA graphs.
         pool: memory that graphs share.
+        split: whether a step may attend to the parts of a long memory side by side.
 
     Attributes:
         memory_positions: position of each restored state within its block `[B, U]`, from 1.
@@ -43,9 +44,10 @@ class IndependentBatch(StaticBatch):
         *,
         graph: bool = False,
         pool: Pool = None,
+        split: bool = False,
     ) -> None:
         self.kept = kept
-        super().__init__(decoder, bucket, graph=graph, pool=pool)
+        super().__init__(decoder, bucket, graph=graph, pool=pool, split=split)
         inputs = self.upload.device
         self.memory_positions, self.longest = inputs["memory_positions"], inputs["longest"]
 
@@ -98,8 +100,8 @@ class IndependentBatch(StaticBatch):
             decoder.rope(hidden_BPD, prefix_BP),
             biases_of(decoder.upper, axis, prefix_BP, self.prefix_valid, hidden_BPD.dtype),
             self.upper.store_prefill,
-            last=1,
+            self.prefix_valid.sum(1) - 1,
             attention=self._attention(prefix_BP),
         )
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
-        self.next_position.copy_(torch.maximum(prefix_BP[:, -1], self.longest[:, 0]) + 1)
+        self.next_position.copy_(torch.maximum(prefix_BP.amax(1), self.longest[:, 0]) + 1)

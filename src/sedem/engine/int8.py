@@ -93,6 +93,14 @@ def int8_steps(decoder: FusedDecoder) -> FusedDecoder:
     return replace(decoder, steps=replace(decoder, layers=layers, head=head))
 
 
+def replaced_matrices(decoder: FusedDecoder) -> list[Tensor]:
+    """The exact matrices whose place other ones take in steps; none if steps run all of them."""
+    if decoder.steps is None:
+        return []
+    matrices = [getattr(layer, name) for layer in decoder.layers for name in MATRICES]
+    return [*matrices, decoder.head.get_parameter("weight")]
+
+
 def step_bytes(decoder: FusedDecoder) -> int:
     """Bytes that the matrices of steps take beside the exact ones."""
     if decoder.steps is None:

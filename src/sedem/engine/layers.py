@@ -117,6 +117,29 @@ class FusedLayer:
         return hidden_BPD, *following.project(hidden_BPD, rope)
 
 
+def in_reading_order(
+    hidden_BPD: Tensor, positions_BP: Tensor, valid_BP: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Move columns to where their positions say and padding after them: causal attention hides it.
+
+    Args:
+        hidden_BPD: states.
+        positions_BP: their positions; those of each row's valid columns are 0, 1, 2, ..., in any
+            order.
+        valid_BP: False where a column is padding.
+
+    Returns:
+        States `[B, P, D]`, positions `[1, P]`, and which columns are valid `[B, P]`.
+    """
+    count_B1 = valid_BP.sum(1, keepdim=True)
+    after_BP = count_B1 + (~valid_BP).cumsum(1) - 1
+    place_BP = torch.where(valid_BP, positions_BP, after_BP)
+    index = place_BP[..., None].expand(hidden_BPD.shape)
+    ordered_BPD = torch.empty_like(hidden_BPD).scatter_(1, index, hidden_BPD)
+    columns_1P = torch.arange(hidden_BPD.shape[1], device=hidden_BPD.device)[None]
+    return ordered_BPD, columns_1P, columns_1P < count_B1
+
+
 def rotate(heads_BPFH: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Apply rotary positions to queries and keys at once; `rope` comes from `signed_rope`."""
     cosine, sine = rope
@@ -135,12 +158,15 @@ def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor
 
     A single position copies neither keys nor values: the query heads of a key head become its
     rows. Several positions with a bias repeat them, since fused kernels take no bias with groups.
+    Nor do those of a GPU take groups in float32.
     """
     rows, heads, count, width = query_BFPH.shape
     groups = heads // key.shape[1]
     if bias is None:
+        if groups > 1 and query_BFPH.is_cuda and query_BFPH.dtype == torch.float32:
+            key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
         mixed = F.scaled_dot_product_attention(
-            query_BFPH, key, value, is_causal=True, enable_gqa=groups > 1
+            query_BFPH, key, value, is_causal=True, enable_gqa=key.shape[1] < heads
         )
     elif count == 1:
         grouped = query_BFPH.reshape(rows, -1, groups, width)
@@ -158,7 +184,7 @@ def run_layers(
     rope: tuple[Tensor, Tensor],
     biases: Mapping[int | None, Bias],
     store: StoreKeyValue | None = None,
-    last: int | None = None,
+    last: Tensor | None = None,
     attention: Attention | None = None,
 ) -> Tensor:
     """Run a range of layers.
@@ -169,12 +195,12 @@ def run_layers(
         rope: from `signed_rope`.
         biases: by window, from `biases_of`.
         store: stores keys and values in a cache; None attends to those of this call only.
-        last: compute only so many positions of the last layer, counted from the end; None means
-            all. A number needs biases.
+        last: index of the only position of each row to compute in the last layer `[B]`; None
+            means all.
         attention: used instead of `attend`; None means `attend`.
 
     Returns:
-        States after the range `[B, P or last, D]`.
+        States after the range `[B, P or 1, D]`.
     """
     if not layers:
         return hidden_BPD
@@ -184,13 +210,20 @@ def run_layers(
         if store is not None:
             key, value = store(index, key, value)
         is_last = index == len(layers) - 1
-        if last is not None and is_last:
-            assert bias is not None, "causal attention counts from the first position"
-            hidden_BPD, query, bias = hidden_BPD[:, -last:], query[:, :, -last:], bias[:, :, -last:]
+        alone = last if is_last else None
+        if alone is not None:
+            hidden_BPD = torch.take_along_dim(hidden_BPD, alone[:, None, None], 1)
+        if alone is not None and bias is not None:
+            query, bias = (
+                torch.take_along_dim(t, alone[:, None, None, None], 2) for t in (query, bias)
+            )
         if attention is None:
             mixed = attend(query, key, value, bias)
         else:
             mixed = attention(index, query, key, value, bias)
+        if alone is not None and bias is None:
+            # Without a mask all positions attend: causal attention counts from the first.
+            mixed = torch.take_along_dim(mixed, alone[:, None, None], 1)
         if is_last:
             return layer.finish(hidden_BPD, mixed)
         hidden_BPD, query, key, value = layer.finish_and_project(
@@ -219,7 +252,7 @@ def biases_of(
 
     Returns:
         Biases by window; None where causal attention over this call's columns is enough, because
-        `keys` is plain, in reading order and spans no more than the window.
+        `keys` is plain and spans no more than the window.
     """
     biases: dict[int | None, Bias] = {}
     for window in {layer.window for layer in layers}:

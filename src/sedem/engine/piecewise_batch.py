@@ -8,6 +8,7 @@ Letters: B rows, P positions of one call, K blocks of a row, F query heads, H wi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -64,6 +65,11 @@ class PiecewiseBatch(IndependentBatch):
             bias_RU = decoder.guide(scores_RK).repeat_interleave(repeats_K, dim=1)
         return PieceMemory(group, list(cut(entries, decoder.device)), bias_RU)
 
+    @property
+    def _span(self) -> int:
+        # Memory outside the buffers has any number of positions.
+        return sys.maxsize
+
     def _bias(self, prefix_BP: Tensor) -> Tensor | None:
         return None
 
@@ -72,10 +78,13 @@ class PiecewiseBatch(IndependentBatch):
             """Attention of text to text and to the pieces `[B, P, F * H]`."""
             assert bias is not None
             mixed, log_sums = attend_piece(query, key, value, bias[:, 0])
-            count, window = query.shape[2], self.decoder.upper[layer].window
+            window = self.decoder.upper[layer].window
+            # A single position is the last one of its row.
+            alone = query.shape[2] == 1
+            asking_BP = positions_BP.amax(1, keepdim=True) if alone else positions_BP
             for memory in self.memory:
                 rows = memory.rows
-                piece = memory.attend(layer, query[rows], positions_BP[rows, -count:], window)
+                piece = memory.attend(layer, query[rows], asking_BP[rows], window)
                 mixed[rows], log_sums[rows] = join(
                     (mixed[rows], piece[0]), (log_sums[rows], piece[1])
                 )

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sedem.durable_files import write_text
 from sedem.engine.interface import Engine, Start
+from sedem.engine.split_keys import LONG
 from sedem.method.modules import SedemModules
 
 logger = logging.getLogger(__name__)
@@ -34,9 +35,10 @@ TOLERANCE = 0.1
 NO_FOLDER = (OSError, RuntimeError)
 """What a missing cache folder raises; the second where a user has no home."""
 
-BLOCKS = 3
-PREFIXES = ((5, (0, 2)), (9, (1,)))
+PREFIXES = ((5, (0, -1)), (9, (1,)))
 """Rows of the trial: tokens of the prefix, and blocks. Unlike rows need masks and padding."""
+LONG_PREFIX = 6
+"""Tokens of the prefix of one more row, which has all blocks: so many that keys are split."""
 
 
 class RandomBlocks:
@@ -47,13 +49,15 @@ class RandomBlocks:
     """
 
     def __init__(self, model: SedemModules) -> None:
-        shape = BLOCKS, model.config.slots_per_block, model.decoder.width
+        slots = model.config.slots_per_block
+        count = max(2, -(-LONG // (slots * model.decompressor.states_per_slot)))
+        shape = count, slots, model.decoder.width
         self.memory_KJD = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         self.tokens_KJ = torch.full(shape[:2], model.config.compression)
         self.tokens_KJ[-1, -1] = 0  # a block with padding
 
     def __len__(self) -> int:
-        return BLOCKS
+        return len(self.memory_KJD)
 
     def memory(self, indices: Sequence[int]) -> Tensor:
         """Memory of some blocks `[K, J, D]`."""
@@ -69,7 +73,8 @@ def trial(engine: Engine, model: SedemModules) -> list[Tensor]:
     """Run an engine on random input.
 
     Returns:
-        States of questions `[X, B, T, E]`, and logits `[B, V]` after a prefix and after a token.
+        States of questions `[X, B, T, E]`, and logits `[B, V]` of each batch after its prefixes and
+        after a token.
     """
     draw = torch.Generator().manual_seed(0)
     vocabulary = min(b.model.config.vocab_size for b in (model.encoder, model.decoder))
@@ -78,15 +83,18 @@ def trial(engine: Engine, model: SedemModules) -> list[Tensor]:
         return torch.randint(vocabulary, shape, generator=draw)
 
     bank = RandomBlocks(model)
-    starts = [
-        Start(bank, blocks, torch.arange(len(blocks)).float(), tokens(count))
-        for count, blocks in PREFIXES
-    ]
-    found = [engine.encode_questions(tokens(len(starts), 7)).clone()]
-    with engine.start(starts, limit=2) as (logits_BV, step):
-        found.append(logits_BV.clone())
-        next_B = tokens(len(starts)).to(logits_BV.device)
-        found.append(step(next_B, range(len(starts))).clone())
+
+    def start(count: int, blocks: Sequence[int]) -> Start:
+        numbers = torch.arange(len(bank))[list(blocks)].tolist()
+        return Start(bank, numbers, torch.arange(len(blocks)).float(), tokens(count))
+
+    found = [engine.encode_questions(tokens(2, 7)).clone()]
+    unlike = [start(count, blocks) for count, blocks in PREFIXES]
+    for starts in (unlike, [start(LONG_PREFIX, range(len(bank)))]):
+        with engine.start(starts, limit=2) as (logits_BV, step):
+            found.append(logits_BV.clone())
+            next_B = tokens(len(starts)).to(logits_BV.device)
+            found.append(step(next_B, range(len(starts))).clone())
     return [tensor.float().cpu() for tensor in found]
 
 

@@ -44,6 +44,8 @@ class Static:
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
         compiled: whether to compile the arithmetic of layers; see `compiled`.
         int8: whether steps run int8 matrices; see `int8`.
+        split_keys: whether steps attend to the parts of a long memory side by side; see
+            `split_keys`. None means on a GPU.
         budget: how many keys and values of independent blocks are kept.
 
     Attributes:
@@ -61,6 +63,7 @@ class Static:
         graphs: bool,
         compiled: bool = False,
         int8: bool = False,
+        split_keys: bool | None = None,
         budget: KeptBudget | None = None,
     ) -> None:
         if graphs:
@@ -82,7 +85,8 @@ class Static:
             budget or KeptBudget(),
             lambda: decoder_fingerprint(model),
         )
-        self.batches = Batches(self.decoder, self.kept, graphs=graphs)
+        split = model.device.type == "cuda" if split_keys is None else split_keys
+        self.batches = Batches(self.decoder, self.kept, graphs=graphs, split=split)
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._buffers_lock = FairLock()
         self._graphs = graphs

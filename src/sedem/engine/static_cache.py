@@ -69,6 +69,7 @@ class StaticCache:
         valid_BP: Tensor,
         block_BP: Tensor | None = None,
         bias_BP: Tensor | None = None,
+        span: int | None = None,
     ) -> KeyAxis:
         """Clear the cache and make these its first columns, those of memory included.
 
@@ -78,6 +79,8 @@ class StaticCache:
             block_BP: their blocks, as in `KeyAxis`; only the prefill needs them.
             bias_BP: what text adds to its logits on them; None adds nothing, here and in later
                 steps.
+            span: the most positions from the first to the last, if columns stand in reading order
+                and padding after them; None if they do not.
 
         Returns:
             The axis of these columns.
@@ -90,7 +93,7 @@ class StaticCache:
             self.bias.zero_()
             self.bias[:, :count] = bias_BP
         self.next_column.fill_(count)
-        return KeyAxis(positions_BP, valid_BP, True, count, block_BP, bias_BP)
+        return KeyAxis(positions_BP, valid_BP, span is None, span or count, block_BP, bias_BP)
 
     def store_prefill(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the first columns of text; attention sees memory and them."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 ALIGNMENT = 64
 """Bytes; every input starts at a multiple of it."""
@@ -64,3 +65,20 @@ class Upload:
         if self._sent is not None:
             self.buffer.copy_(self._pinned, non_blocking=True)
             self._sent.record(torch.cuda.current_stream(self.buffer.device))
+
+
+def fill(
+    buffer: Tensor,
+    rows: Sequence[Tensor],
+    padding: float = 0.0,
+) -> None:
+    """Copy rows of different lengths into a buffer, padded on the right.
+
+    Args:
+        buffer: `[B, L, ...]`.
+        rows: B tensors of at most L entries.
+        padding: what it is padded with.
+    """
+    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding)
+    buffer.fill_(padding)
+    buffer[:, : padded.shape[1]] = padded

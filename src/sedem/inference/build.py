@@ -17,7 +17,8 @@ from sedem.bank.store.local import LocalStore
 from sedem.bank.store.unfinished import unfinished_documents
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
-from sedem.inference.read import Progress, read, segments_of
+from sedem.inference.cutter import segments_of
+from sedem.inference.read import Progress, read
 from sedem.inference.read_parts import read_parts
 from sedem.method.modules import SedemModules
 from sedem.quantization import BFLOAT16, check_dtype

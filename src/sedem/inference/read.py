@@ -7,7 +7,7 @@ Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from torch import Tensor
 from sedem.bank.blocks import BlockRow, InMemory, to_blocks
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
+from sedem.inference.cutter import Cutter
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import slot_tokens
-from sedem.method.segments import Segments, segment_text
+from sedem.method.segments import Segments
 from sedem.quantization import Quantized
 from sedem.types import Document, check_documents
 
@@ -26,6 +27,9 @@ BATCHES = {"cpu": 8, "cuda": 32}
 
 Progress = Callable[[int, int], None]
 """Called with the number of segments done and the number of all segments."""
+
+Rows = tuple[Tensor, Tensor, Tensor]
+"""Numbers `[S]`, ids `[S, T]` and lengths `[S]` of some segments."""
 
 
 @torch.no_grad()
@@ -44,21 +48,26 @@ def read(
         engine: runs the encoder.
         documents: texts with distinct names.
         source: where the model was opened from, to be recorded in the bank.
-        progress: called after every batch.
+        progress: called after every batch, once all documents are cut.
 
     Raises:
         DataError: there are no documents, two have the same name, or one has no tokens.
     """
     check_documents(documents)
     config = model.config
-    segments = [segments_of(model, document) for document in documents]
-    memory_SMD = compress(
-        model,
-        engine,
-        torch.cat([s.ids for s in segments]),
-        torch.cat([s.lengths for s in segments]),
-        progress,
-    )
+    segments: list[Segments] = []
+    with Cutter(model, documents) as cutter:
+
+        def kept() -> Iterator[Segments]:
+            for part in cutter:
+                segments.append(part)
+                yield part
+
+        def report(done: int) -> None:
+            if progress is not None and (count := cutter.count) is not None:
+                progress(done, count)
+
+        memory_SMD = compress(model, engine, kept(), report)
     blocks: list[BlockRow] = []
     memories = []
     for index, (part, memory) in enumerate(
@@ -78,54 +87,83 @@ def read(
     )
 
 
-def segments_of(model: SedemModules, document: Document) -> Segments:
-    """Cut a document as a model reads it.
-
-    Raises:
-        DataError: it has no tokens.
-    """
-    config = model.config
-    cut = config.segment_length, config.segmentation, config.segment_shift
-    return segment_text(document.text, model.encoder, *cut)
-
-
 def compress(
     model: SedemModules,
     engine: Engine,
-    ids_ST: Tensor,
-    lengths_S: Tensor,
-    progress: Progress | None = None,
+    parts: Iterable[Segments],
+    progress: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Encode and compress segments of similar length together, so that padding costs little.
+
+    Full segments are encoded as soon as they fill a batch; all others wait for the last part. Which
+    ones are together therefore depends on the segments alone.
 
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        ids_ST: token ids, padded on the right.
-        lengths_S: number of tokens in each segment.
-        progress: called after every batch.
+        parts: segments, those of a document or of a part of it together.
+        progress: called after every batch with the number of segments done.
 
     Returns:
         Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it.
     """
-    slots, compression = model.config.slots, model.config.compression
-    memory_SMD = torch.zeros(len(ids_ST), slots, model.decoder.width, dtype=torch.bfloat16)
+    encoded: list[tuple[Tensor, Tensor]] = []
     done = 0
-    for batch_B in batches(lengths_S, model.device):
-        longest = -(-int(lengths_S[batch_B].max()) // compression) * compression
-        ids_BT = ids_ST[batch_B, :longest].to(model.encoder.device)
-        mask_BT = torch.arange(longest) < lengths_S[batch_B, None]
-        states = engine.encode(ids_BT)
-        mask_BT = mask_BT.to(states.device)
-        memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
-        # Zero, so that a bank's bytes do not depend on which segments were encoded together.
-        padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
-        memory_BMD = memory_BMD.masked_fill(padding_BM1, 0.0)
-        memory_SMD[batch_B, : memory_BMD.shape[1]] = memory_BMD.to("cpu", torch.bfloat16)
-        done += len(batch_B)
+    for rows_B, ids_BT, lengths_B in _batches(parts, model.config.segment_length, model.device):
+        encoded.append((rows_B, _compress(model, engine, ids_BT, lengths_B)))
+        done += len(rows_B)
         if progress is not None:
-            progress(done, len(ids_ST))
+            progress(done)
+    memory_SMD = torch.zeros(done, model.config.slots, model.decoder.width, dtype=torch.bfloat16)
+    for rows_B, memory_BMD in encoded:
+        memory_SMD[rows_B, : memory_BMD.shape[1]] = memory_BMD
     return memory_SMD
+
+
+def _batches(parts: Iterable[Segments], length: int, device: torch.device) -> Iterator[Rows]:
+    """Yield the segments of each batch, those that `batches` has, as soon as they have come."""
+    size, seen, ready = BATCHES[device.type], 0, 0
+    full: list[Rows] = []
+    others: list[Rows] = []
+    for part in parts:
+        numbers_S = torch.arange(seen, seen + len(part))
+        is_full_S = part.lengths == length
+        rows = numbers_S, part.ids, part.lengths
+        full.append(_chosen(rows, is_full_S))
+        others.append(_chosen(rows, ~is_full_S))
+        seen, ready = seen + len(part), ready + len(full[-1][0])
+        if ready >= size:
+            joined, whole = _joined(full), ready - ready % size
+            for first in range(0, whole, size):
+                yield _chosen(joined, slice(first, first + size))
+            full, ready = [_chosen(joined, slice(whole, None))], ready - whole
+    last = _joined(full + others)
+    for batch_B in batches(last[2], device):
+        if len(batch_B):
+            yield _chosen(last, batch_B)
+
+
+def _chosen(rows: Rows, which: Tensor | slice) -> Rows:
+    numbers_S, ids_ST, lengths_S = rows
+    return numbers_S[which], ids_ST[which], lengths_S[which]
+
+
+def _joined(rows: Sequence[Rows]) -> Rows:
+    numbers, ids, lengths = zip(*rows, strict=True)
+    return torch.cat(numbers), torch.cat(ids), torch.cat(lengths)
+
+
+def _compress(model: SedemModules, engine: Engine, ids_BT: Tensor, lengths_B: Tensor) -> Tensor:
+    """Memory `[B, M, D]` of a batch, M being that of its longest segment."""
+    compression = model.config.compression
+    longest = -(-int(lengths_B.max()) // compression) * compression
+    mask_BT = torch.arange(longest) < lengths_B[:, None]
+    states = engine.encode(ids_BT[:, :longest].to(model.encoder.device))
+    mask_BT = mask_BT.to(states.device)
+    memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
+    # Zero, so that a bank's bytes do not depend on which segments were encoded together.
+    padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
+    return memory_BMD.masked_fill(padding_BM1, 0.0).to("cpu", torch.bfloat16)
 
 
 def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:

@@ -72,11 +72,11 @@ def read_parts(
     for number in missing:
         part = parts[number]
 
-        def report(count: int, _: int, done: int = done) -> None:
+        def report(count: int, done: int = done) -> None:
             if progress is not None:
                 progress(done + count, len(segments))
 
-        memory_SMD = compress(model, engine, part.ids, part.lengths, report)
+        memory_SMD = compress(model, engine, [part], report)
         _, memory_NJD = to_blocks(part, memory_SMD, 0, *cut)
         what = store, model.fingerprint(), document, blocks[number], Quantized(memory_NJD)
         if number < len(stored):

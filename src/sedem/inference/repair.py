@@ -14,7 +14,8 @@ from sedem.bank.store.local import LocalStore
 from sedem.bank.store.salvage import WHOLE, Salvaged
 from sedem.engine.interface import Engine
 from sedem.inference.build import commits, is_long
-from sedem.inference.read import Progress, read, segments_of
+from sedem.inference.cutter import segments_of
+from sedem.inference.read import Progress, read
 from sedem.inference.read_parts import read_parts
 from sedem.method.modules import SedemModules
 from sedem.types import Document

@@ -21,6 +21,7 @@ from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
 from sedem.bench.table import HEADINGS, lines
+from sedem.engine import int8
 from sedem.errors import ConfigError
 from sedem.evaluation import results
 from sedem.evaluation.readers import BoundSedem
@@ -206,6 +207,38 @@ def test_memory_types_are_measured_as_methods_that_share_a_model(plan: Plan) -> 
     # A slot of 32 values: 64 bytes, or 32 and a scale.
     assert sizes[1] < 0.7 * sizes[0]
     assert [line[1] for line in lines({"results": results})[1:]] == list(results)
+
+
+def test_int8_weights_are_measured_as_methods_of_their_own(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "_multiplies_exactly", lambda: True)
+    plan = plan.with_changes(
+        methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "fp8"),
+        weights=("full", "int8"),
+    )  # fmt: skip
+    results = run_bench(plan)["results"]
+    assert list(results) == [
+        "sedem", "sedem-fp8", "sedem-int8-weights", "sedem-fp8-int8-weights"
+    ]  # fmt: skip
+    full, rounded = (results[name]["64"] for name in ("sedem", "sedem-int8-weights"))
+    assert rounded["decode_tok_s"]["median"] > 0
+    assert rounded["floor"]["decode_tok_s"] > full["floor"]["decode_tok_s"]
+    assert rounded["floor"]["prebuilt_ttft_ms"] == full["floor"]["prebuilt_ttft_ms"]
+    # The int8 matrices stand beside the exact ones.
+    assert rounded["memory"]["weights_bytes"] > full["memory"]["weights_bytes"]
+
+
+def test_a_machine_without_int8_leaves_such_rows_out(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "_multiplies_exactly", lambda: False)
+    plan = plan.with_changes(methods=("sedem",), weights=("full", "int8"))
+    subjects, left_out = open_subjects(plan, plan.checkpoint)
+    assert [subject.name for subject in subjects] == ["sedem"]
+    assert "int8 instructions" in left_out["sedem-int8-weights"]
+    with pytest.raises(ConfigError, match="int8 instructions"):
+        open_subjects(plan.with_changes(weights=("int8",)), plan.checkpoint)
 
 
 def test_hugging_faces_encoder_layers_are_timed_for_comparison(

@@ -11,6 +11,8 @@ from sedem.bench import floors as floors_module
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work, floors, sedem_work, text_work
 from sedem.bench.spread import spread
+from sedem.engine import int8
+from sedem.engine.open import open_engine
 from sedem.evaluation.cost import layer_flops
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
@@ -94,6 +96,28 @@ def test_kept_blocks_leave_the_prefix_alone(model: SeDeM, documents: list[Docume
     prefix = len(question_ids(model.decoder, "Rent?"))
     layers = 2 * layer_flops(shape, prefix) + layer_flops(shape, prefix, 32)
     assert warm[-1].flops == layers + last_layer(prefix, 32) + 2 * 32 * 258
+
+
+def test_a_step_of_int8_matrices_reads_their_bytes(
+    model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int8, "_multiplies_exactly", lambda: True)
+    answer = model.answer(model.read(documents), "Rent?", k=2, decoding=ONE)
+    found = {}
+    for weights in ("full", "int8"):
+        model.engine = open_engine("static", model, weights=weights)
+        found[weights] = sedem_work(model, answer, "Rent?")
+    (full,), (rounded,) = (work["token"] for work in found.values())
+    # Rows and columns of the matrices of a layer, and of the head.
+    layer = [(32 + 2 * 16, 32), (32, 32), (2 * 64, 32), (32, 64)]
+    matrices = [*layer * 4, (258, 32)]
+    numbers, rows = sum(n * m for n, m in matrices), sum(n for n, _ in matrices)
+    # A byte a number, and a scale of 4 bytes and a zero point of 8 a row.
+    assert full.bytes - rounded.bytes == 4 * numbers - (numbers + 12 * rows)
+    assert full.flops - rounded.flops == 2 * numbers
+    assert 0 < rounded.flops < full.flops
+    for stage in ("read", "first", "answer"):
+        assert found["int8"][stage] == found["full"][stage]
 
 
 def test_keys_are_counted_in_the_type_of_the_cache(

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.engine import layers, static
+from sedem.engine import cuda_graphs, layers, static
 from sedem.engine.batch import Bucket, StaticBatch
 from sedem.engine.batches import FIRST_STEPS, round_up
-from sedem.engine.cuda_graphs import Replay, pool_bytes
+from sedem.engine.cuda_graphs import Replay, pool_bytes, side_stream
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Start
 from sedem.engine.open import open_engine
@@ -120,6 +120,17 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
                 batch._replay_step.rehearse(batch._run_step)
             seen.append([step(tokens, [0, 1]).clone() for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+def test_a_gpu_has_one_stream_for_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+    monkeypatch.setattr(cuda_graphs, "_SIDE_STREAMS", {})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: object())
+    first = side_stream()
+    assert side_stream() is first
+    current[0] = 1
+    assert side_stream() is not first
 
 
 # Batches

@@ -15,7 +15,7 @@ from sedem.bank.store.local import LocalStore
 from sedem.errors import DataError
 from sedem.inference import build, read_parts
 from sedem.inference.build import build_bank
-from sedem.inference.read import segments_of
+from sedem.inference.cutter import segments_of
 
 LONG = Document("long.txt", "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()]))
 SHORT = Document("short.txt", "The key hangs behind the door.")
@@ -45,9 +45,9 @@ class Encoded:
         self.segments = self.commits = 0
         compress, append_part = read_parts.compress, read_parts.append_part
 
-        def counted(model: Any, engine: Any, ids: Any, *rest: Any) -> Any:
-            self.segments += len(ids)
-            return compress(model, engine, ids, *rest)
+        def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
+            self.segments += sum(map(len, parts))
+            return compress(model, engine, parts, *rest)
 
         def stopped(*arguments: Any, **options: Any) -> None:
             if self.commits == stop_at:
@@ -181,7 +181,7 @@ def test_a_part_ends_with_a_block(model: SeDeM) -> None:
 def test_a_long_document_without_tokens_makes_no_bank(model: SeDeM, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(build, "COMMIT", 0)
-        patched.setattr("sedem.inference.read.segment_text", _no_tokens)
+        patched.setattr("sedem.inference.cutter.segment_text", _no_tokens)
         with pytest.raises(DataError, match="no tokens"):
             build_bank(model, model.engine, tmp_path / "a.bank", [SHORT])
     assert not (tmp_path / "a.bank").exists()

@@ -56,9 +56,9 @@ def test_a_long_document_is_read_again_in_parts(
     together: list[int] = []
     real = read_parts.compress
 
-    def counted(model: Any, engine: Any, ids: Any, *rest: Any) -> Any:
-        together.append(len(ids))
-        return real(model, engine, ids, *rest)
+    def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
+        together.append(sum(map(len, parts)))
+        return real(model, engine, parts, *rest)
 
     monkeypatch.setattr(read_parts, "compress", counted)
     seen: list[tuple[int, int]] = []
