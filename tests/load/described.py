@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 import requests
 import schemathesis
+
+# Imported before a server runs beside: Python 3.11 cannot compile modules in two threads at once.
+import schemathesis.specs.openapi.schemas
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 from load.wire import Shot

@@ -100,9 +100,7 @@ class OnlineBanks:
             )
         readings = [self._reading(*one) for one in zip(ids, documents, strict=True)]
         try:
-            parts = [
-                await asyncio.shield(asyncio.wrap_future(reading.future)) for reading in readings
-            ]
+            parts = [await _shielded(reading.future) for reading in readings]
         finally:
             for part, reading in zip(ids, readings, strict=True):
                 self._leave(part, reading)
@@ -162,6 +160,14 @@ class OnlineBanks:
                 part not in self._parts for part in ids
             ):
                 del self._joined[ids]
+
+
+async def _shielded(future: Future[Snapshot]) -> Snapshot:
+    """Wait for a reading that others may wait for too; whoever goes does not end it."""
+    waited = asyncio.wrap_future(future)
+    # Asked for here, because whoever goes does not.
+    waited.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(waited)
 
 
 def _joined(parts: Sequence[Snapshot]) -> Snapshot:
