@@ -6,17 +6,20 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from campaign import Result
-from load.client import PATH, Reply, ask, bodies, clients, milliseconds, percentile
+from load.client import PATH, QUEUE_FULL, Reply, ask, bodies, clients, milliseconds, percentile
 from load.target import TEXTS, Target
 from tqdm import tqdm
 
 READERS = 32
-WARM_UP = 0.5
-"""The warm-up has so many times the requests; then all caches are full."""
+ROUND, ROUNDS = 250, 10
+"""Requests of a round of the warm-up, and most rounds."""
+STEADY = 0.005
+"""The warm-up ends after two rounds in which memory grew by no more: then all buffers are full."""
 GROWTH = 0.02
 IDLE_SECONDS = 10.0
 """Within this time after the last reader went, nothing may wait or run."""
@@ -43,18 +46,18 @@ async def _disconnects(target: Target, points: int, seed: int) -> Result:
         await ask(client, next(bodies(target, seed)) | {"k": "all"})
         replies = await asyncio.gather(*(ask(client, next(requests)[1]) for _ in range(8)))
         usual = percentile([reply.seconds for reply in replies], 0.5)
-        with tqdm(total=round((1 + WARM_UP) * points), desc="disconnects", disable=None) as bar:
-            warm = Result("requests")
-            await _go_away(client, requests, chance, usual, round(WARM_UP * points), warm, bar)
-            await _settle(target, result)
-            before = target.memory()
-            await _go_away(client, requests, chance, usual, points, result, bar)
+        readers = Readers(client, requests, chance, usual)
+        warm = await _warm_up(target, readers, min(ROUND, points))
+        before = target.memory()
+        with tqdm(total=points, desc="disconnects", disable=None) as bar:
+            await readers.go_away(points, result, bar)
             seconds = await _settle(target, result)
         after = target.memory()
         await _all_rows_answer(client, target, seed, result)
     growth = after / before - 1
     result.figures |= {
         "usual answer": milliseconds(usual),
+        "requests of the warm-up": f"{warm:,}",
         "idle after": milliseconds(seconds),
         "memory after the warm-up": f"{before / 2**20:,.0f} MiB",
         "memory at the end": f"{after / 2**20:,.0f} MiB ({growth:+.1%})",
@@ -82,33 +85,58 @@ def _requests(target: Target, seed: int) -> Iterator[tuple[str, dict[str, Any]]]
         yield kind, body
 
 
-async def _go_away(
-    client: httpx.AsyncClient,
-    requests: Iterator[tuple[str, dict[str, Any]]],
-    chance: random.Random,
-    usual: float,
-    points: int,
-    result: Result,
-    bar: tqdm[Any],
-) -> None:
-    left = iter(range(points))
+@dataclass
+class Readers:
+    """Readers that go away.
 
-    async def reader() -> None:
-        for _ in left:
-            kind, body = next(requests)
-            result.cases[kind] += 1
-            try:
-                async with asyncio.timeout(chance.uniform(0, MOMENTS * usual)):
-                    status, error = await _outcome(client, body)
-                result.count("read to the end")
-                result.require(
-                    error is None or status == 429, f"an answer failed: {status} {error}"
-                )
-            except TimeoutError:
-                result.count("left")
-            bar.update()
+    Attributes:
+        client: what they ask with.
+        requests: kinds and bodies without end.
+        chance: decides when each goes.
+        usual: seconds of a usual answer.
+    """
 
-    await asyncio.gather(*(reader() for _ in range(READERS)))
+    client: httpx.AsyncClient
+    requests: Iterator[tuple[str, dict[str, Any]]]
+    chance: random.Random
+    usual: float
+
+    async def go_away(self, points: int, result: Result, bar: tqdm[Any]) -> None:
+        """Make a number of requests, a few at once."""
+        left = iter(range(points))
+
+        async def reader() -> None:
+            for _ in left:
+                kind, body = next(self.requests)
+                result.cases[kind] += 1
+                try:
+                    async with asyncio.timeout(self.chance.uniform(0, MOMENTS * self.usual)):
+                        status, error = await _outcome(self.client, body)
+                    result.count("read to the end")
+                    result.require(
+                        error is None or status == QUEUE_FULL,
+                        f"an answer failed: {status} {error}",
+                    )
+                except TimeoutError:
+                    result.count("left")
+                bar.update()
+
+        await asyncio.gather(*(reader() for _ in range(READERS)))
+
+
+async def _warm_up(target: Target, readers: Readers, size: int) -> int:
+    """Make requests until the memory of the server is steady; how many were made."""
+    last, steady = target.memory(), 0
+    for number in range(1, ROUNDS + 1):
+        with tqdm(total=size, desc=f"warm-up {number}", disable=None, leave=False) as bar:
+            await readers.go_away(size, Result("requests"), bar)
+        now = target.memory()
+        steady = steady + 1 if now <= (1 + STEADY) * last else 0
+        last = max(now, last)
+        if steady == 2:
+            break
+    await _settle(target, Result("requests"))
+    return number * size
 
 
 async def _outcome(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[int, str | None]:

@@ -74,7 +74,7 @@ class Stuck(Target):
 def test_a_row_that_stays_taken_is_found(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("load.disconnects.IDLE_SECONDS", 0.1)
     wrong = CAMPAIGNS["disconnects"].load(Stuck(**vars(target)), 1, 0).wrong
-    assert wrong.count("1 questions wait or run 0.1 s after all left") == 2
+    assert "1 questions wait or run 0.1 s after all left" in wrong
 
 
 def replies(seconds: list[float], status: int = 200) -> list[Reply]:
