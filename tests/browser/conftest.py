@@ -45,9 +45,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server.url, server.service, bank)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of the page."""
+    """One Chromium for the tests of a file.
+
+    No longer: while playwright runs, other tests of this process cannot run event loops.
+    """
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
     expect.set_options(timeout=SECONDS * 1000)

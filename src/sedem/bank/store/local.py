@@ -56,9 +56,8 @@ class LocalStore:
     def __init__(
         self, folder: Path, check: Check = "once", source: Source | None = None, wait: float = 0
     ) -> None:
-        self.folder = folder
+        self.folder, self.source = folder, source
         self.check: Check = check
-        self.source = source
         self._lock = FileLock(folder / LOCK, timeout=wait)
 
     @contextmanager
