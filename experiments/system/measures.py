@@ -19,8 +19,8 @@ from experiments.system.training import (
 )
 from experiments.system.variants import Variant
 from sedem.baselines.registry import TRAINED
+from sedem.durable_files import write_text
 from sedem.evaluation.registry import default_checkpoint
-from sedem.evaluation.results import write_json
 
 if TYPE_CHECKING:
     from sedem.data.examples import Example
@@ -42,7 +42,8 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     result = MEASURES[cell.measure](cell, scale, data)
     path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, result)
+    # On one line: indentation would be a quarter of all committed results.
+    write_text(path, json.dumps(result, separators=(",", ":")) + "\n")
 
 
 def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:

@@ -28,11 +28,13 @@ def small() -> Iterator[None]:
     assert sum(path.stat().st_size for path in DOCS.glob("page-*.png")) < TOTAL_BYTES
 
 
-def save(page: Page, name: str, colours: int = 128) -> None:
+def save(page: Page, name: str, colours: int = 48) -> None:
     page.mouse.move(1, 1)
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot()))
-    small = picture.convert("RGB").quantize(colours, dither=Image.Dither.NONE)
+    small = picture.convert("RGB").quantize(
+        colours, method=Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE
+    )
     small.save(DOCS / f"page-{name}.png", optimize=True)
 
 
