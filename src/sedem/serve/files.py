@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
 
@@ -14,6 +13,7 @@ from sedem.serve.errors import bad_request
 from sedem.serve.file_records import PURPOSES, new_file
 from sedem.serve.guard import key_of, require_write
 from sedem.serve.keys import Key
+from sedem.serve.paging import Limit, Order, Paging, page
 from sedem.serve.service import Service, service_of
 from sedem.serve.uploads import receiving
 
@@ -21,9 +21,6 @@ router = APIRouter(prefix="/v1/files", tags=["files"])
 
 Owner = Annotated[Key, Depends(key_of)]
 Served = Annotated[Service, Depends(service_of)]
-Order = Literal["asc", "desc"]
-Limit = Annotated[int, Query(ge=1, le=10_000)]
-Item = TypeVar("Item")
 
 
 @router.post("")
@@ -54,7 +51,7 @@ def list_files(
 ) -> dict[str, Any]:
     """List the files that this key uploaded."""
     files = service.library.files.list(key.name, purpose)
-    return page([file.to_dict() for file in files], limit, after, order)
+    return page([file.to_dict() for file in files], Paging(limit, after, order=order))
 
 
 @router.get("/{file_id}")
@@ -85,39 +82,3 @@ def delete(file_id: str, key: Owner, service: Served) -> dict[str, Any]:
     require_write(key)
     service.library.delete_file(key.name, file_id)
     return {"id": file_id, "object": "file", "deleted": True}
-
-
-def page(
-    items: Sequence[dict[str, Any]],
-    limit: int,
-    after: str | None,
-    order: Order,
-    before: str | None = None,
-) -> dict[str, Any]:
-    """Return a part of a list, as OpenAI's clients page through lists.
-
-    Args:
-        items: everything, the oldest first; each has an "id".
-        limit: the most items.
-        after: id of the item after which the part begins; None means the first.
-        order: "asc" for the oldest first.
-        before: id of the item before which the part ends.
-
-    Raises:
-        ApiError: 400, no item has that id.
-    """
-    ordered = list(items if order == "asc" else reversed(items))
-    ids = [item["id"] for item in ordered]
-    for name, cursor in (("after", after), ("before", before)):
-        if cursor is not None and cursor not in ids:
-            raise bad_request(f"'{name}' names nothing in this list; begin at its start", name)
-    start = 0 if after is None else ids.index(after) + 1
-    end = len(ids) if before is None else ids.index(before)
-    part = ordered[start:end][:limit]
-    return {
-        "object": "list",
-        "data": part,
-        "first_id": part[0]["id"] if part else None,
-        "last_id": part[-1]["id"] if part else None,
-        "has_more": start + len(part) < end,
-    }

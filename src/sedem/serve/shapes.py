@@ -6,6 +6,7 @@ such as `n: 1`. No field is passed over in silence, but for notes such as `user`
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -133,7 +134,7 @@ class Message(Body):
     tool_call_id: Notes = None
 
 
-class AskBody(Body):
+class AskBody(Body, ABC):
     """What every question may say.
 
     Attributes:
@@ -178,9 +179,9 @@ class AskBody(Body):
     service_tier: Any = None
 
     @property
+    @abstractmethod
     def limit(self) -> tuple[str, int | None]:
         """Name and value of the field that limits the answer's tokens."""
-        raise NotImplementedError
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.banks import known
 from sedem.serve.errors import not_found
-from sedem.serve.files import Limit, Order, Owner, Served, page
+from sedem.serve.files import Owner, Served
 from sedem.serve.guard import require_write
+from sedem.serve.paging import Paged, page
 from sedem.serve.reading_list import BankFile
 
 router = APIRouter()
@@ -70,16 +71,13 @@ def list_files(
     store: str,
     key: Owner,
     service: Served,
-    limit: Limit = 20,
-    after: str | None = None,
-    before: str | None = None,
-    order: Order = "desc",
+    paging: Paged,
     filter: str | None = None,
 ) -> dict[str, Any]:
     """List the files of a vector store."""
     entry = known(service, key, store)
     files = [file for file in files_of(entry) if filter in (None, file.status)]
-    return page([_file(entry, file) for file in files], limit, after, order, before)
+    return page([_file(entry, file) for file in files], paging)
 
 
 @router.get("/{store}/files/{file_id}")
@@ -122,16 +120,13 @@ def list_batch(
     batch: str,
     key: Owner,
     service: Served,
-    limit: Limit = 20,
-    after: str | None = None,
-    before: str | None = None,
-    order: Order = "desc",
+    paging: Paged,
     filter: str | None = None,
 ) -> dict[str, Any]:
     """List the files of a batch."""
     entry = known(service, key, store)
     files = [file for file in files_of(entry, batch) if filter in (None, file.status)]
-    return page([_file(entry, file) for file in files], limit, after, order, before)
+    return page([_file(entry, file) for file in files], paging)
 
 
 def _file(entry: BankEntry, file: BankFile) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from sedem.serve import vector_store_files as files
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.banks import known
 from sedem.serve.errors import forbidden
-from sedem.serve.files import Limit, Order, Owner, Served, page
+from sedem.serve.files import Owner, Served
 from sedem.serve.guard import require_write
 from sedem.serve.keys import Key
+from sedem.serve.paging import Paged, page
 from sedem.serve.searching import scores_of
 from sedem.serve.service import Service
 from sedem.serve.settings import is_bank_name
@@ -88,16 +89,13 @@ def create(body: NewStore, key: Owner, service: Served) -> dict[str, Any]:
 def list_stores(
     key: Owner,
     service: Served,
-    limit: Limit = 20,
-    after: str | None = None,
-    before: str | None = None,
-    order: Order = "desc",
+    paging: Paged,
 ) -> dict[str, Any]:
     """List the vector stores that this key knows."""
     library = service.library
     entries = [library.get(name) for name in library.names(key)]
     entries.sort(key=lambda entry: (entry.created_at, entry.id or 0))
-    return page([_store(entry) for entry in entries], limit, after, order, before)
+    return page([_store(entry) for entry in entries], paging)
 
 
 @router.get("/{store}")
