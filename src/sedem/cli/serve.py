@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -161,6 +161,7 @@ def serve(
         telemetry=telemetry,
         **{"log_format": log_format, **_limits(limit)},
     )
+    _check_banks(settings.banks.values())
     if not _is_loopback(host):
         output.note(
             f"{host} can be reached from elsewhere, and keys travel in the clear; put a proxy with "
@@ -205,6 +206,15 @@ def _banks(entries: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
         banks[name] = Path(path).expanduser()
     return banks
+
+
+def _check_banks(folders: Collection[Path]) -> None:
+    """Refuse folders that are no banks before an address is shown, not after the model is open."""
+    if folders:
+        from sedem.bank.store.catalog import check_is_bank
+
+        for folder in folders:
+            check_is_bank(folder)
 
 
 def _limits(entries: Sequence[str] | None) -> dict[str, Any]:
