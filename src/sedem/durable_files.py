@@ -267,11 +267,11 @@ def reserve(path: Path, size: int, what: str) -> None:
 def bytes_text(size: int) -> str:
     """A number of bytes for people, such as "481 GB"."""
     amount = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if amount < 999.5:
             return f"{amount:.3g} {unit}"
         amount /= 1000
-    return f"{amount:,.3g} TB"
+    return f"{amount:,.3g} PB"
 
 
 def folder_bytes(folder: Path) -> int:

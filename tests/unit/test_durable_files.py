@@ -207,8 +207,8 @@ def test_reserved_bytes_are_on_disk_and_what_was_written_stays(tmp_path: Path) -
 
 
 def test_sizes_are_readable() -> None:
-    sizes = [0, 999, 999_600, 15_360, 481_246_000_000, 2_500_000_000_000]
-    shown = ["0 bytes", "999 bytes", "1 MB", "15.4 kB", "481 GB", "2.5 TB"]
+    sizes = [0, 999, 999_600, 15_360, 481_246_000_000, 2_500_000_000_000, 12_288 * 10**12]
+    shown = ["0 bytes", "999 bytes", "1 MB", "15.4 kB", "481 GB", "2.5 TB", "12.3 PB"]
     assert [bytes_text(size) for size in sizes] == shown
 
 

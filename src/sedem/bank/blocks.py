@@ -75,18 +75,29 @@ class Blocks(Sequence[BlockRow]):
         """
         if isinstance(rows, cls):
             return rows
-        most = max((max(row.slot_tokens, default=0) for row in rows), default=0)
-        if most > MOST_SLOT_TOKENS:
-            raise DataError(
-                f"a slot of {most} tokens cannot be stored, at most {MOST_SLOT_TOKENS} can; use a "
-                "smaller compression"
-            )
         documents, starts, ends = (
             np.array([getattr(row, name) for row in rows], np.int64)
             for name in ("document", "start", "end")
         )
-        slot_tokens = np.array([row.slot_tokens for row in rows], np.uint8)
-        return cls(documents, starts, ends, slot_tokens.reshape(len(rows), -1 if rows else 0))
+        slot_tokens = np.array([row.slot_tokens for row in rows], np.int64)
+        tokens = slot_tokens.reshape(len(rows), -1 if rows else 0)
+        return cls(documents, starts, ends, _as_bytes(tokens))
+
+    @classmethod
+    def of_one(
+        cls,
+        document: int,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        slot_tokens: NDArray[np.int64],
+    ) -> Blocks:
+        """Return the blocks of one document; see the attributes.
+
+        Raises:
+            DataError: a slot has more tokens than a byte counts.
+        """
+        documents = np.full(len(starts), document, np.int64)
+        return cls(documents, starts, ends, _as_bytes(slot_tokens))
 
     @classmethod
     def join(cls, parts: Sequence[Blocks]) -> Blocks:
@@ -134,6 +145,16 @@ class Blocks(Sequence[BlockRow]):
         return BlockRow(*place, tuple(self.slot_tokens[index].tolist()))
 
 
+def _as_bytes(slot_tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
+    most = int(slot_tokens.max(initial=0))
+    if most > MOST_SLOT_TOKENS:
+        raise DataError(
+            f"a slot of {most} tokens cannot be stored, at most {MOST_SLOT_TOKENS} can; use a "
+            "smaller compression"
+        )
+    return slot_tokens.astype(np.uint8)
+
+
 class Piece(Protocol):
     """The memory of a part of a bank's blocks, in RAM or in a file."""
 
@@ -166,7 +187,7 @@ LAST_CHARACTER = 2**62
 
 def to_blocks(
     segments: Segments, memory_SMD: Tensor, document: int, compression: int, block_slots: int
-) -> tuple[list[BlockRow], Tensor]:
+) -> tuple[Blocks, Tensor]:
     """Group one document's slots into blocks of N_B (section 3.2, first paragraph).
 
     Args:
@@ -187,7 +208,7 @@ def to_blocks(
 
 def partition(
     segments: Segments, document: int, compression: int, block_slots: int
-) -> tuple[list[BlockRow], Tensor]:
+) -> tuple[Blocks, Tensor]:
     """Assign the slots of one document to blocks; arguments as in `to_blocks`.
 
     Returns:
@@ -209,9 +230,5 @@ def partition(
     starts = by_block(segments.starts).masked_fill(~real, LAST_CHARACTER).amin(1)
     ends = by_block(segments.ends).masked_fill(~real, 0).amax(1)
     nonempty = real.any(1)
-    kept = (values[nonempty].tolist() for values in (starts, ends, tokens_NJ))
-    blocks = [
-        BlockRow(document, start, end, tuple(tokens_J))
-        for start, end, tokens_J in zip(*kept, strict=True)
-    ]
-    return blocks, slots_NJ[nonempty]
+    kept = (values[nonempty].numpy() for values in (starts, ends, tokens_NJ))
+    return Blocks.of_one(document, *kept), slots_NJ[nonempty]

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
+from sedem.bank.host_keys import HostKeys, host_limit
 from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.bank.store.key_files import read_keys, stored_bytes, write_keys
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import local_folder
 from sedem.bank.store.shard import Shard
 from sedem.bank.store.tensor_files import Vectors
 from sedem.errors import BankError
@@ -44,6 +46,7 @@ class KeyIndex:
         padding: indices of padding among the bank's N * J slots, in order.
         stored: mapped keys on disk by piece of the bank; they cover every row of the shard.
         cached: keys of all blocks `[N, J, R, H]` on the selector's device.
+        on_host: keys of all blocks that a GPU has no room for; None if there are none.
         pooled: pooled keys for the coarse search, and the indices of padding among them.
     """
 
@@ -51,6 +54,7 @@ class KeyIndex:
     padding: Tensor
     stored: dict[int, Vectors]
     cached: Quantized | None = None
+    on_host: HostKeys | None = None
     pooled: tuple[Quantized, Tensor] | None = None
 
     def padding_of(self, indices: range, slots: int) -> Tensor:
@@ -96,7 +100,8 @@ def cache_limit(device: torch.device) -> int:
 def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Quantized]]:
     """Yield block indices and keys `[n, J, R, H]` of all blocks, in order and part by part.
 
-    The keys are cached for the next question if they fit into `cache_limit`.
+    The keys are cached for the next question if they fit into `cache_limit`, or else into
+    `host_limit`.
     """
     bank = bank.snapshot()
     index = key_index(bank, selector)
@@ -105,16 +110,25 @@ def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Qua
         index.cached = index.cached.to(device)
         yield range(len(bank)), index.cached
         return
+    if index.on_host is not None:
+        yield from index.on_host.parts(device)
+        return
     slots = len(bank) * bank.blocks.slots
     dtype = cache_dtype(device)
-    fits = slots * selector.w_key.out_features * dtype.itemsize <= cache_limit(device)
+    size = slots * selector.w_key.out_features * dtype.itemsize
+    fits = size <= cache_limit(device)
+    host = HostKeys() if not fits and size <= host_limit(device) else None
     parts = []
     for start, stop in _runs(bank, index, range(len(bank))):
         part = _keys(bank, selector, index, range(start, stop)).to(device)
-        if fits:
+        if fits or host is not None:
             part = Quantized(part.dequantize().to(dtype))
+        if fits:
             parts.append(part)
+        elif host is not None:
+            host.add(start, part)
         yield range(start, stop), part
+    index.on_host = host
     if fits:
         index.cached = join(parts)
 
@@ -127,6 +141,8 @@ def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quan
     if index.cached is not None:
         return index.cached[list(blocks)]
     device = selector.w_key.weight.device
+    if index.on_host is not None:
+        return index.on_host.take(blocks, device)
     parts = [
         _keys(bank, selector, index, blocks[start:stop]).to(device)
         for start, stop in _runs(bank, index, blocks)
@@ -154,10 +170,12 @@ def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) 
         raise BankError("the bank holds no documents, so there are no keys to make")
     bank = bank.snapshot()
     # Keys that are cached already may be rounded.
-    key_index(bank, selector).cached = None
+    index = key_index(bank, selector)
+    index.cached = index.on_host = None
     parts = (part for _, part in key_parts(bank, selector))
     cached = [Quantized(p.dequantize().float()) if dtype is None else p.cast(dtype) for p in parts]
-    key_index(bank, selector).cached = join(cached)
+    index = key_index(bank, selector)
+    index.cached, index.on_host = join(cached), None
 
 
 @torch.no_grad()
@@ -177,6 +195,8 @@ def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> in
         ConfigError: there is no such type.
     """
     check_dtype(dtype)
+    if bank.store is not None:
+        local_folder(str(bank.store), "storing keys")
     if bank.path is None:
         raise BankError("the bank is only in RAM; save it before its keys")
     store = LocalStore(bank.path)

@@ -6,7 +6,7 @@ Letters: N blocks, J slots of a block, D decoder width.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sedem.bank.documents import InMemoryDocuments, Source, unknown_document
 from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.bank.store.compaction import Compacted
 from sedem.bank.store.interface import Contents, Meta, Store
-from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import store_at
 from sedem.bank.store.shard import Check
 from sedem.errors import BankError
 from sedem.quantization import BFLOAT16, check_dtype
@@ -127,9 +127,12 @@ class MemoryBank(BankReader):
             BankError: the bank is in no folder, another process writes it, or a block is damaged.
         """
         with self._changing:
-            if not isinstance(self.store, LocalStore):
-                raise BankError("only a bank in a folder can be compacted; save it to one")
-            report = self.store.compact()
+            compact = getattr(self.store, "compact", None)
+            if compact is None:
+                raise BankError(
+                    "only a bank in a folder or an object store can be compacted; save it to one"
+                )
+            report: Compacted = compact()
             self.reload()
             return report
 
@@ -150,7 +153,7 @@ class MemoryBank(BankReader):
         """Write the bank to a new folder; later changes are written there too.
 
         Args:
-            path: the folder.
+            path: the folder, or a place in an object store such as "s3://bucket/folder".
             dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the present one.
                 Documents appended later are stored the same way.
             no_text: keep the SHA-256 of each document's text instead of the text.
@@ -160,7 +163,7 @@ class MemoryBank(BankReader):
             NoTextError: the bank holds no texts, and one cannot be read from its source.
             ConfigError: there is no such type.
         """
-        self.save_to(LocalStore(Path(path)), dtype, no_text=no_text)
+        self.save_to(store_at(path), dtype, no_text=no_text)
 
     def save_to(self, store: Store, dtype: str | None = None, *, no_text: bool = False) -> None:
         """Write the bank to a new store, as `save` does to a folder."""
@@ -180,7 +183,8 @@ class MemoryBank(BankReader):
         """Open the bank in a folder; its memory is mapped, not read.
 
         Args:
-            path: the folder.
+            path: the folder, or a place in an object store such as "s3://bucket/folder". From
+                there memory is downloaded when it is first used.
             check: when a block's checksum is compared: when it is first used ("once"), or whenever
                 it is used ("always").
             source: reads texts that the bank does not hold, by the names of documents, such as
@@ -190,21 +194,26 @@ class MemoryBank(BankReader):
         Raises:
             BankError: there is no bank, or it is damaged.
         """
-        return cls.open_from(LocalStore(Path(path), check, source))
+        return cls.open_from(store_at(path, check, source))
 
     @classmethod
     def open_from(cls, store: Store) -> MemoryBank:
         """Open the bank in a store, as `open` does in a folder."""
         return cls.of(Snapshot(store.open(), store))
 
-    def reload(self) -> None:
+    def reload(self, prepare: Callable[[Snapshot], None] = lambda snapshot: None) -> None:
         """See what other processes have written since; a bank in RAM stays as it is.
 
         Only what is new is read.
+
+        Args:
+            prepare: called with the new snapshot before any reader of this bank sees it.
         """
         with self._changing:
             if self.store is not None:
-                self._now = Snapshot(self.store.open(self.contents), self.store)
+                new = Snapshot(self.store.open(self.contents), self.store)
+                prepare(new)
+                self._now = new
 
 
 def append_to(store: Store, bank: Snapshot) -> None:

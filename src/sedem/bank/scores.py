@@ -6,11 +6,16 @@ block, L slots of all blocks, P padded slots, R heads, H width of a head.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from sedem.quantization import Quantized
+from sedem.quantization import Quantized, join
 
+COLUMNS = 64
+"""On a CPU, a product has a multiple of so many columns: the last ones of a product with others are
+summed in another order. So a block has the same score to the bit in any part of its bank."""
 PRODUCTS = 2**16
 """Cosines of one head that are computed at once on a CPU; more do not fit its cache."""
 PRODUCTS_ON_GPU = 2**24
@@ -38,7 +43,8 @@ def key_scores(
     on_gpu = query_BQRH.device.type != "cpu"
     score = _scores_of_all_heads if on_gpu else _scores_head_by_head
     products = (PRODUCTS_ON_GPU if on_gpu else PRODUCTS) // (slots * max(1, len(query_XRH)))
-    step = max(1, products)
+    whole = 1 if on_gpu else _whole(slots)
+    step = max(1, products // whole) * whole
     scores = []
     for start in range(0, blocks, step):
         stop = min(start + step, blocks)
@@ -49,13 +55,16 @@ def key_scores(
             part_padding_P = part_padding_P.pin_memory()
         part_padding_P = part_padding_P.to(query_XRH.device, non_blocking=True)
         total_XN = score(query_XRH, keys_NJRH[start:stop], part_padding_P)
-        rows = total_XN.split(lengths)
-        scores.append(torch.stack([tokens_QN.sum(0) for tokens_QN in rows]) / query_XRH.shape[1])
+        add = torch.Tensor.sum if on_gpu else _sum_in_order
+        rows = [add(tokens_QN, 0) for tokens_QN in total_XN.split(lengths)]
+        scores.append(torch.stack(rows) / query_XRH.shape[1])
     return torch.cat(scores, 1)
 
 
 def _scores_head_by_head(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
     """Best cosines of question tokens, summed over heads `[X, N]`; for a CPU's cache."""
+    wanted = len(keys_NJRH.values)
+    keys_NJRH = _with_whole_columns(keys_NJRH)
     blocks, slots, heads = keys_NJRH.values.shape[:3]
     values_NJRH = _multipliable(keys_NJRH.values)
     total_XN = query_XRH.new_zeros(len(query_XRH), blocks, dtype=torch.float32)
@@ -67,7 +76,29 @@ def _scores_head_by_head(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Ten
         # Masked before the maximum: a padded slot at zero would beat a negative cosine.
         cosine_XL.index_fill_(1, padding_P, -torch.inf)
         total_XN += cosine_XL.view(-1, blocks, slots).amax(-1)
-    return total_XN
+    return total_XN[:, :wanted]
+
+
+def _whole(slots: int) -> int:
+    """How many blocks have a multiple of `COLUMNS` slots."""
+    return COLUMNS // math.gcd(slots, COLUMNS)
+
+
+def _with_whole_columns(keys_NJRH: Quantized) -> Quantized:
+    """The keys, with as many of the first blocks behind them as `COLUMNS` needs."""
+    blocks, slots = keys_NJRH.values.shape[:2]
+    missing = -blocks % _whole(slots)
+    if not missing:
+        return keys_NJRH
+    return join([keys_NJRH, keys_NJRH[[row % blocks for row in range(missing)]]])
+
+
+def _sum_in_order(tokens_QN: Tensor, dim: int) -> Tensor:
+    """The sum over question tokens; `sum` has another order for the last of many columns."""
+    total_N = tokens_QN[0].clone()
+    for row_N in tokens_QN[1:]:
+        total_N += row_N
+    return total_N
 
 
 def _scores_of_all_heads(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:

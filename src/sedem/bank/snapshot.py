@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ class BankReader(ABC):
         Raises:
             BankMismatchError: the fingerprints differ; the message names both.
         """
-        check_fingerprint(str(self.path or "in memory"), self.fingerprint, fingerprint)
+        check_fingerprint(str(self.store or "in memory"), self.fingerprint, fingerprint)
 
 
 class Snapshot(BankReader):
@@ -189,6 +190,16 @@ class Snapshot(BankReader):
     def contents(self) -> Contents:
         """All that the bank holds."""
         return self._contents
+
+    def part(self, blocks: range) -> Snapshot:
+        """Return some neighbouring blocks as a bank: its block 0 is `blocks.start` of this one.
+
+        Documents keep their indices, those without a block in it too.
+        """
+        rows = slice(blocks.start, blocks.stop)
+        now = self.contents
+        part = replace(now, blocks=now.blocks.take(rows), places=now.places[rows])
+        return Snapshot(part, self.store)
 
     @cached_property
     def all_tokens(self) -> int:

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, durable_files
+from sedem.bank import blocks as bank_blocks
 from sedem.bank import key_index as bank_keys
 from sedem.bank import search
 from sedem.bank.blocks import SCAN, Blocks
@@ -26,6 +27,7 @@ from sedem.bank.key_index import (
     cache_limit,
     forget_keys,
     key_index,
+    keys_of,
     prepare,
     save_keys,
 )
@@ -113,6 +115,27 @@ def test_keys_above_the_limit_are_not_cached(
     assert torch.equal(scores(model, bank), cached)
     assert sum(projections) == 2 * len(bank)
     assert key_index(bank, model.selector).cached is None
+
+
+def test_keys_beyond_a_gpu_are_made_once_and_kept_on_the_host(
+    model: SeDeM, bank: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = scores(model, bank)
+    chosen = [len(bank) - 1, 0, 2]
+    keys = keys_of(bank, model.selector, chosen).values
+    forget_keys(bank)
+    projections.clear()
+    monkeypatch.setattr(bank_keys, "cache_limit", lambda device: 0)
+    monkeypatch.setattr(bank_keys, "host_limit", lambda device: 2**30)
+    monkeypatch.setattr(bank_blocks, "SCAN", 2)  # so that there are several parts
+    for _ in range(2):
+        torch.testing.assert_close(scores(model, bank), expected)
+        found = keys_of(bank, model.selector, chosen).values
+        torch.testing.assert_close(found, keys)
+    assert sum(projections) == len(bank)
+    assert key_index(bank, model.selector).cached is None
+    prepare(bank, model.selector, None)
+    assert key_index(bank, model.selector).on_host is None
 
 
 def test_a_gpu_caches_up_to_a_share_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

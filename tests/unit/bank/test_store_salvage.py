@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import random
 import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.bank.crashes import Machine, every_stop
 from unit.bank.test_store import append, assert_holds, flip, make_bank, numbers_in, shard_file
 
 from sedem import MemoryBank
-from sedem.bank.store import sqlite_pages
+from sedem.bank.store import salvage, sqlite_pages
 from sedem.bank.store.catalog import CATALOG
 from sedem.bank.store.local import LocalStore
 from sedem.errors import BankError, DamagedCatalogError
@@ -188,6 +191,42 @@ def test_what_is_only_in_the_log_is_kept(bank: Path, tmp_path: Path) -> None:
     done = LocalStore(copy).repair()
     assert done.dropped == []
     assert_holds(copy, [*range(DOCUMENTS), 8])
+
+
+def test_nothing_is_written_into_a_damaged_page(bank: Path) -> None:
+    """Where the rows of a page begin matters to a row that is added, not to reading."""
+    [page] = pages_of(bank, "shards")
+    begin = (page - 1) * PAGE + 6
+    content = bytearray((bank / CATALOG).read_bytes())
+    content[begin] ^= 2
+    (bank / CATALOG).write_bytes(content)
+    assert len(MemoryBank.open(bank).documents) == DOCUMENTS
+    with pytest.raises(DamagedCatalogError, match=r"nothing is written into it; .*--repair"):
+        append(bank, 7)
+    assert (bank / CATALOG).read_bytes() == content
+    assert not LocalStore(bank).repair().dropped
+    append(bank, 7)
+    assert_holds(bank, [*range(DOCUMENTS), 7])
+
+
+def test_a_disk_that_is_full_while_the_catalog_is_copied_loses_no_page(
+    bank: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zero(bank / CATALOG, 0, 4096)
+    damaged = (bank / CATALOG).read_bytes()
+    room = iter([True, False])
+
+    class Full(io.FileIO):
+        def write(self, content: Any) -> int:
+            if not next(room, True):  # and then there is room again
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(content)
+
+    monkeypatch.setattr(salvage, "open", lambda path, mode: Full(path, "w"), raising=False)
+    with pytest.raises(BankError, match="No space left on device"):
+        LocalStore(bank).repair()
+    assert (bank / CATALOG).read_bytes() == damaged
+    assert not LocalStore(bank).repair().dropped
 
 
 def test_a_second_damage_does_not_overwrite_what_was_set_aside(bank: Path) -> None:

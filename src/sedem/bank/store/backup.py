@@ -18,6 +18,7 @@ from typing import IO
 
 from sedem.bank.store import catalog, catalog_rows
 from sedem.bank.store.catalog import CATALOG, ShardRow
+from sedem.bank.store.checksums import State
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.shard import SHARDS
 from sedem.durable_files import folder_bytes, sync_folder
@@ -106,9 +107,7 @@ def copy_commit(folder: Path, target: Path, copy: Callable[[list[ShardRow]], Non
             (target / CATALOG).unlink(missing_ok=True)
             with closing(sqlite3.connect(target / CATALOG)) as copied:
                 connection.backup(copied)
-        with catalog.connect(target) as connection:
-            _, state = catalog_rows.read_meta(target, connection)
-            rows = [shard.row for shard in catalog_rows.read_shards(target, connection, state)]
+        rows, state = shard_rows(target)
         _sync(target / CATALOG)
         try:
             copy(rows)
@@ -120,6 +119,14 @@ def copy_commit(folder: Path, target: Path, copy: Callable[[list[ShardRow]], Non
                         f"shard '{missing.filename}' is missing; restore it, or run 'sedem bank "
                         "verify --repair' before the bank is copied"
                     ) from None
+
+
+def shard_rows(folder: Path) -> tuple[list[ShardRow], State]:
+    """Return what the catalog of a bank says of its shards' files, and its state."""
+    with catalog.connect(folder) as connection:
+        _, state = catalog_rows.read_meta(folder, connection)
+        stored = catalog_rows.read_shards(folder, connection, state)
+    return [shard.row for shard in stored], state
 
 
 @contextmanager

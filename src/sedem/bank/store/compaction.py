@@ -6,7 +6,7 @@ compacted. What nothing names any more is removed after it, by this process or b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +37,14 @@ class Compacted:
     shards_after: int
 
 
-def compact(folder: Path) -> Compacted:
+def compact(
+    folder: Path, fetch: Callable[[catalog.ShardRow], object] = lambda row: None
+) -> Compacted:
     """Compact a bank whose lock is held.
+
+    Args:
+        folder: of the bank.
+        fetch: called with each shard that will be rewritten, whose file may not be there yet.
 
     Raises:
         BankError: it is damaged; the message names the block. The bank is unchanged.
@@ -57,7 +63,8 @@ def compact(folder: Path) -> Compacted:
             index: Shard(folder / SHARDS, stored[index], width, meta.dtype, maps)
             for index in np.flatnonzero(chosen).tolist()
         }
-        for source in sources.values():
+        for source in (sources[index] for index in np.intersect1d([*sources], rows.shards)):
+            fetch(source.stored.row)
             check_size(source.path, source.stored.row.size)
         new = rewriting.write_rows(
             folder,

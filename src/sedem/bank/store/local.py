@@ -13,15 +13,14 @@ Letters: N blocks, J slots of a block, D decoder width.
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-from filelock import FileLock, Timeout
-from safetensors import SafetensorError
+from filelock import FileLock
 
 from sedem.bank.blocks import Blocks
 from sedem.bank.documents import Source, unknown_document
@@ -29,17 +28,19 @@ from sedem.bank.store import catalog, catalog_rows, document_rows, leftovers, ve
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.checksums import State
 from sedem.bank.store.compaction import Compacted, compact
+from sedem.bank.store.folder_lock import LOCK, check_absent, clear_folder, write_errors
 from sedem.bank.store.interface import Contents, Meta, check_fingerprint
 from sedem.bank.store.repair import Repaired, repair
 from sedem.bank.store.salvage import Salvaged, salvage
 from sedem.bank.store.shard import SHARDS, Check, Maps, Shard, check_finite, checksum, write_shard
 from sedem.bank.store.stored_documents import StoredDocuments
+from sedem.bank.store.verify import Damage
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 from sedem.types import Document
 
-LOCK = "LOCK"
+T = TypeVar("T")
 
 
 class LocalStore:
@@ -59,6 +60,27 @@ class LocalStore:
         self.folder, self.source = folder, source
         self.check: Check = check
         self._lock = FileLock(folder / LOCK, timeout=wait)
+
+    def __str__(self) -> str:
+        """Where the bank is."""
+        return str(self.folder)
+
+    def exists(self) -> bool:
+        """Whether something is there; what is no bank is refused when it is opened."""
+        return self.folder.exists()
+
+    @contextmanager
+    def at_hand(self) -> Iterator[Path]:
+        """Give the folder of the catalog, for reading."""
+        yield self.folder
+
+    def changing(self, action: Callable[[LocalStore], T]) -> T:
+        """Let a function change the bank; it takes the lock itself."""
+        return action(self)
+
+    def is_whole(self, shard: StoredShard) -> bool:
+        """Whether a shard is there as it was written; see `verify.is_whole`."""
+        return verify.is_whole(self.folder, shard)
 
     @contextmanager
     def creating(self, meta: Meta) -> Iterator[LocalStore]:
@@ -98,14 +120,14 @@ class LocalStore:
         Raises:
             BankError: this bank exists, another process creates it, or writing fails.
         """
-        _check_absent(self.folder)
+        check_absent(self.folder)
         unfinished = LocalStore(self.folder.with_name(f".{self.folder.name}.partial"))
         with write_errors(self.folder):
             make_folders(unfinished.folder)
             with unfinished._locked():
                 # The process that held the lock may have finished: its folder is now the bank.
-                _check_absent(self.folder)
-                unfinished._clear_folder()
+                check_absent(self.folder)
+                clear_folder(unfinished.folder)
                 yield unfinished
 
     def append(
@@ -258,8 +280,7 @@ class LocalStore:
         stored, blocks, places_N2 = catalog_rows.live_blocks(self.folder, documents, stored)
         maps = next((p.maps for p in before.values()), None) or Maps()
         shards = [self._shard(one, meta, maps, before.get(one.id)) for one in stored]
-        texts = StoredDocuments(self.folder, documents, meta.texts, self.source)
-        return Contents(meta, texts, blocks, shards, places_N2), state
+        return Contents(meta, self._documents(documents, meta), blocks, shards, places_N2), state
 
     def meta(self) -> Meta:
         """Return what holds for the bank as a whole; its shards may be damaged.
@@ -271,26 +292,19 @@ class LocalStore:
             return catalog_rows.read_meta(self.folder, connection)[0]
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of each document's text by name.
-
-        Raises:
-            BankError: there is no bank, or its catalog is damaged.
-        """
+        """Return the SHA-256 of each document's text by name; errors as in `meta`."""
         with catalog.connect(self.folder) as connection:
             _, state = catalog_rows.read_meta(self.folder, connection)
             documents = catalog_rows.read_documents(self.folder, connection, state)
         return dict(zip(documents.names, documents.digests, strict=True))
 
     def verify(self) -> list[str]:
-        """Read every byte of the bank and compare it with its checksum.
+        """Read every byte and compare it with its checksum; see `interface.Store.verify`."""
+        return self.examine().problems
 
-        Returns:
-            One sentence for each defect; empty if there is none.
-
-        Raises:
-            BankError: there is no bank, or its catalog cannot be opened.
-        """
-        return verify.examine(self.folder).problems
+    def examine(self) -> Damage:
+        """Read every byte of the bank; see `verify.examine`."""
+        return verify.examine(self.folder)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -298,10 +312,12 @@ class LocalStore:
 
         Raises:
             BankError: another process holds it, or the bank cannot be written.
+            DamagedCatalogError: a page of its catalog is damaged.
         """
         catalog.check_is_bank(self.folder)
         with write_errors(self.folder), self._locked():
             with catalog.connect(self.folder) as connection:
+                catalog.check_pages(self.folder, connection)
                 leftovers.clear(self.folder, connection)
             yield
 
@@ -316,35 +332,14 @@ class LocalStore:
 
     def _shard(self, stored: StoredShard, meta: Meta, maps: Maps, before: Shard | None) -> Shard:
         """The piece of a shard; one that was opened before stays open."""
-        width = meta.made_by["width"]
-        folder = self.folder / SHARDS
         if before is None or before.stored.crc32 != stored.crc32:
-            return Shard(folder, stored, width, meta.dtype, maps, self.check)
+            return self._piece(stored, meta, maps)
         before.stored = stored
         return before
 
-    def _clear_folder(self) -> None:
-        """Remove the files of a killed process."""
-        for entry in self.folder.iterdir():
-            if entry.is_dir():
-                shutil.rmtree(entry)
-            elif entry.name != LOCK:
-                entry.unlink()
+    def _piece(self, stored: StoredShard, meta: Meta, maps: Maps) -> Shard:
+        width, folder = meta.made_by["width"], self.folder / SHARDS
+        return Shard(folder, stored, width, meta.dtype, maps, self.check)
 
-
-def _check_absent(folder: Path) -> None:
-    if folder.exists():
-        raise BankError(f"'{folder}' exists already; choose another name or append to it")
-
-
-@contextmanager
-def write_errors(bank: Path) -> Iterator[None]:
-    """Raise errors of the lock, the file system and safetensors as `BankError`."""
-    try:
-        yield
-    except Timeout:
-        raise BankError(
-            f"bank '{bank}' is being written by another process; wait until it is done"
-        ) from None
-    except (OSError, SafetensorError) as error:
-        raise BankError(f"bank '{bank}' cannot be written ({error}); it is unchanged") from None
+    def _documents(self, rows: catalog_rows.DocumentRows, meta: Meta) -> StoredDocuments:
+        return StoredDocuments(self.folder, rows, meta.texts, self.source)

@@ -86,9 +86,11 @@ def _copy(source: Path, target: Path) -> None:
             for place in range(0, path.stat().st_size, sqlite_pages.PAGE):
                 old.seek(place)
                 try:
-                    new.write(old.read(sqlite_pages.PAGE))
+                    page = old.read(sqlite_pages.PAGE)
                 except OSError:
-                    new.write(bytes(sqlite_pages.PAGE))
+                    page = bytes(sqlite_pages.PAGE)
+                # An error of writing is none of the page: the copy would lack what was read.
+                new.write(page)
             new.flush()
             os.fsync(new.fileno())
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -73,6 +73,10 @@ class Maps:
         self._open: OrderedDict[Shard, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[type[Maps], tuple[int]]:
+        # Another process maps files itself.
+        return Maps, (self.limit,)
+
     def get(self, shard: Shard) -> OpenFile | None:
         """Return the file of a shard; None if it is not mapped."""
         with self._lock:
@@ -124,6 +128,10 @@ class Shard:
         self.maps = maps
         self.check = check
         self._compared: tuple[Identity, NDArray[np.bool_]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process compares checksums itself.
+        return {**self.__dict__, "_compared": None}
 
     def __len__(self) -> int:
         """Number of rows; rows of removed documents are counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from sedem.bank.documents import Documents, Source
 from sedem.bank.store import catalog, catalog_rows
@@ -33,12 +34,17 @@ class StoredDocuments(Documents):
         self.folder = folder
         self.stored = stored
         self._source = source
+        self._rows = rows
         self._source_text = lru_cache(SOURCES)(self._read_source)
         self._digests = rows.digests
         self.names = rows.names
         self._ids = rows.ids
         self._characters = rows.characters
         self._pages = rows.pages
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process keeps texts of its own.
+        return StoredDocuments, (self.folder, self._rows, self.stored, self._source)
 
     def characters(self, index: int) -> int:
         """Length of a document's text."""

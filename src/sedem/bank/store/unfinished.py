@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from sedem.bank.blocks import Blocks
-from sedem.bank.store import catalog, catalog_rows, document_rows, verify
+from sedem.bank.store import catalog, catalog_rows, document_rows
 from sedem.bank.store.catalog_rows import StoredShard
 from sedem.bank.store.document_rows import PRESENT, REMOVED, UNFINISHED
 from sedem.bank.store.interface import check_fingerprint
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import PlacedStore
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 from sedem.types import Document
@@ -38,8 +39,8 @@ class StoredPart:
     whole: bool
 
 
-def stored_parts(store: LocalStore, document: Document) -> list[StoredPart]:
-    """Return the parts of a document that was not finished, in order; every byte is compared.
+def stored_parts(store: PlacedStore, document: Document) -> list[StoredPart]:
+    """Return the parts of a document that was not finished, in order; the file of each is compared.
 
     Args:
         store: of the bank.
@@ -48,22 +49,22 @@ def stored_parts(store: LocalStore, document: Document) -> list[StoredPart]:
     Raises:
         BankError: there is no bank, or its catalog is damaged.
     """
-    with catalog.connect(store.folder) as connection:
-        catalog_rows.read_meta(store.folder, connection)
-        found = _find(store.folder, connection, document)[1]
-    return [StoredPart(shard.blocks, verify.is_whole(store.folder, shard)) for shard in found]
+    with store.at_hand() as folder, catalog.connect(folder) as connection:
+        catalog_rows.read_meta(folder, connection)
+        found = _find(folder, connection, document)[1]
+    return [StoredPart(shard.blocks, store.is_whole(shard)) for shard in found]
 
 
-def unfinished_documents(folder: Path) -> list[str]:
+def unfinished_documents(store: PlacedStore) -> list[str]:
     """Return the names of documents whose build was interrupted, in the order of their first part.
 
     Args:
-        folder: of the bank.
+        store: of the bank.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
     """
-    with catalog.connect(folder) as connection:
+    with store.at_hand() as folder, catalog.connect(folder) as connection:
         rows = connection.execute(
             "SELECT name FROM documents WHERE removed = ? ORDER BY id", (UNFINISHED,)
         ).fetchall()
@@ -71,7 +72,7 @@ def unfinished_documents(folder: Path) -> list[str]:
 
 
 def append_part(
-    store: LocalStore,
+    store: PlacedStore,
     fingerprint: str,
     document: Document,
     blocks: Blocks,
@@ -96,35 +97,39 @@ def append_part(
         BankError: another process writes the bank or has changed the parts before, or the memory
             cannot be stored.
     """
-    with store.writing(), catalog.connect(store.folder) as connection:
-        meta, state = catalog_rows.read_meta(store.folder, connection)
-        check_fingerprint(str(store.folder), meta.fingerprint, fingerprint)
-        number, parts = _find(store.folder, connection, document)
-        stored = sum(len(part.blocks) for part in parts)
-        if before and stored != before:
-            raise _changed(store.folder, document, before, stored)
-        shard, checksums = store.write_blocks(
-            connection, [document], blocks, memory_NJD.cast(meta.dtype)
-        )
-        name = document.name
-        with connection:
-            if not before:
-                state = document_rows.mark(connection, state, name, UNFINISHED, REMOVED)
-                number, state = document_rows.insert_document(
-                    connection, state, document, UNFINISHED
-                )
-            numbered = blocks.of_documents(np.full(len(blocks), number, np.int64))
-            state = document_rows.add_shard(connection, state, shard, numbered, checksums)
-            if last:
-                state = document_rows.delete(connection, state, name)
-                state = document_rows.mark(connection, state, name, UNFINISHED, PRESENT)
-                if meta.texts:
-                    state = document_rows.insert_text(connection, state, number, document.text)
-            catalog.write_state(connection, state.committed())
+
+    def append(local: LocalStore) -> None:
+        with local.writing(), catalog.connect(local.folder) as connection:
+            meta, state = catalog_rows.read_meta(local.folder, connection)
+            check_fingerprint(str(local.folder), meta.fingerprint, fingerprint)
+            number, parts = _find(local.folder, connection, document)
+            stored = sum(len(part.blocks) for part in parts)
+            if before and stored != before:
+                raise _changed(local.folder, document, before, stored)
+            shard, checksums = local.write_blocks(
+                connection, [document], blocks, memory_NJD.cast(meta.dtype)
+            )
+            name = document.name
+            with connection:
+                if not before:
+                    state = document_rows.mark(connection, state, name, UNFINISHED, REMOVED)
+                    number, state = document_rows.insert_document(
+                        connection, state, document, UNFINISHED
+                    )
+                numbered = blocks.of_documents(np.full(len(blocks), number, np.int64))
+                state = document_rows.add_shard(connection, state, shard, numbered, checksums)
+                if last:
+                    state = document_rows.delete(connection, state, name)
+                    state = document_rows.mark(connection, state, name, UNFINISHED, PRESENT)
+                    if meta.texts:
+                        state = document_rows.insert_text(connection, state, number, document.text)
+                catalog.write_state(connection, state.committed())
+
+    store.changing(append)
 
 
 def replace_part(
-    store: LocalStore,
+    store: PlacedStore,
     fingerprint: str,
     document: Document,
     blocks: Blocks,
@@ -146,23 +151,27 @@ def replace_part(
         BankError: another process writes the bank or has changed the parts, or the memory cannot
             be stored.
     """
-    with store.writing(), catalog.connect(store.folder) as connection:
-        meta, state = catalog_rows.read_meta(store.folder, connection)
-        check_fingerprint(str(store.folder), meta.fingerprint, fingerprint)
-        _, parts = _find(store.folder, connection, document)
-        if index >= len(parts) or parts[index].blocks.documents.shape != blocks.documents.shape:
-            found = len(parts[index].blocks) if index < len(parts) else 0
-            raise _changed(store.folder, document, len(blocks), found)
-        old = parts[index]
-        # Under its old name: whoever crashes before the commit leaves a file that is still lost.
-        shard, checksums = store.write_blocks(
-            connection, [document], blocks, memory_NJD.cast(meta.dtype), old.row.file
-        )
-        columns = catalog.shard_columns(old.blocks, checksums)
-        with connection:
-            crc = catalog.replace_shard(connection, old.id, shard, columns)
-            sums = state.sums["shards"].minus([old.crc32]).plus([crc])
-            catalog.write_state(connection, state.with_sums(shards=sums).committed())
+
+    def replace(local: LocalStore) -> None:
+        with local.writing(), catalog.connect(local.folder) as connection:
+            meta, state = catalog_rows.read_meta(local.folder, connection)
+            check_fingerprint(str(local.folder), meta.fingerprint, fingerprint)
+            _, parts = _find(local.folder, connection, document)
+            if index >= len(parts) or parts[index].blocks.documents.shape != blocks.documents.shape:
+                found = len(parts[index].blocks) if index < len(parts) else 0
+                raise _changed(local.folder, document, len(blocks), found)
+            old = parts[index]
+            # Under its old name: a crash before the commit leaves a file that is still lost.
+            shard, checksums = local.write_blocks(
+                connection, [document], blocks, memory_NJD.cast(meta.dtype), old.row.file
+            )
+            columns = catalog.shard_columns(old.blocks, checksums)
+            with connection:
+                crc = catalog.replace_shard(connection, old.id, shard, columns)
+                sums = state.sums["shards"].minus([old.crc32]).plus([crc])
+                catalog.write_state(connection, state.with_sums(shards=sums).committed())
+
+    store.changing(replace)
 
 
 def _changed(folder: Path, document: Document, before: int, now: int) -> BankError:

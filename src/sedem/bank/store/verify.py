@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,8 +55,15 @@ def catalog_problem(folder: Path) -> str:
     return "" if integrity == "ok" else f"the catalog is damaged: {integrity}"
 
 
-def examine(folder: Path) -> Damage:
+def examine(
+    folder: Path,
+    at_hand: Callable[[StoredShard], AbstractContextManager[object]] = lambda shard: nullcontext(),
+) -> Damage:
     """Read every byte of a bank.
+
+    Args:
+        folder: of the bank.
+        at_hand: entered for each shard while its file is read.
 
     Raises:
         BankError: there is no bank, or its catalog cannot be opened.
@@ -75,7 +83,8 @@ def examine(folder: Path) -> Damage:
     problems += [f"the text of document '{name}' is damaged or missing" for name in lost_texts]
     files = []
     for shard in shards:
-        problem, names = _examine_shard(folder, meta, documents, shard)
+        with at_hand(shard):
+            problem, names = _examine_shard(folder, meta, documents, shard)
         if problem:
             problems.append(problem)
             files.append(shard.row.file)

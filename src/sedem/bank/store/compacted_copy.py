@@ -1,0 +1,64 @@
+"""A compacted copy of a bank, beside it, so that whoever reads the bank goes on as before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from sedem.bank.store import catalog, catalog_rows
+from sedem.bank.store.backup import check_free, copy_commit, removed_on_error
+from sedem.bank.store.catalog import ShardRow
+from sedem.bank.store.checksums import State
+from sedem.bank.store.kept_files import FOLDER as KEPT
+from sedem.bank.store.key_files import FOLDER as KEYS
+from sedem.bank.store.local import LocalStore
+from sedem.bank.store.shard import SHARDS
+from sedem.durable_files import link, sync_folder
+
+
+def compacted_copy(folder: Path, target: Path) -> State:
+    """Copy a bank as of one commit, and compact the copy; others may write the bank meanwhile.
+
+    Files that stay as they are get a second name instead of a second content, so the bank must be
+    removed once nobody reads it: it is no backup.
+
+    Args:
+        folder: of the bank.
+        target: the new folder, which appears when it is complete.
+
+    Returns:
+        The state that was copied; if `state_of` the bank is another one, it was written since.
+
+    Raises:
+        BankError: something exists at the target, the bank is damaged, or the copy cannot be
+            written.
+    """
+    catalog.check_is_bank(folder)
+    check_free(target)
+    with LocalStore(target).appearing() as unfinished, removed_on_error(unfinished.folder):
+
+        def copy(rows: list[ShardRow]) -> None:
+            for name in (SHARDS, KEYS, KEPT):
+                place = unfinished.folder / name
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir()
+                for row in rows:
+                    # What is derived from a shard may be missing, and can be made again.
+                    if name == SHARDS or (folder / name / row.file).is_file():
+                        link(folder / name / row.file, place / row.file)
+                sync_folder(place)
+
+        copy_commit(folder, unfinished.folder, copy)
+        copied = state_of(unfinished.folder)
+        unfinished.compact()
+        return copied
+
+
+def state_of(folder: Path) -> State:
+    """Return what changes with every commit of a bank.
+
+    Raises:
+        BankError: there is no bank, or its catalog is damaged.
+    """
+    with catalog.connect(folder) as connection:
+        return catalog_rows.read_meta(folder, connection)[1]

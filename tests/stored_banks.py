@@ -1,0 +1,71 @@
+"""Small banks of made-up memory, for tests of stores: no model is needed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sedem import Document, MemoryBank
+from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.store.interface import Meta, Store
+from sedem.quantization import Quantized
+
+PRINT = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+WIDTH, SLOTS = 8, 4
+META = Meta(PRINT, {"width": WIDTH})
+
+
+def text_of(number: int, characters: int = 0) -> str:
+    """The text of a document; no two are the same."""
+    text = f"document {number} says {number * 7919}"
+    return text + f" {number}" * (characters // len(f" {number}"))
+
+
+def memory_of(number: int) -> Tensor:
+    """Random memory of two blocks `[2, J, D]`, different for each document."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(2, SLOTS, WIDTH, generator=generator).to(torch.bfloat16)
+
+
+def append(
+    store: Store, *numbers: int, fingerprint: str = PRINT, characters: int = 0, version: int = 0
+) -> None:
+    """Append documents of some numbers in one commit.
+
+    Args:
+        store: of the bank.
+        numbers: of the documents; number 1 is "1.txt".
+        fingerprint: of the model.
+        characters: length of the texts, about.
+        version: another one has other texts and other memory.
+    """
+    seeds = [number + 1000 * version for number in numbers]
+    documents = [
+        Document(f"{number}.txt", text_of(seed, characters))
+        for number, seed in zip(numbers, seeds, strict=True)
+    ]
+    rows = [
+        row
+        for index, document in enumerate(documents)
+        for row in (
+            BlockRow(index, 0, 9, (4, 4, 1, 0)),
+            BlockRow(index, 9, len(document.text), (4, 4, 4, 4)),
+        )
+    ]
+    memory_NJD = torch.cat([memory_of(seed) for seed in seeds])
+    store.append(fingerprint, documents, Blocks.of(rows), Quantized(memory_NJD))
+
+
+Fact = tuple[str, str, list[BlockRow], Tensor]
+
+
+def facts(store: Store) -> list[Fact]:
+    """Name, text, blocks and memory of each document of a bank."""
+    bank = MemoryBank.open_from(store)
+    found = []
+    for index, document in enumerate(bank.documents):
+        blocks = [n for n, block in enumerate(bank.blocks) if block.document == index]
+        rows = [bank.blocks[n] for n in blocks]
+        found.append((document.name, document.text, rows, bank.memory(blocks)))
+    return found
