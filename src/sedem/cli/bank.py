@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from sedem.cli.models import model_of, open_model
-from sedem.cli.options import BankPath, EngineOption, Json, Model
+from sedem.cli.options import BankPlace, EngineOption, Json, Model
 from sedem.cli.output import count, note, print_facts, print_json, print_table, progress, write
 from sedem.errors import ConfigError
 
@@ -17,7 +17,7 @@ bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit, copy
 
 
 @bank_app.command("ls")
-def list_documents(bank: BankPath, as_json: Json = False) -> None:
+def list_documents(bank: BankPlace, as_json: Json = False) -> None:
     """List the documents of a bank."""
     import numpy as np
 
@@ -41,7 +41,7 @@ def list_documents(bank: BankPath, as_json: Json = False) -> None:
 
 
 @bank_app.command()
-def show(bank: BankPath, as_json: Json = False) -> None:
+def show(bank: BankPlace, as_json: Json = False) -> None:
     """Show a bank's model, size and storage."""
     from sedem.inference.build import describe
 
@@ -57,7 +57,7 @@ def show(bank: BankPath, as_json: Json = False) -> None:
 
 @bank_app.command()
 def verify(
-    bank: BankPath,
+    bank: BankPlace,
     repair: Annotated[
         bool,
         typer.Option(
@@ -87,14 +87,19 @@ def verify(
     all rows are kept that match their checksums. Damaged files get the ending .damaged; nothing
     deletes them.
     """
-    from sedem.bank.store.verify import examine
+    from sedem.bank.store.opening import is_remote, store_at
 
+    if repair and is_remote(bank):
+        raise ConfigError(
+            "--repair is for banks on local disk; remove damaged documents with 'sedem bank rm "
+            f"{bank} DOCUMENT...', and build them again"
+        )
     if repair:
-        _repair(bank, sources or [], drop, model, as_json)
+        _repair(Path(bank), sources or [], drop, model, as_json)
         return
     if sources or drop:
         raise ConfigError("--from and --drop belong to --repair; add it")
-    damage = examine(bank)
+    damage = store_at(bank).examine()
     if as_json:
         print_json({"problems": damage.problems, "documents": damage.documents})
     else:
@@ -115,7 +120,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
     problems = examine(bank).problems
     again = [] if drop else repair.texts_at_hand(bank, read_documents(files), source_text)
     if again:
-        opened = open_model(model or model_of(bank))
+        opened = open_model(model or model_of(str(bank)))
         with progress("characters read again") as report_progress:
             repair.read_again(opened, opened.engine, bank, again, report_progress)
     report = repair.finish(bank, problems, again, before)
@@ -137,7 +142,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
 
 @bank_app.command("rm")
 def remove(
-    bank: BankPath,
+    bank: BankPlace,
     documents: Annotated[
         list[str], typer.Argument(metavar="DOCUMENT", help="Names of the documents.")
     ],
@@ -147,9 +152,9 @@ def remove(
 
     All of them are removed in one commit, or none. 'sedem bank compact' gives their space back.
     """
-    from sedem.bank.store.local import LocalStore
+    from sedem.bank.store.opening import store_at
 
-    LocalStore(bank).remove(*documents)
+    store_at(bank).remove(*documents)
     names = list(dict.fromkeys(documents))
     if as_json:
         print_json({"removed": names})
@@ -159,14 +164,28 @@ def remove(
 
 
 @bank_app.command()
-def compact(bank: BankPath, as_json: Json = False) -> None:
+def compact(
+    bank: BankPlace,
+    keep: Annotated[
+        float | None,
+        typer.Option(
+            "--keep",
+            metavar="HOURS",
+            min=0,
+            help="How long objects of earlier commits are kept in an object store, for whoever "
+            "reads them. [default: 24]",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Give the space of removed documents back, and merge small shards.
 
-    Answers stay the same. Who asks the bank meanwhile keeps what is open.
+    Answers stay the same. Who asks the bank meanwhile keeps what is open. In an object store, what
+    is replaced now is deleted by a later run, and so is what a killed writer has left.
     """
-    from sedem.bank.store.local import LocalStore
+    from sedem.bank.store.opening import compact_at
 
-    report = LocalStore(bank).compact()
+    report = compact_at(bank, keep)
     if as_json:
         print_json(asdict(report))
         return
@@ -178,41 +197,46 @@ def compact(bank: BankPath, as_json: Json = False) -> None:
 
 @bank_app.command()
 def backup(
-    bank: BankPath,
-    target: Annotated[Path, typer.Argument(metavar="DEST", help="New folder of the copy.")],
+    bank: BankPlace,
+    target: Annotated[
+        str, typer.Argument(metavar="DEST", help="New folder of the copy, or s3://BUCKET/NAME.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Copy a bank as of one commit, even while it is written."""
-    from sedem.bank.store.backup import backup as copy
+    """Copy a bank as of one commit, even while it is written.
 
-    _report_copy(bank, target, copy(bank, target), as_json)
+    Bank and copy may each be on local disk or in an object store.
+    """
+    from sedem.bank.store.copying import copy_bank
+
+    _report_copy(bank, target, copy_bank(bank, target), as_json)
 
 
 @bank_app.command("export")
 def export_archive(
-    bank: BankPath,
+    bank: BankPlace,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="New .tar file.")],
     as_json: Json = False,
 ) -> None:
     """Write a bank into one archive, without keys and kept values."""
-    from sedem.bank.store.archive import export_bank
+    from sedem.bank.store.copying import archive_of
 
-    _report_copy(bank, file, export_bank(bank, file), as_json)
+    _report_copy(bank, file, archive_of(bank, file), as_json)
 
 
 @bank_app.command("import")
 def import_archive(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive of 'sedem bank export'.")],
-    bank: BankPath,
+    bank: BankPlace,
     as_json: Json = False,
 ) -> None:
     """Make a bank of an archive, after everything in it was checked."""
-    from sedem.bank.store.archive import import_bank
+    from sedem.bank.store.copying import bank_of
 
-    _report_copy(file, bank, import_bank(file, bank), as_json)
+    _report_copy(file, bank, bank_of(file, bank), as_json)
 
 
-def _report_copy(source: Path, target: Path, size: int, as_json: bool) -> None:
+def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
     if as_json:
         print_json({"from": str(source), "to": str(target), "bytes": size})
     else:
@@ -221,7 +245,7 @@ def _report_copy(source: Path, target: Path, size: int, as_json: bool) -> None:
 
 @bank_app.command()
 def warm(
-    bank: BankPath,
+    bank: BankPlace,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -240,8 +264,10 @@ def warm(
     blocks. Blocks added later are computed when they are used, until the command is given again.
     """
     from sedem.bank.memory_bank import MemoryBank
+    from sedem.bank.store.opening import local_folder
     from sedem.engine.warming import save_kept
 
+    local_folder(bank, "'sedem bank warm'")
     opened = MemoryBank.open(bank)
     answering = open_model(model or model_of(bank), engine)
     with progress("warming") as report_progress:

@@ -1,4 +1,4 @@
-"""The `sedem` command: demo, build and ask; the other commands have modules of their own.
+"""The `sedem` command: demo and ask; the other commands have modules of their own.
 
 Each command imports what it needs when it runs, so `--help` is fast.
 """
@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from sedem.cli import (
     adapt,
     bench,
+    build,
     calibrate,
     cost,
     data,
@@ -29,7 +30,7 @@ from sedem.cli import (
 from sedem.cli import bank as bank_commands
 from sedem.cli.models import model_of, open_model
 from sedem.cli.options import (
-    BankPath,
+    BankPlace,
     BudgetOption,
     ConditionOption,
     EngineOption,
@@ -75,9 +76,6 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
-INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C has ended."""
-
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
@@ -89,6 +87,7 @@ app.add_typer(bank_commands.bank_app, name="bank")
 app.add_typer(data.data_app, name="data")
 app.add_typer(train.train_app, name="train")
 app.add_typer(evaluate.eval_app, name="eval")
+app.command()(build.build)
 app.command()(init.init)
 app.command()(probe.probe)
 app.command()(adapt.adapt)
@@ -128,95 +127,8 @@ def demo(k: BudgetOption = None) -> None:
 
 
 @app.command()
-def build(
-    bank: BankPath,
-    sources: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="SOURCE",
-            help="Files (.txt, .md, .html, .pdf, .docx), folders of them, or patterns such as "
-            "'reports/**/*.pdf'.",
-        ),
-    ],
-    model: Model = None,
-    encoding: Annotated[
-        str, typer.Option(metavar="NAME", help="Encoding of text and HTML files.")
-    ] = "utf-8",
-    keep_going: Annotated[
-        bool,
-        typer.Option(
-            "--keep-going",
-            help="Pass over files that cannot be read; they are listed, and the exit status is 1.",
-        ),
-    ] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="How a new bank stores slots: bfloat16, int8 or fp8. [default: bfloat16]",
-        ),
-    ] = None,
-    keys: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="Also store the selector's keys, as bfloat16, int8 or fp8: a larger bank, "
-            "faster answers.",
-        ),
-    ] = None,
-    no_text: Annotated[
-        bool,
-        typer.Option(
-            "--no-text",
-            help="Keep no texts in a new bank, only their SHA-256; sources are read from the "
-            "files, if these are still there and unchanged.",
-        ),
-    ] = False,
-) -> None:
-    """Read files into a new or existing bank.
-
-    Unchanged files are skipped; a changed file replaces its old version. Files are read one after
-    the other, and every commit is durable: an interrupted build resumes when its command is given
-    again. A file that cannot be read ends the build; what was read before it is in the bank.
-    """
-    from sedem.data.documents import DocumentFiles
-
-    files = DocumentFiles(sources, encoding, keep_going=keep_going)
-    from sedem.inference.build import build_bank
-
-    opened = open_model(model or model_of(bank))
-    try:
-        with output.progress("reading", of_bytes=True) as report_progress:
-            report = build_bank(
-                opened,
-                opened.engine,
-                bank,
-                files,
-                lambda done: report_progress(done, sum(files.sizes.values())),
-                size=lambda document: files.sizes[document.name],
-                source=opened.source,
-                dtype=dtype,
-                keys=keys,
-                no_text=no_text,
-            )
-    except KeyboardInterrupt:
-        output.error("interrupted; the same command goes on after the last commit")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        for failure in files.failed:
-            output.error(failure)
-    output.write(
-        f"{bank}: {report.added} added, {report.replaced} replaced, {report.unchanged} unchanged; "
-        f"the bank holds {output.count(report.documents, 'document')} "
-        f"in {output.count(report.blocks, 'block')}"
-    )
-    if files.failed:
-        raise typer.Exit(1)
-
-
-@app.command()
 def ask(
-    bank: BankPath,
+    bank: BankPlace,
     question: Annotated[
         str | None,
         typer.Argument(metavar="QUESTION", help="Without it, one question a line from stdin."),

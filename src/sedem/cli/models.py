@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sedem.config import DEFAULT_MODEL
@@ -29,7 +28,7 @@ def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
     return SeDeM.from_pretrained(name, engine=engine, light=True, weights=weights)
 
 
-def model_of(bank: Path) -> str:
+def model_of(bank: str) -> str:
     """Return the model that made a bank, or the default model for a new bank.
 
     A bank may come from anybody, so the model that it names is opened only if it ships with sedem.
@@ -37,12 +36,13 @@ def model_of(bank: Path) -> str:
     Raises:
         BankError: the bank names another model.
     """
-    from sedem.bank.store.local import LocalStore
+    from sedem.bank.store.opening import store_at
     from sedem.inference.checkpoint import embedded
 
-    if not bank.exists():
+    store = store_at(bank)
+    if not store.exists():
         return DEFAULT_MODEL
-    claimed = str(LocalStore(bank).meta().made_by.get("model") or DEFAULT_MODEL)
+    claimed = str(store.meta().made_by.get("model") or DEFAULT_MODEL)
     # The path, because a folder of the same name in the working directory would be opened instead.
     if (shipped := embedded(claimed)) is not None:
         return str(shipped)

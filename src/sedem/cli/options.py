@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,10 @@ from sedem.untrusted import parse_json
 RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
 """Names that say which data is opened; they are not options of a reader."""
 
-BankPath = Annotated[Path, typer.Argument(metavar="BANK", help="Folder of the bank.")]
+BankPlace = Annotated[
+    str,
+    typer.Argument(metavar="BANK", help="Folder of the bank, or a place such as s3://BUCKET/NAME."),
+]
 Model = Annotated[
     str | None,
     typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id. [default: sedem-nano]"),

@@ -297,15 +297,18 @@ def questions_from_stdin() -> Iterator[str]:
 
 
 @contextmanager
-def progress(what: str, *, of_bytes: bool = False) -> Iterator[Callable[[int, int], None]]:
+def progress(
+    what: str, *, of_bytes: bool = False, speed: str = ""
+) -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr.
 
     Args:
         what: names the work in front of the bar.
         of_bytes: whether the steps are bytes, shown as kB, MB or GB.
+        speed: unit of a number behind the bar, such as "tokens/s"; empty shows none.
 
     Yields:
-        A callback that takes the steps done and the steps in all.
+        A callback that takes the steps done and the steps in all, and the number.
     """
     from rich.console import Console
     from rich.progress import (
@@ -321,15 +324,16 @@ def progress(what: str, *, of_bytes: bool = False) -> Iterator[Callable[[int, in
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn() if of_bytes else MofNCompleteColumn(),
+        *([TextColumn("{task.fields[speed]:,.0f} " + speed)] if speed else []),
         TimeRemainingColumn(),
     )
     bar = Progress(*columns, console=Console(stderr=True))
-    task = bar.add_task(what, total=None)
+    task = bar.add_task(what, total=None, speed=0.0)
 
-    def show(done: int, total: int) -> None:
+    def show(done: int, total: int, speed: float = 0.0, /) -> None:
         # The bar starts with the first step, so an error before it stays a single line.
         bar.start()
-        bar.update(task, completed=done, total=total)
+        bar.update(task, completed=done, total=total, speed=speed)
 
     try:
         yield show

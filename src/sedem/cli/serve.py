@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,12 +15,17 @@ from sedem.cli.options import EngineOption, WeightsOption, parse_options
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 
+if TYPE_CHECKING:
+    from sedem.bank.store.opening import Place
+    from sedem.serve.settings import Settings
+
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 """Packages of the extra `serve`."""
 FOLDER = Path("~/.sedem")
 LIMITS = (
     "max_body_bytes", "max_file_bytes", "max_documents", "max_question_characters", "max_k",
-    "max_all_blocks", "max_tokens", "max_online_characters", "online_banks", "drain_seconds",
+    "max_all_blocks", "max_tokens", "max_online_characters", "online_banks",
+    "max_removed_share", "drain_seconds",
 )  # fmt: skip
 """Settings that --limit may change."""
 
@@ -32,9 +37,9 @@ def serve(
     bank: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME=FOLDER",
-            help="A bank that clients may ask but not change, such as one of `sedem build`; "
-            "repeatable.",
+            metavar="NAME=PLACE",
+            help="A bank that clients may ask but not change: a folder of `sedem build`, or a "
+            "place such as s3://BUCKET/NAME; repeatable.",
         ),
     ] = None,
     folder: Annotated[
@@ -121,6 +126,26 @@ def serve(
     log_text: Annotated[
         bool, typer.Option("--log-text", help="Log questions, answers and messages of errors too.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Answer on the machines of a Ray cluster: HOST:PORT of its head node, auto, or "
+            "local. [default: on this machine]",
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --ray: parts of each bank's keys. [default: 1]"),
+    ] = None,
+    engines: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --ray: replicas that answer. [default: 1]"),
+    ] = None,
+    copies: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --ray: replicas of each part. [default: 1]"),
+    ] = None,
     telemetry: Annotated[
         bool,
         typer.Option(
@@ -140,8 +165,14 @@ def serve(
         return
     if read_only or bank_scope:
         raise ConfigError("--read-only and --bank-scope belong to --new-key; add it")
+    machines = {
+        name: count
+        for name, count in (("partitions", partitions), ("engines", engines), ("copies", copies))
+        if count is not None
+    }
+    if machines and ray is None:
+        raise ConfigError(f"--{next(iter(machines))} belongs to --ray; add it")
     _check_packages()
-    from sedem.serve.run import run
     from sedem.serve.settings import Settings
 
     settings = Settings(
@@ -167,7 +198,19 @@ def serve(
             f"{host} can be reached from elsewhere, and keys travel in the clear; put a proxy with "
             "TLS in front"
         )
-    run(settings, _announce)
+    _run(settings, ray, machines)
+
+
+def _run(settings: Settings, ray: str | None, machines: Mapping[str, int]) -> None:
+    """Serve here, or on the machines of a cluster."""
+    if ray is None:
+        from sedem.serve.run import run
+
+        run(settings, _announce)
+    else:
+        from sedem.scale import serving
+
+        serving.run(settings, serving.Machines(**machines), ray, _announce)
 
 
 def _announce(address: str, secret: str | None) -> None:
@@ -196,25 +239,27 @@ def _check_packages() -> None:
         )
 
 
-def _banks(entries: Sequence[str]) -> dict[str, Path]:
-    banks: dict[str, Path] = {}
+def _banks(entries: Sequence[str]) -> dict[str, Place]:
+    from sedem.bank.store.opening import is_remote
+
+    banks: dict[str, Place] = {}
     for entry in entries:
         name, equals, path = entry.partition("=")
         if not (name and equals and path):
-            raise ConfigError(f"bank '{entry}' is not of the form NAME=FOLDER")
+            raise ConfigError(f"bank '{entry}' is not of the form NAME=PLACE")
         if name in banks:
             raise ConfigError(f"2 banks are named '{name}'; give each a name of its own")
-        banks[name] = Path(path).expanduser()
+        banks[name] = path if is_remote(path) else Path(path).expanduser()
     return banks
 
 
-def _check_banks(folders: Collection[Path]) -> None:
-    """Refuse folders that are no banks before an address is shown, not after the model is open."""
-    if folders:
-        from sedem.bank.store.catalog import check_is_bank
+def _check_banks(places: Collection[Place]) -> None:
+    """Refuse places that are no banks before an address is shown, not after the model is open."""
+    if places:
+        from sedem.bank.store.opening import check_is_bank
 
-        for folder in folders:
-            check_is_bank(folder)
+        for place in places:
+            check_is_bank(place)
 
 
 def _limits(entries: Sequence[str] | None) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""Connecting to a Ray cluster: one on this machine, or one that runs already."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sedem.errors import ConfigError, first_line
+
+LOCAL = "local"
+AUTO = "auto"
+CLIENT = "ray://"
+SECONDS = 5.0
+"""After which nobody listens at an address; Ray itself would try for half a minute."""
+_FORMS = (
+    f"'{LOCAL}' starts a cluster on this machine, '{AUTO}' finds the one that runs here; others "
+    f"are HOST:PORT, such as 10.0.0.1:6379, or {CLIENT}HOST:10001"
+)
+
+
+def import_ray() -> Any:
+    """Return the module `ray`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "many machines are joined by Ray, which is not installed; run "
+            "pip install 'sedem[scale]'"
+        ) from None
+    return ray
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Be connected to a cluster; a process that is connected already stays so, and to the same.
+
+    Args:
+        address: "local" starts a cluster on this machine, which ends with the block; "auto" is the
+            cluster that runs on this machine; others are "HOST:PORT" of a head node, whose machine
+            or one of whose nodes this is, and "ray://HOST:PORT" of Ray's client server.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no such cluster.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield
+        return
+    if address not in (LOCAL, AUTO):
+        _check_listens(address)
+    options: dict[str, Any] = {} if address == LOCAL else {"address": address}
+    if address == LOCAL:
+        options["include_dashboard"] = False
+    if not address.startswith(CLIENT):
+        options["log_to_driver"] = False
+    try:
+        ray.init(logging_level=logging.ERROR, **options)
+    except Exception as error:
+        raise ConfigError(_reason(address, error)) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_listens(address: str) -> None:
+    """Refuse an address where nobody listens."""
+    host, colon, port = address.removeprefix(CLIENT).rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"'{address}' is no address of a Ray cluster; {_FORMS}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+    except OSError as error:
+        raise ConfigError(
+            f"no Ray cluster answers at '{address}' ({error.strerror or error}); start one with "
+            f"'ray start --head', or correct the address: {_FORMS}"
+        ) from None
+
+
+def _reason(address: str, error: Exception) -> str:
+    """Why Ray could not connect, in a sentence."""
+    text = f"{error} {error.__context__ or ''} {error.__cause__ or ''}"
+    if "AuthToken" in text or "authentication" in text.lower():
+        return (
+            f"the Ray cluster at '{address}' asks for a token; set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN or ~/.ray/auth_token to the token of its head node"
+        )
+    if address == LOCAL:
+        return f"no Ray cluster can be started on this machine ({first_line(error)})"
+    if address == AUTO:
+        return (
+            f"no Ray cluster runs on this machine ({first_line(error)}); start one with "
+            f"'ray start --head', or give another address: {_FORMS}"
+        )
+    return (
+        f"the Ray cluster at '{address}' cannot be used ({first_line(error)}); without {CLIENT} "
+        "this machine must be one of its nodes, and Ray and Python must be of the same version"
+    )

@@ -1,0 +1,324 @@
+"""What answers the questions of a server on many machines: engine replicas, and selector replicas.
+
+A replica that is lost takes the answers with it that it was decoding. Those of which no text was
+sent are asked of another replica; the others end with an error. A question that is asked again runs
+on the same version of the bank, so that what was sent of it, its blocks, stays true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor
+
+from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.errors import CancelledError, ConfigError, QueueFullError, SedemError, UnavailableError
+from sedem.inference.generation import Decoding
+from sedem.inference.reply import AsyncReply, Event, Selected
+from sedem.inference.requests import Request
+from sedem.inference.running import failure
+from sedem.inference.scheduler import GREEDY
+from sedem.scale.answering import Asked
+from sedem.scale.partitions import Found
+from sedem.scale.selecting import Wanted
+from sedem.scale.versions import Shipped, Version, Versions
+from sedem.types import Answer
+
+logger = logging.getLogger(__name__)
+
+SECONDS = 120.0
+"""How long a question is asked again of other replicas; Ray starts a lost one in some 10 to 30."""
+PAUSE = 0.2
+"""Seconds before a question is asked again: the loss of a replica takes a moment to be known."""
+PREPARE_SECONDS = 600.0
+"""How long replicas may take to make the keys of a version; one that takes longer makes them for
+its first question."""
+
+
+def put(shipped: Shipped) -> Any:
+    """Put the contents of a version into Ray's object store."""
+    import ray
+
+    return ray.put(shipped)
+
+
+def fetch(reference: Any) -> Shipped:
+    """Return the contents of a version from Ray's object store."""
+    import ray
+
+    shipped: Shipped = ray.get(reference)
+    return shipped
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error is of a replica that was lost, or that cannot be reached."""
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import RayServeException
+
+    lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+    return lost or isinstance(error, RayServeException)
+
+
+def raised(value: Any) -> Any:
+    """Return what a replica sent, or raise it if it is an error."""
+    if isinstance(value, Exception):
+        raise value
+    return value
+
+
+class Attempts:
+    """When to ask again, and when to give up.
+
+    Args:
+        seconds: after which no further attempt is made.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self._until = time.monotonic() + seconds
+
+    def left(self, error: BaseException) -> bool:
+        """Whether to ask again after an error."""
+        return is_lost(error) and time.monotonic() < self._until
+
+
+class AskPart:
+    """Asks one part of the selectors, and another replica of it when one is lost.
+
+    Args:
+        handle: of the part's deployment.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def __call__(self, wanted: Wanted) -> Found:
+        """Return the best blocks of the part.
+
+        Raises:
+            UnavailableError: no replica of the part answers.
+            SedemError: the bank cannot be read.
+        """
+        attempts = Attempts()
+        while True:
+            try:
+                found: Found = raised(await self._handle.find.remote(wanted))
+                return found
+            except Exception as error:
+                if not attempts.left(error):
+                    raise failure(error) from error
+            await asyncio.sleep(PAUSE)
+
+
+def prepare_on(handle: Any, version: Version, until: float) -> None:
+    """Have the replicas of one deployment open a version; waits until one of them runs and has.
+
+    Args:
+        handle: of the deployment.
+        version: the version.
+        until: when to leave it to the first question, by `time.monotonic`.
+
+    Raises:
+        SedemError: a replica cannot read the bank.
+    """
+    while (left := until - time.monotonic()) > 0:
+        values: list[Any] = []
+        try:
+            pending = handle.broadcast("prepare", version)
+            values = pending.results(timeout_s=left, return_exceptions=True)
+        except TimeoutError:
+            break
+        except Exception as error:
+            # While a server starts, its deployments come one by one.
+            if not is_lost(error):
+                raise
+        for value in values:
+            if isinstance(value, SedemError):
+                raise value
+        if None in values:
+            return
+        time.sleep(PAUSE)
+    logger.warning("no replica has prepared version %d in time", version.number)
+
+
+class Distributed:
+    """Answers questions on the replicas of a Ray Serve application; an `Answerer`.
+
+    Args:
+        engines: handle of the engines' deployment.
+        parts: handles of the selectors' deployments, one for each part.
+        rows: the most answers at once, on all engines together.
+        waiting: the most questions that wait.
+    """
+
+    def __init__(self, engines: Any, parts: list[Any], *, rows: int, waiting: int) -> None:
+        self.rows, self.limit = rows, rows + waiting
+        self._engines, self._parts = engines, parts
+        self._streams = engines.options(stream=True)
+        self._versions = Versions(put)
+        self._live: set[asyncio.Task[None]] = set()
+        self._begun = 0
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for a row or for their blocks."""
+        return len(self._live) - self._begun
+
+    @property
+    def running(self) -> int:
+        """How many answers are being generated."""
+        return self._begun
+
+    def prepare(self, bank: Snapshot) -> None:
+        """Have every replica open a version, and every part make its keys; waits for one of each.
+
+        A replica that is lost meanwhile opens the version when it is first asked.
+
+        Raises:
+            SedemError: the bank cannot be read by a replica.
+        """
+        version, until = self._versions.of(bank), time.monotonic() + PREPARE_SECONDS
+        handles = [*self._parts, self._engines]
+        with ThreadPoolExecutor(len(handles)) as threads:
+            for done in [threads.submit(prepare_on, one, version, until) for one in handles]:
+                done.result()
+        logger.info("version %d of %s is ready on every part", version.number, version.bank)
+
+    def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
+        """Answer a question; as `Scheduler.stream`."""
+        if self._closed:
+            raise UnavailableError("the server is closing; ask another one")
+        if len(self._live) >= self.limit:
+            raise QueueFullError(
+                f"{self.limit} questions are being answered or wait already; ask again later"
+            )
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        task = loop.create_task(self._answer(request, decoding, events.put_nowait))
+        self._live.add(task)
+        task.add_done_callback(self._live.discard)
+
+        def cancel() -> None:
+            # A reply may be dropped by any thread, and after its loop has ended.
+            if not task.done() and not loop.is_closed():
+                loop.call_soon_threadsafe(task.cancel)
+
+        return AsyncReply(cancel, events)
+
+    def scores(self, bank: BankReader, question: str) -> Tensor:
+        """Return the score of every block; as `SeDeM.scores`."""
+        version = self._versions.of(bank.snapshot())
+        attempts = Attempts()
+        while True:
+            try:
+                scores_N: Tensor = raised(self._engines.scores.remote(version, question).result())
+                return scores_N
+            except Exception as error:
+                if not attempts.left(error):
+                    raise failure(error) from error
+            time.sleep(PAUSE)
+
+    def drain(self) -> None:
+        """Take no more questions and let answers finish."""
+        self._closed = True
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Take no more questions; with `at_once`, cancel those that run."""
+        self._closed = True
+        if at_once:
+            for task in [*self._live]:
+                loop = task.get_loop()
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(task.cancel)
+
+    async def _answer(
+        self, request: Request, decoding: Decoding, send: Callable[[Event], None]
+    ) -> None:
+        """Send the events of an answer, from as many replicas as it takes."""
+        try:
+            version = await asyncio.to_thread(self._versions.of, request.bank.snapshot())
+            # `request` is held to the end: while its snapshot lives, its version does.
+            await self._attempts(Asked.of(version, request, decoding), send)
+        except asyncio.CancelledError:
+            send(CancelledError("the question was cancelled"))
+            raise
+        except Exception as error:
+            send(failure(error))
+
+    async def _attempts(self, asked: Asked, send: Callable[[Event], None]) -> None:
+        attempts, sent = Attempts(), Sent(send)
+        try:
+            while True:
+                try:
+                    await self._attempt(asked, sent)
+                    return
+                except Exception as error:
+                    if not is_lost(error):
+                        raise
+                    if sent.text:
+                        raise UnavailableError(
+                            "the machine that was answering is lost; the answer ends here, ask "
+                            "again for all of it"
+                        ) from error
+                    if not attempts.left(error):
+                        raise UnavailableError(
+                            "no machine that answers can be reached; ask again later"
+                        ) from error
+                await asyncio.sleep(PAUSE)
+        finally:
+            self._begun -= sent.blocks
+
+    async def _attempt(self, asked: Asked, sent: Sent) -> None:
+        """Take the events of one replica."""
+        events = self._streams.events.remote(asked)
+        try:
+            async for event in events:
+                if isinstance(event, Selected) and not sent.blocks:
+                    self._begun += 1
+                sent.take(event)
+            if not sent.ended:
+                raise UnavailableError("the engine ended an answer before its end; ask again")
+        finally:
+            events.cancel()
+
+
+class Sent:
+    """What the reader of an answer has been sent.
+
+    Args:
+        send: gives an event to the reader.
+
+    Attributes:
+        blocks: whether the blocks of the answer were sent.
+        text: whether any of its text was.
+        ended: whether the last event was.
+    """
+
+    def __init__(self, send: Callable[[Event], None]) -> None:
+        self._send = send
+        self.blocks = self.text = self.ended = False
+
+    def take(self, event: Event) -> None:
+        """Send an event, unless it was sent by a replica that was lost."""
+        if isinstance(event, Selected):
+            if self.blocks:
+                return
+            self.blocks = True
+        self.text |= isinstance(event, str)
+        self.ended |= isinstance(event, Answer | Exception)
+        self._send(event)
+
+
+def check_counts(**counts: int) -> None:
+    """Refuse numbers below one.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for name, number in counts.items():
+        if number < 1:
+            raise ConfigError(f"{name} is {number}; it must be at least 1")

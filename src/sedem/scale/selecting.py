@@ -1,0 +1,98 @@
+"""A selector replica: the keys of one part of each bank, and exact selection among its blocks.
+
+Letters: Q question tokens, E encoder width, n blocks of the part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sedem.bank import coarse_search, key_index
+from sedem.bank.search import score_questions
+from sedem.bank.snapshot import Snapshot
+from sedem.inference.scoring import of_documents
+from sedem.method.selector import Selector
+from sedem.quantization import BFLOAT16
+from sedem.scale.partitions import Found, best, split
+from sedem.scale.versions import OpenVersions, Shipped, Version
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """What a part is asked for.
+
+    Attributes:
+        version: of the bank.
+        hidden_QE: states of the question.
+        count: how many of the best blocks; None means all.
+        documents: indexes of the documents that are asked; None means all.
+    """
+
+    version: Version
+    hidden_QE: NDArray[np.float32]
+    count: int | None
+    documents: tuple[int, ...] | None
+
+
+class PartSelector:
+    """Selects among the blocks of one part of each bank; threads may share it.
+
+    Args:
+        selector: the selector of the model that answers.
+        part: which part this is, from 0.
+        parts: how many there are.
+        fetch: returns the contents of a version.
+    """
+
+    def __init__(
+        self, selector: Selector, part: int, parts: int, fetch: Callable[[Any], Shipped]
+    ) -> None:
+        self.selector, self.part, self.parts = selector, part, parts
+        self.versions = OpenVersions(fetch, self._open)
+        # One question at a time, as on one machine: products of several have other roundings.
+        self._scoring = threading.Lock()
+
+    def prepare(self, version: Version) -> None:
+        """Make the keys of this part of a version.
+
+        Raises:
+            SedemError: the bank cannot be read.
+        """
+        self.versions.get(version)
+
+    @torch.no_grad()
+    def find(self, wanted: Wanted) -> Found:
+        """Return the best blocks of this part.
+
+        Raises:
+            SedemError: the bank cannot be read.
+        """
+        bank, blocks = self.versions.get(wanted.version)
+        if not len(blocks):
+            return Found(np.zeros(0, np.int64), np.zeros(0, np.float32))
+        count, documents = wanted.count, wanted.documents
+        every = count is None or documents is not None or count > coarse_search.COUNT
+        device = self.selector.w_key.weight.device
+        hidden_BQE = torch.tensor(wanted.hidden_QE).to(device)[None]
+        mask_BQ = torch.ones(hidden_BQE.shape[:2], dtype=torch.bool)
+        with self._scoring:
+            scores_n = score_questions(self.selector, bank, hidden_BQE, mask_BQ, every=every)[0]
+        return best(of_documents(bank, documents, scores_n.cpu()), blocks.start, count)
+
+    def _open(self, bank: Snapshot) -> tuple[Snapshot, range]:
+        """This part of a bank with its keys, and its blocks."""
+        blocks = split(len(bank), self.parts)[self.part]
+        part = bank.part(blocks)
+        if len(blocks):
+            # Of any size: this process is there to keep them. Unrounded on a CPU, and bfloat16 on
+            # a GPU, as one machine keeps those of banks that it has the memory for.
+            on_cpu = self.selector.w_key.weight.device.type == "cpu"
+            key_index.prepare(part, self.selector, None if on_cpu else BFLOAT16)
+        return part, blocks

@@ -1,0 +1,187 @@
+"""Versions of banks: what a question is answered from, the same on every machine.
+
+The process that serves HTTP makes a version of each snapshot of a bank that it sees, and hands its
+contents to the replicas: documents, blocks and the places of their memory, of a bank on disk not
+the memory itself. Every replica opens exactly these contents, whatever was written to the bank
+since. A request names its version, so a replica that has not opened it, because it has just been
+started, opens it then; it cannot use another one by mistake.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from sedem.bank.documents import Source
+from sedem.bank.snapshot import Snapshot
+from sedem.bank.store.interface import Contents
+from sedem.bank.store.local import LocalStore
+from sedem.bank.store.shard import Check
+from sedem.errors import UnavailableError
+
+T = TypeVar("T")
+KEPT = 64
+"""Versions that a replica keeps open; one that is asked again later is opened again."""
+KEPT_OF_ONE = 2
+"""Versions of one bank among them: the newest, and the one that questions may still run on."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a bank.
+
+    Attributes:
+        id: differs between all versions of all banks.
+        number: later versions have larger numbers.
+        bank: the same for all versions of one bank.
+        blocks: how many it has.
+        stored: whether its memory is in a store that every replica reads. Its blocks are then
+            selected by parts. Other banks are small, and one replica answers from them alone.
+        content: where its `Shipped` is; a reference to an object of Ray.
+    """
+
+    id: str
+    number: int
+    bank: str
+    blocks: int
+    stored: bool
+    content: Any
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A snapshot on its way to another process.
+
+    Attributes:
+        contents: all that the bank holds.
+        store: folder, check and source of its store on disk; None for another bank.
+    """
+
+    contents: Contents
+    store: tuple[Path, Check, Source | None] | None
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Shipped:
+        """Pack a snapshot."""
+        store = snapshot.store
+        if not isinstance(store, LocalStore):
+            return cls(snapshot.contents, None)
+        return cls(snapshot.contents, (store.folder, store.check, store.source))
+
+    def snapshot(self) -> Snapshot:
+        """Unpack it."""
+        store = None if self.store is None else LocalStore(*self.store)
+        return Snapshot(self.contents, store)
+
+
+class Versions:
+    """The versions that one process hands out; threads may share it.
+
+    A version lives as long as its snapshot does, and so as long as a question runs on it.
+
+    Args:
+        put: puts a `Shipped` where replicas find it, and returns what they find it by.
+    """
+
+    def __init__(self, put: Callable[[Shipped], Any]) -> None:
+        self._put = put
+        self._known: WeakKeyDictionary[Snapshot, Version] = WeakKeyDictionary()
+        self._numbers = count(1)
+        # Another process may have handed out versions of the same banks.
+        self._run = uuid4().hex[:12]
+        self._lock = threading.Lock()
+
+    def of(self, snapshot: Snapshot) -> Version:
+        """Return the version of a snapshot; the first time, its contents are handed over."""
+        with self._lock:
+            if (known := self._known.get(snapshot)) is not None:
+                return known
+            number = next(self._numbers)
+            id = f"{self._run}-{number}"
+            place = None if snapshot.store is None else str(snapshot.path or snapshot.store)
+            content = self._put(Shipped.of(snapshot))
+            version = Version(
+                id,
+                number,
+                place or id,
+                len(snapshot),
+                snapshot.store is not None,
+                content,
+            )
+            self._known[snapshot] = version
+            return version
+
+
+class OpenVersions(Generic[T]):
+    """What one replica has made of the versions that it was asked for; threads may share it.
+
+    Args:
+        fetch: returns the `Shipped` of a version.
+        make: makes what the replica needs of a snapshot.
+        kept: versions that stay open.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[Any], Shipped],
+        make: Callable[[Snapshot], T],
+        kept: int = KEPT,
+    ) -> None:
+        self._fetch, self._make, self._kept = fetch, make, kept
+        self._open: OrderedDict[str, tuple[Version, T]] = OrderedDict()
+        self._lock, self._making = threading.Lock(), threading.Lock()
+
+    def get(self, version: Version) -> T:
+        """Return what was made of a version; this takes long the first time.
+
+        Raises:
+            UnavailableError: the process that handed it out has ended.
+            SedemError: what `make` raises.
+        """
+        if (found := self._look(version)) is not None:
+            return found
+        # One at a time: two would take the memory of both.
+        with self._making:
+            if (found := self._look(version)) is not None:
+                return found
+            made = self._make(self._shipped(version).snapshot())
+            self._keep(version, made)
+            return made
+
+    def ids(self) -> list[str]:
+        """Return the ids of the versions that are open, the one used last at the end."""
+        with self._lock:
+            return [*self._open]
+
+    def _look(self, version: Version) -> T | None:
+        with self._lock:
+            if version.id not in self._open:
+                return None
+            self._open.move_to_end(version.id)
+            return self._open[version.id][1]
+
+    def _keep(self, version: Version, made: T) -> None:
+        with self._lock:
+            self._open[version.id] = version, made
+            same = [one for one, _ in self._open.values() if one.bank == version.bank]
+            for old in sorted(same, key=lambda one: one.number)[:-KEPT_OF_ONE]:
+                if old.id != version.id:
+                    del self._open[old.id]
+            while len(self._open) > self._kept:
+                self._open.popitem(last=False)
+
+    def _shipped(self, version: Version) -> Shipped:
+        try:
+            return self._fetch(version.content)
+        except Exception as error:
+            raise UnavailableError(
+                f"version {version.number} of the bank is lost with the process that served it; "
+                "ask again"
+            ) from error

@@ -1,0 +1,58 @@
+"""The size of a bank on paper is that of a bank that was built."""
+
+from __future__ import annotations
+
+import pytest
+
+from sedem import Document, MemoryBank, SeDeM
+from sedem.bank.coarse_search import pool_keys
+from sedem.bank.key_index import key_index, keys_of
+from sedem.inference.checkpoint import embedded
+from sedem.quantization import DTYPES
+from sedem.scale.bank_bytes import BlockShape, bank_bytes
+
+NANO = BlockShape.of_model(str(embedded("sedem-nano")))
+
+
+@pytest.fixture(scope="module")
+def model() -> SeDeM:
+    return SeDeM.from_pretrained("sedem-nano", light=True)
+
+
+@pytest.fixture(scope="module")
+def bank(model: SeDeM) -> MemoryBank:
+    return model.read([Document("hills.txt", "The lease of the house on the hill ends. " * 60)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slots_take_the_bytes_of_a_real_bank(dtype: str, bank: MemoryBank) -> None:
+    expected = bank_bytes(NANO, bank.tokens, len(bank))
+    assert bank.cast(dtype).memory_bytes == expected["slots"][dtype]
+    assert len(bank) == NANO.blocks(bank.tokens, bank.tokens)
+
+
+def test_keys_take_the_bytes_of_real_keys(model: SeDeM, bank: MemoryBank) -> None:
+    expected = bank_bytes(NANO, bank.tokens, len(bank))
+    keys = keys_of(bank, model.selector, range(len(bank)))
+    for dtype in DTYPES:
+        assert keys.cast(dtype).nbytes == expected["keys"][dtype]
+    assert keys.dequantize().float().nbytes == len(bank) * NANO.key_bytes("float32")
+    pooled, _ = pool_keys(keys, key_index(bank, model.selector).padding)
+    assert pooled.nbytes == expected["pooled_keys"]
+
+
+def test_kept_values_take_the_bytes_that_were_measured() -> None:
+    # docs/bank-format.md: 12,288 bytes a token in float32 and 3,264 in int8.
+    assert (NANO.kept_bytes("float32"), NANO.kept_bytes("int8")) == (12_288, 3_264)
+
+
+def test_blocks_that_see_each_other_keep_nothing() -> None:
+    shape = BlockShape.of_model("llama-3.2-1b")
+    assert bank_bytes(shape, 1000, shape.blocks(1000))["kept"] == {}
+
+
+def test_short_documents_take_more_blocks() -> None:
+    assert NANO.blocks(1280) == 10
+    assert NANO.blocks(1280, 100) == 13
+    assert NANO.blocks(1280, 130) == 2 * 9 + 1
+    assert NANO.blocks(1, 10_000) == 1
