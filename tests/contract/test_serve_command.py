@@ -45,7 +45,7 @@ def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--bank", "reports"), "bank 'reports' is not of the form NAME=FOLDER"),
+        (("--bank", "reports"), "bank 'reports' is not of the form NAME=PLACE"),
         (("--bank", "a=x", "--bank", "a=y"), "2 banks are named 'a'"),
         (("--bank", "../a=x"), "'../a' is no name of a bank"),
         (("--bank", "a=nowhere.bank"), "there is no bank 'nowhere.bank'; make one with"),

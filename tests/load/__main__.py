@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from campaign import run_campaigns, write_json
+from campaign import keep, run_campaigns
 from load.campaigns import CAMPAIGNS, LONG
 from load.report import REPORT, write_page
 
@@ -25,16 +25,15 @@ def main() -> int:
     )
 
 
-def _write_report(found: dict[str, Any]) -> None:
+def _write_report(name: str, figures: dict[str, Any]) -> None:
     about = provenance()
-    report = {
+    figures["run"] |= {
         "machine": about["machine"],
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": {package: version(package) for package in PACKAGES},
         "commit": about["commit"],
-        "settings": {name: " ".join(CAMPAIGNS[name].flags) for name in found["campaigns"]},
-        **found,
+        "settings": " ".join(CAMPAIGNS[name].flags),
     }
-    write_json(REPORT, report)
+    keep(REPORT, name, figures, CAMPAIGNS)
     write_page()
 
 

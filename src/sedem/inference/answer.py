@@ -132,21 +132,30 @@ def prepare(
         check_min_confidence(model, request)
         request.bank.check_made_by(model.fingerprint())
     with device_lock(model.device):
-        hidden_BQE, mask_BQ = encode_questions(
-            model, engine, [request.question for request in requests]
-        )
+        to_select = [request for request in requests if request.selection is None]
+        states = None
+        if to_select:
+            states = encode_questions(model, engine, [one.question for one in to_select])
         clock.lap("encode_ms")
         # Tokenized while a GPU encodes the questions.
         chat = model.config.chat_template
         prompts = [question_ids(model.decoder, request.question, chat=chat) for request in requests]
-        scores = score_requests(model, requests, hidden_BQE, mask_BQ)
-        known = zip(requests, scores, confidences(model, scores, mask_BQ), strict=True)
-        selections = [choose(model, *one) for one in known]
+        selected = iter(() if states is None else _select(model, to_select, *states))
+        selections = [request.selection or next(selected) for request in requests]
         clock.lap("score_ms")
     rows = zip(requests, selections, prompts, limits, strict=True)
     prepared = [_start(model, *row) for row in rows]
     clock.lap("gather_ms")
     return prepared
+
+
+def _select(
+    model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
+) -> list[Selection]:
+    """Select the blocks of requests whose questions are encoded."""
+    scores = score_requests(model, requests, hidden_BQE, mask_BQ)
+    known = zip(requests, scores, confidences(model, scores, mask_BQ), strict=True)
+    return [choose(model, *one) for one in known]
 
 
 def _start(

@@ -13,7 +13,7 @@ from sedem.bank.store.catalog import text_digest
 from sedem.bank.store.interface import Meta
 from sedem.bank.store.kept_files import kept_bytes
 from sedem.bank.store.key_files import stored_bytes
-from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import Place, PlacedStore, is_remote, local_folder, store_at
 from sedem.bank.store.unfinished import unfinished_documents
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
@@ -51,7 +51,7 @@ class Report:
 def build_bank(
     model: SedemModules,
     engine: Engine,
-    path: Path,
+    path: Place,
     documents: Iterable[Document],
     progress: Callable[[int], None] | None = None,
     *,
@@ -72,7 +72,7 @@ def build_bank(
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        path: folder of the bank.
+        path: folder of the bank, or its place in an object store.
         documents: texts with distinct names.
         progress: called with the size of all documents that are done, and of what is done of the
             others.
@@ -92,9 +92,11 @@ def build_bank(
     """
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
-    writer = _Writer(model, engine, LocalStore(path, wait=wait), source, dtype, no_text)
-    stored = _stored(model, path, dtype, no_text)
-    taken = _Taken(stored, size or (lambda document: len(document.text)))
+    if keys is not None:
+        local_folder(path, "'sedem build --keys'")
+    writer = _Writer(model, engine, store_at(path, wait=wait), source, dtype, no_text)
+    stored = stored_digests(model, path, dtype, no_text)
+    taken = Taken(stored, size or (lambda document: len(document.text)))
     for group in commits(taken.changed(documents)):
         group_size = sum(map(taken.size, group))
         before = taken.total - group_size
@@ -110,24 +112,25 @@ def build_bank(
     return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Return facts about a bank on disk: which model made it, what it holds, how large it is.
+def describe(path: Place) -> dict[str, Any]:
+    """Return facts about a stored bank: which model made it, what it holds, how large it is.
 
     `unfinished` lists documents whose build was interrupted; the same build goes on with them.
     """
-    bank = MemoryBank.open(path)
+    store = store_at(path)
+    bank = MemoryBank.open_from(store)
     tokens = bank.tokens
     return {
         "documents": len(bank.documents),
-        "unfinished": unfinished_documents(path),
+        "unfinished": unfinished_documents(store),
         "blocks": len(bank),
         "tokens": tokens,
         "dtype": bank.dtype,
         "texts": "in the bank" if bank.contents.meta.texts else "not in the bank",
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
-        "key_bytes": stored_bytes(path),
-        "kept_bytes": kept_bytes(path),
+        "key_bytes": 0 if is_remote(path) else stored_bytes(Path(path)),
+        "kept_bytes": 0 if is_remote(path) else kept_bytes(Path(path)),
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }
@@ -139,7 +142,7 @@ class _Writer:
 
     model: SedemModules
     engine: Engine
-    store: LocalStore
+    store: PlacedStore
     source: str | None
     dtype: str | None
     no_text: bool
@@ -149,24 +152,27 @@ class _Writer:
         model, store = self.model, self.store
         if len(group) == 1 and is_long(group[0]):
             segments = segments_of(model, group[0])
-            if not store.folder.exists():
-                made_by = {**model.made_by(), "model": self.source}
-                kind = self.dtype or BFLOAT16
-                meta = Meta(model.fingerprint(), made_by, kind, not self.no_text)
-                with store.creating(meta):
+            if not store.exists():
+                with store.creating(new_meta(model, self.source, self.dtype, self.no_text)):
                     pass
             read_parts(model, self.engine, store, group[0], segments, progress)
             return
         part = read(model, self.engine, group, source=self.source, progress=progress)
-        if store.folder.exists():
+        if store.exists():
             # The bank is not opened for it, so a commit costs what it adds.
             append_to(store, part.snapshot())
         else:
-            part.save(store.folder, self.dtype, no_text=self.no_text)
+            part.save_to(store, self.dtype, no_text=self.no_text)
+
+
+def new_meta(model: SedemModules, source: str | None, dtype: str | None, no_text: bool) -> Meta:
+    """Return what holds for a bank that a build creates; arguments as in `build_bank`."""
+    made_by = {**model.made_by(), "model": source}
+    return Meta(model.fingerprint(), made_by, dtype or BFLOAT16, not no_text)
 
 
 @dataclass
-class _Taken:
+class Taken:
     """What was taken from a stream of documents.
 
     Attributes:
@@ -198,11 +204,17 @@ class _Taken:
             yield document
 
 
-def _stored(model: SedemModules, path: Path, dtype: str | None, no_text: bool) -> dict[str, str]:
-    """SHA-256 of the texts in a bank by name; arguments and errors as in `build_bank`."""
-    if not path.exists():
+def stored_digests(
+    model: SedemModules, path: Place, dtype: str | None, no_text: bool
+) -> dict[str, str]:
+    """Return the SHA-256 of the texts in a bank by name; empty if there is no bank.
+
+    Arguments and errors are those of `build_bank`.
+    """
+    store = store_at(path)
+    if not store.exists():
         return {}
-    bank = MemoryBank.open(path)
+    bank = MemoryBank.open_from(store)
     bank.check_made_by(model.fingerprint())
     if dtype not in (None, bank.dtype):
         raise BankError(
@@ -214,7 +226,7 @@ def _stored(model: SedemModules, path: Path, dtype: str | None, no_text: bool) -
             f"bank '{path}' holds the texts of its documents; build another bank without texts, or "
             "leave --no-text out"
         )
-    return LocalStore(path).digests()
+    return store.digests()
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sedem.bank.blocks import BlockRow, InMemory, to_blocks
+from sedem.bank.blocks import Blocks, InMemory, to_blocks
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
 from sedem.inference.cutter import Cutter
@@ -68,21 +68,20 @@ def read(
                 progress(done, count)
 
         memory_SMD = compress(model, engine, kept(), report)
-    blocks: list[BlockRow] = []
-    memories = []
+    blocks, memories = [], []
     for index, (part, memory) in enumerate(
         zip(segments, memory_SMD.split([len(s) for s in segments]), strict=True)
     ):
         rows, memory_NJD = to_blocks(
             part, memory, index, config.compression, config.slots_per_block
         )
-        blocks += rows
+        blocks.append(rows)
         memories.append(memory_NJD)
     return MemoryBank(
         model.fingerprint(),
         {**model.made_by(), "model": source},
         list(documents),
-        blocks,
+        Blocks.join(blocks),
         [InMemory(Quantized(torch.cat(memories)))],
     )
 
@@ -105,7 +104,8 @@ def compress(
         progress: called after every batch with the number of segments done.
 
     Returns:
-        Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it.
+        Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it. It is copied there at once:
+        a copy for each batch would wait for its end.
     """
     encoded: list[tuple[Tensor, Tensor]] = []
     done = 0
@@ -114,10 +114,11 @@ def compress(
         done += len(rows_B)
         if progress is not None:
             progress(done)
-    memory_SMD = torch.zeros(done, model.config.slots, model.decoder.width, dtype=torch.bfloat16)
+    shape = done, model.config.slots, model.decoder.width
+    memory_SMD = torch.zeros(shape, dtype=torch.bfloat16, device=model.device)
     for rows_B, memory_BMD in encoded:
-        memory_SMD[rows_B, : memory_BMD.shape[1]] = memory_BMD
-    return memory_SMD
+        memory_SMD[rows_B.to(model.device), : memory_BMD.shape[1]] = memory_BMD
+    return memory_SMD.cpu()
 
 
 def _batches(parts: Iterable[Segments], length: int, device: torch.device) -> Iterator[Rows]:
@@ -154,7 +155,7 @@ def _joined(rows: Sequence[Rows]) -> Rows:
 
 
 def _compress(model: SedemModules, engine: Engine, ids_BT: Tensor, lengths_B: Tensor) -> Tensor:
-    """Memory `[B, M, D]` of a batch, M being that of its longest segment."""
+    """Memory `[B, M, D]` of a batch on its device, M being that of its longest segment."""
     compression = model.config.compression
     longest = -(-int(lengths_B.max()) // compression) * compression
     mask_BT = torch.arange(longest) < lengths_B[:, None]
@@ -163,7 +164,7 @@ def _compress(model: SedemModules, engine: Engine, ids_BT: Tensor, lengths_B: Te
     memory_BMD = model.compressor(model.mixture(states.float()), mask_BT)
     # Zero, so that a bank's bytes do not depend on which segments were encoded together.
     padding_BM1 = (slot_tokens(mask_BT, compression) == 0)[..., None]
-    return memory_BMD.masked_fill(padding_BM1, 0.0).to("cpu", torch.bfloat16)
+    return memory_BMD.masked_fill(padding_BM1, 0.0).to(torch.bfloat16)
 
 
 def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from sedem.bank.blocks import Blocks, partition, to_blocks
-from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import PlacedStore
 from sedem.bank.store.unfinished import StoredPart, append_part, replace_part, stored_parts
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
@@ -31,7 +32,7 @@ PART = 100_000
 def read_parts(
     model: SedemModules,
     engine: Engine,
-    store: LocalStore,
+    store: PlacedStore,
     document: Document,
     segments: Segments,
     progress: Progress | None = None,
@@ -53,11 +54,58 @@ def read_parts(
     Raises:
         BankError: as `append_part`.
     """
-    config = model.config
-    cut = config.compression, config.slots_per_block
+    missing = missing_parts(model.config, store, document, segments)
+    done = len(segments) - sum(len(part.segments) for part in missing)
+    for part in missing:
+
+        def report(count: int, done: int = done) -> None:
+            if progress is not None:
+                progress(done + count, len(segments))
+
+        memory_NJD = encode_part(model, engine, part.segments, report)
+        commit_part(store, model.fingerprint(), document, part, memory_NJD)
+        done += len(part.segments)
+
+
+@dataclass(frozen=True)
+class MissingPart:
+    """A part of a long document that a bank lacks.
+
+    Attributes:
+        number: its number, from 0.
+        segments: its segments.
+        blocks: its blocks; `Blocks.documents` are 0.
+        before: number of blocks in the parts before.
+        last: whether no part comes after it.
+        again: whether the bank has the part, but not its whole file.
+    """
+
+    number: int
+    segments: Segments
+    blocks: Blocks
+    before: int
+    last: bool
+    again: bool
+
+
+def missing_parts(
+    config: SedemConfig, store: PlacedStore, document: Document, segments: Segments
+) -> list[MissingPart]:
+    """Return the parts of a document that are to be read, in the order of their commits.
+
+    Args:
+        config: of the model.
+        store: of the bank, which exists.
+        document: its name and text.
+        segments: of the text.
+
+    Raises:
+        BankError: the catalog of the bank is damaged.
+    """
     step = part_segments(config)
     parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
-    blocks = [Blocks.of(partition(part, 0, *cut)[0]) for part in parts]
+    cut = config.compression, config.slots_per_block
+    blocks = [partition(part, 0, *cut)[0] for part in parts]
     stored = stored_parts(store, document)
     stored = stored if _fit(stored, blocks) else []
     lost = [number for number, part in enumerate(stored) if not part.whole]
@@ -65,26 +113,58 @@ def read_parts(
         logger.warning(
             "the file of part %d of %d of %r is missing or damaged in bank '%s'; the part is read "
             "again",
-            *(number + 1, len(parts), document.name, store.folder),
+            *(number + 1, len(parts), document.name, store),
         )
-    missing = [*lost, *range(len(stored), len(parts))]
-    done = len(segments) - sum(len(parts[number]) for number in missing)
-    for number in missing:
-        part = parts[number]
+    return [
+        MissingPart(
+            number,
+            parts[number],
+            blocks[number],
+            before=sum(map(len, blocks[:number])),
+            last=number + 1 == len(parts),
+            again=number < len(stored),
+        )
+        for number in [*lost, *range(len(stored), len(parts))]
+    ]
 
-        def report(count: int, done: int = done) -> None:
-            if progress is not None:
-                progress(done + count, len(segments))
 
-        memory_SMD = compress(model, engine, [part], report)
-        _, memory_NJD = to_blocks(part, memory_SMD, 0, *cut)
-        what = store, model.fingerprint(), document, blocks[number], Quantized(memory_NJD)
-        if number < len(stored):
-            replace_part(*what, number)
-        else:
-            before = sum(map(len, blocks[:number]))
-            append_part(*what, before=before, last=number + 1 == len(parts))
-        done += len(part)
+def encode_part(
+    model: SedemModules,
+    engine: Engine,
+    segments: Segments,
+    progress: Callable[[int], None] | None = None,
+) -> Quantized:
+    """Return the memory `[N, J, D]` of a part of a document, in bfloat16.
+
+    Args:
+        model: its encoder and compressor make the memory.
+        engine: runs the encoder.
+        segments: of the part.
+        progress: called after every batch with the number of segments done.
+    """
+    config = model.config
+    memory_SMD = compress(model, engine, [segments], progress)
+    _, memory_NJD = to_blocks(segments, memory_SMD, 0, config.compression, config.slots_per_block)
+    return Quantized(memory_NJD)
+
+
+def commit_part(
+    store: PlacedStore,
+    fingerprint: str,
+    document: Document,
+    part: MissingPart,
+    memory_NJD: Quantized,
+) -> None:
+    """Write a part into a bank, in one commit; with the last part the document is there.
+
+    Raises:
+        BankError: as `append_part` and `replace_part`.
+    """
+    what = store, fingerprint, document, part.blocks, memory_NJD
+    if part.again:
+        replace_part(*what, part.number)
+    else:
+        append_part(*what, before=part.before, last=part.last)
 
 
 def part_segments(config: SedemConfig) -> int:

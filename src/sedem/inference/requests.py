@@ -13,11 +13,11 @@ from typing import get_args
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from sedem.bank.snapshot import BankReader
 from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
+from sedem.engine.upload import fill, mask_of
 from sedem.errors import ConfigError, DataError
 from sedem.inference.prompts import with_texts
 from sedem.method.confidence import confidence_features
@@ -51,6 +51,7 @@ class Request:
         min_confidence: below it the answer is that the documents do not tell; None answers always.
         documents: use blocks of these documents alone, given by name or index; None means all.
             Then every block of a large bank is scored, not its candidates alone.
+        selection: the blocks, if they were selected elsewhere; then nothing is scored.
     """
 
     bank: BankReader
@@ -61,6 +62,7 @@ class Request:
     condition: Condition | None = None
     min_confidence: float | None = None
     documents: Sequence[int | str] | None = None
+    selection: Selection | None = None
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,10 @@ def encode_questions(
                 "ask something shorter and put long text into a document"
             )
         rows.append(torch.tensor(ids))
-    ids_BQ = pad_sequence(rows, batch_first=True)
-    mask_BQ = torch.arange(ids_BQ.shape[1]) < torch.tensor([[len(row)] for row in rows])
+    lengths = [len(row) for row in rows]
+    mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
+    ids_BQ = torch.empty(mask_BQ.shape, dtype=torch.long)
+    fill(ids_BQ, rows)
     return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
 
 

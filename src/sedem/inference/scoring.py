@@ -44,18 +44,32 @@ def score_requests(
         bank = requests[rows[0]].bank
         every = any(_needs_every_score(model, requests[row]) for row in rows)
         together = len(rows) == len(requests)
-        hidden = hidden_BQE if together else hidden_BQE[rows]
-        bank_scores_BN = score_questions(model.selector, bank, hidden, mask_BQ[rows], every=every)
+        asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
+        bank_scores_BN = score_questions(model.selector, bank, *asked, every=every)
         scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
-    return [_of_documents(request, scores[row]) for row, request in enumerate(requests)]
+    return [
+        of_documents(request.bank, request.documents, scores[row])
+        for row, request in enumerate(requests)
+    ]
 
 
-def _of_documents(request: Request, scores_N: Tensor) -> Tensor:
-    """The scores of a request's documents; -inf for blocks of others."""
-    if request.documents is None:
+def of_documents(
+    bank: BankReader, documents: Sequence[int | str] | None, scores_N: Tensor
+) -> Tensor:
+    """Return the scores of some documents' blocks; -inf for blocks of others.
+
+    Args:
+        bank: the bank.
+        documents: names or indexes of its documents; None means all.
+        scores_N: scores of its blocks.
+
+    Raises:
+        ConfigError, UnknownDocumentError: as `document_indexes`.
+    """
+    if documents is None:
         return scores_N
-    wanted = document_indexes(request.bank, request.documents)
-    among_N = torch.from_numpy(np.isin(request.bank.blocks.documents, wanted))
+    wanted = document_indexes(bank, documents)
+    among_N = torch.from_numpy(np.isin(bank.blocks.documents, wanted))
     return scores_N.masked_fill(~among_N, -torch.inf)
 
 

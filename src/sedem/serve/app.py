@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from sedem.serve import banks, chat, files, health, models, pages, responses, vector_stores
+from sedem.serve.answerer import OneMachine, OpenAnswerer
 from sedem.serve.body_limit import BodyLimit
 from sedem.serve.errors import ApiError, bad_request, not_found
 from sedem.serve.guard import Guard
@@ -34,6 +35,7 @@ def create_app(
     *,
     keys: KeyRing | None = None,
     on_failure: Callable[[], None] = lambda: None,
+    open_answerer: OpenAnswerer = OneMachine,
 ) -> FastAPI:
     """Make the application; the model is opened when the server starts.
 
@@ -42,6 +44,7 @@ def create_app(
         model: the model, if it is open already.
         keys: who may call; None means those that `keys_of` finds.
         on_failure: called if the model cannot be opened; the reason is in the app's lifecycle.
+        open_answerer: opens what answers questions: this machine, or others.
 
     Raises:
         ConfigError: the keys cannot be read, or telemetry is not installed.
@@ -54,6 +57,7 @@ def create_app(
     )
     app.state.settings, app.state.model, app.state.on_failure = settings, model, on_failure
     app.state.metrics, app.state.tracer = metrics, tracer
+    app.state.open_answerer = open_answerer
     app.state.keys = keys or keys_of(settings.key_file)[0]
     app.state.lifecycle = Lifecycle()
     for part in (health, models, chat, responses, files, vector_stores, banks, pages):

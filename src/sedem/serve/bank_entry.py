@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.snapshot import Snapshot
 from sedem.bank.store.catalog import CATALOG
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import Place, PlacedStore, is_remote, store_at
 from sedem.errors import BankError
 from sedem.serve.database import full_disk
 from sedem.serve.progress import Failure, Progress, Status
 from sedem.serve.reading_list import TO_READ, ReadingList
+from sedem.serve.trash import Readers
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +29,15 @@ LOCK_SECONDS = 60.0
 """How long a change of a bank waits for another one; a commit takes about a second."""
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""Number, size and time of the files of a catalog."""
+"""What differs if another commit was made."""
+
+
+Prepare = Callable[[Snapshot], None]
+"""Gets ready for questions to a new version of a bank."""
+
+
+def at_once(snapshot: Snapshot) -> None:
+    """Let a new version be seen at once."""
 
 
 @dataclass(eq=False)
@@ -37,9 +49,11 @@ class BankEntry:
         name: by which it is addressed.
         title: what people call it.
         metadata: what its creator noted with it.
-        path: its folder, which does not exist until the first document was read.
+        path: its folder, which does not exist until the first document was read. A bank that the
+            operator gave may lie in an object store.
         created_at: when, in seconds since 1970.
         files: the files of all banks.
+        prepare: called with each new snapshot before anything else sees it.
         bank: its memory; None until the first document was read. Answers use its snapshots.
         error: why it cannot be opened, in one sentence.
         deleted: whether it was deleted; answers that run end on their snapshot.
@@ -52,9 +66,10 @@ class BankEntry:
     name: str
     title: str
     metadata: Mapping[str, str]
-    path: Path
+    path: Place
     created_at: int
     files: ReadingList
+    prepare: Prepare = at_once
     bank: MemoryBank | None = None
     error: str | None = None
     deleted: bool = False
@@ -63,6 +78,18 @@ class BankEntry:
     _snapshots: list[weakref.ref[Snapshot]] = field(default_factory=list)
     _stamp: Stamp = ()
     _reloading: threading.Lock = field(default_factory=threading.Lock)
+    _looking: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def store(self) -> PlacedStore:
+        """Where the bank is kept."""
+        return store_at(self.path, wait=LOCK_SECONDS)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a bank of the server's own."""
+        assert not self.read_only
+        return Path(self.path)
 
     @property
     def read_only(self) -> bool:
@@ -110,14 +137,28 @@ class BankEntry:
         )
 
     def refresh(self) -> None:
-        """See what was written to the folder since; costs little if nothing was.
+        """See what was written to the bank since; costs little if nothing was.
 
-        A bank that cannot be opened any more keeps its last snapshot, and `error` says so.
+        A bank that cannot be opened any more keeps its last snapshot, and `error` says so. An
+        object store may be slow to answer, so questions do not wait for it.
         """
-        stamp = _stamp_of(self.path)
-        if stamp == self._stamp or (self.id is not None and not stamp):
-            return
+        if not is_remote(self.path):
+            self._look()
+        elif self._looking.acquire(blocking=False):
+            threading.Thread(target=self._look_and_release, daemon=True).start()
+
+    def _look_and_release(self) -> None:
         try:
+            self._look()
+        finally:
+            self._looking.release()
+
+    def _look(self) -> None:
+        try:
+            stamp = _stamp_of(self.store)
+            same = stamp == self._stamp and (self.error is None or not is_remote(self.path))
+            if same or (self.id is not None and not stamp):
+                return
             self.reload()
         except BankError as error:
             if self.error is None:
@@ -130,12 +171,14 @@ class BankEntry:
         Raises:
             BankError: it cannot be opened.
         """
-        stamp = _stamp_of(self.path)
+        stamp = _stamp_of(self.store)
         with self._reloading:
             if self.bank is None:
-                self.bank = MemoryBank.open(self.path)
+                bank = MemoryBank.open_from(self.store)
+                self.prepare(bank.snapshot())
+                self.bank = bank
             else:
-                self.bank.reload()
+                self.bank.reload(self.prepare)
             self.error, self._stamp = None, stamp
             self._snapshots = [one for one in self._snapshots if one() is not None]
             self._snapshots.append(weakref.ref(self.bank.snapshot()))
@@ -154,25 +197,51 @@ class BankEntry:
                 return
             if present := names.intersection(self.bank.documents.names):
                 with full_disk():
-                    LocalStore(self.path, wait=LOCK_SECONDS).remove(*present)
+                    self.store.remove(*present)
                 self.refresh()
 
-    def forget(self) -> None:
-        """Let go of the memory; answers that run keep the snapshot that they use."""
+    def move(self, path: Path, bank: MemoryBank) -> Readers:
+        """Go on with the same documents in another folder; `changing` is held.
+
+        Returns:
+            The snapshots of the former folder; answers that run use them to their end.
+        """
+        with self._reloading:
+            self.prepare(bank.snapshot())
+            readers = self._snapshots
+            self.path, self.bank = path, bank
+            del self.store  # that of the former folder
+            self._stamp = _stamp_of(self.store)
+            self._snapshots = [weakref.ref(bank.snapshot())]
+        return readers
+
+    def forget(self) -> Readers:
+        """Let go of the memory.
+
+        Returns:
+            Its snapshots; answers that run use them to their end.
+        """
         with self.changing, self._reloading:
             self.deleted, self.bank = True, None
-
-    def in_use(self) -> bool:
-        """Return whether an answer uses a snapshot of this bank, after `forget`."""
-        return any(one() is not None for one in self._snapshots)
+            return self._snapshots
 
 
-def _stamp_of(folder: Path) -> Stamp:
-    """What differs if another commit was made; empty if there is no catalog."""
+def created_at(place: Place) -> int:
+    """When the operator's bank was last given a file; for an object store, now."""
+    if is_remote(place):
+        return int(time.time())
+    return int(Path(place).stat().st_mtime) if Path(place).exists() else 0
+
+
+def _stamp_of(store: PlacedStore) -> Stamp:
+    """The commit in an object store, or the files of a catalog; empty if there is no catalog."""
+    if not isinstance(store, LocalStore):
+        commit = store.commit()
+        return ((commit.number, commit.size, int(commit.writer, 16)),)
     stamp = []
     for name in (CATALOG, f"{CATALOG}-wal"):
         try:
-            found = os.stat(folder / name)
+            found = os.stat(store.folder / name)
         except OSError:
             continue
         stamp.append((found.st_ino, found.st_size, found.st_mtime_ns))

@@ -17,6 +17,7 @@ from sedem.errors import BankError, BankMismatchError, DataError, SedemError
 from sedem.inference.build import build_bank
 from sedem.model import SeDeM
 from sedem.serve.bank_entry import LOCK_SECONDS, BankEntry
+from sedem.serve.compacting import Compactor
 from sedem.serve.database import is_full
 from sedem.serve.errors import ApiError
 from sedem.serve.library import Library
@@ -56,6 +57,7 @@ class Builder:
     ) -> None:
         self.library, self.model, self.metrics = library, model, metrics
         self.parser = parser or ParserProcess()
+        self.compactor = Compactor(library)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sedem-builder", daemon=True)
 
@@ -94,20 +96,20 @@ class Builder:
                 self.library.work.wait(IDLE_SECONDS)
 
     def turn(self) -> bool:
-        """Remove what is to be removed, and read one group of files.
+        """Remove what is to be removed and read one group of files, or else compact a bank.
 
         Returns:
             Whether there was something to do.
         """
         self.library.refresh()
-        self.library.empty_trash()
+        self.library.trash.empty()
         files, removals = self.library.reading.next_work(GROUP_FILES)
         self._remove(removals)
         if files:
             entry = self.library.by_id(files[0].bank)
             if entry is not None:
                 self._read(entry, files)
-        return bool(files or removals)
+        return bool(files or removals) or self.compactor.turn()
 
     def _remove(self, removals: Sequence[Removal]) -> None:
         """Remove documents from their banks; those that are not there any more are fine."""

@@ -13,11 +13,10 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
-from sedem.serve.bank_entry import BankEntry
+from sedem.serve.bank_entry import BankEntry, Prepare, at_once, created_at
 from sedem.serve.database import Database, FullDiskError, full_disk
 from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden, not_found
 from sedem.serve.file_records import Files, StoredFile, insert_file
@@ -25,6 +24,7 @@ from sedem.serve.keys import Key
 from sedem.serve.reading_list import TO_READ, ReadingList
 from sedem.serve.server_folder import ServerFolder
 from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
+from sedem.serve.trash import Trash
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +38,18 @@ class Library:
     Args:
         settings: where the folder is, which banks the operator gives, and limits.
         model: its fingerprint is that of the banks that it can answer from.
+        prepare: called with each new snapshot of a bank before anything else sees it.
+
+    Attributes:
+        changing: held while banks are made, renamed, moved or deleted.
 
     Raises:
         ConfigError: another server uses the folder, or its database cannot be used.
         BankError: a bank that the operator gives cannot be opened, or another model built it.
     """
 
-    def __init__(self, settings: Settings, model: SedemModules) -> None:
-        self.settings, self.model = settings, model
+    def __init__(self, settings: Settings, model: SedemModules, prepare: Prepare = at_once) -> None:
+        self.settings, self.model, self.prepare = settings, model, prepare
         try:
             with full_disk():
                 self.place = ServerFolder(settings.folder)
@@ -66,11 +70,9 @@ class Library:
         self.work = threading.Event()
         self.work.set()
         self._entries: dict[str, BankEntry] = {}
-        self._deleted: list[BankEntry] = []
-        self._changing = threading.RLock()
+        self.changing = threading.RLock()
         self._refreshed = 0.0
-        for row in self.database.rows("SELECT folder FROM trash"):
-            self._remove_folder(self.place.bank(row["folder"]))
+        self.trash = Trash(self.database, self.place)
         for row in self.database.rows("SELECT * FROM banks ORDER BY name"):
             self._entries[row["name"]] = self._entry(row)
         for name, path in self.settings.banks.items():
@@ -78,8 +80,8 @@ class Library:
                 raise ConfigError(
                     f"clients have made a bank '{name}' already; give '{path}' another name"
                 )
-            created_at = int(path.stat().st_mtime) if path.exists() else 0
-            entry = BankEntry(None, name, name, {}, path, created_at, self.reading)
+            made = created_at(path)
+            entry = BankEntry(None, name, name, {}, path, made, self.reading, self.prepare)
             self._entries[name] = entry
             entry.reload().check_made_by(self.model.fingerprint())
         self._check_files()
@@ -88,7 +90,7 @@ class Library:
         path = self.place.bank(row["folder"])
         entry = BankEntry(
             row["id"], row["name"], row["title"], json.loads(row["metadata"]), path,
-            row["created_at"], self.reading,
+            row["created_at"], self.reading, self.prepare,
         )  # fmt: skip
         entry.refresh()
         if entry.bank is not None and entry.bank.fingerprint != self.model.fingerprint():
@@ -158,7 +160,7 @@ class Library:
             ApiError: 400, no bank may be named so; 409, there is one; or as `ReadingList.add`.
         """
         check_bank_name(name)
-        with self._changing:
+        with self.changing:
             if name in self._entries:
                 raise conflict(f"there is a bank '{name}' already; choose another name")
             with self.database.writing() as connection:
@@ -185,7 +187,7 @@ class Library:
                 nothing was changed.
         """
         check_bank_name(name)
-        with self._changing:
+        with self.changing:
             with self.database.writing() as connection:
                 entry = (
                     self.writable(name)
@@ -237,7 +239,7 @@ class Library:
         Raises:
             ApiError: as `writable`.
         """
-        with self._changing:
+        with self.changing:
             entry = self.writable(name)
             title = entry.title if title is None else title
             metadata = entry.metadata if metadata is None else metadata
@@ -257,17 +259,16 @@ class Library:
         Raises:
             ApiError: as `writable`.
         """
-        with self._changing:
+        with self.changing:
             entry = self.writable(name)
             with self.database.writing() as connection:
                 files = connection.execute(
                     "DELETE FROM files WHERE bank = ? RETURNING id", (entry.id,)
                 ).fetchall()
-                connection.execute("INSERT INTO trash VALUES (?)", (entry.path.name,))
+                self.trash.note(connection, entry.folder)
                 connection.execute("DELETE FROM banks WHERE id = ?", (entry.id,))
             del self._entries[name]
-            self._deleted.append(entry)
-        entry.forget()
+        self.trash.leave(entry.folder, entry.forget())
         self.files.forget([row["id"] for row in files])
         self.work.set()
 
@@ -324,18 +325,6 @@ class Library:
         for entry in self.entries():
             if entry.read_only:
                 entry.refresh()
-
-    def empty_trash(self) -> None:
-        """Remove folders of deleted banks that no answer uses any more."""
-        for entry in [*self._deleted]:
-            if not entry.in_use():
-                self._remove_folder(entry.path)
-                self._deleted.remove(entry)
-
-    def _remove_folder(self, path: Path) -> None:
-        self.place.remove(path)
-        with self.database.writing() as connection:
-            connection.execute("DELETE FROM trash WHERE folder = ?", (path.name,))
 
 
 def check_bank_name(name: str) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from sedem.serve.answerer import OneMachine, OpenAnswerer
 from sedem.serve.building import Builder
 from sedem.serve.library import Library
 from sedem.serve.logs import log
@@ -26,26 +27,33 @@ if TYPE_CHECKING:
     from sedem.model import SeDeM
 
 
-def open_service(settings: Settings, metrics: Metrics, model: SeDeM | None = None) -> Service:
+def open_service(
+    settings: Settings,
+    metrics: Metrics,
+    model: SeDeM | None = None,
+    open_answerer: OpenAnswerer = OneMachine,
+) -> Service:
     """Open the model, the scheduler and the banks; this takes seconds.
 
     Args:
         settings: the server's settings.
         metrics: what is counted.
         model: the model, if it is open already.
+        open_answerer: opens what answers questions.
 
     Raises:
         SedemError: the model or a bank cannot be opened, or another server uses the folder.
     """
-    model = model or _open_model(settings)
+    model = model or open_model(settings)
     with ExitStack() as opened:
-        library = Library(settings, model)
-        opened.callback(library.close)
-        scheduler = model.scheduler(rows=settings.rows, waiting=settings.waiting)
+        scheduler = open_answerer(settings, model)
         opened.callback(scheduler.close, at_once=True)
+        library = Library(settings, model, scheduler.prepare)
+        opened.callback(library.close)
         builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
         service = Service(settings, model, scheduler, library, online, metrics, builder)
         metrics.watch(_gauges(service))
+        _capture_graphs(model, library)
         builder.start()
         opened.pop_all()
     return service
@@ -83,7 +91,7 @@ async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
     state = app.state
     try:
         lifecycle.service = await _in_thread(
-            partial(open_service, state.settings, state.metrics, state.model)
+            partial(open_service, state.settings, state.metrics, state.model, state.open_answerer)
         )
     except Exception as error:
         lifecycle.failed = error
@@ -110,7 +118,8 @@ async def _in_thread(work: Callable[[], Service]) -> Service:
     return await asyncio.wrap_future(done)
 
 
-def _open_model(settings: Settings) -> SeDeM:
+def open_model(settings: Settings) -> SeDeM:
+    """Open the model of a server; as `SeDeM.from_pretrained`."""
     from transformers.utils.logging import disable_progress_bar
 
     from sedem.model import SeDeM
@@ -123,6 +132,13 @@ def _open_model(settings: Settings) -> SeDeM:
         weights=settings.weights,
         light=True,
     )
+
+
+def _capture_graphs(model: SeDeM, library: Library) -> None:
+    """Let an engine capture its graphs for usual questions before someone waits for an answer."""
+    banks = [e.bank for e in library.entries() if e.bank is not None and len(e.bank)]
+    if model.engine.ahead and banks:
+        model.rehearse(max(banks, key=len))
 
 
 def _gauges(service: Service) -> Gauges:

@@ -28,5 +28,5 @@ def scores_of(service: Service, memory: BankReader | None, question: str) -> lis
         )
     if memory is None or not len(memory):
         return []
-    scores: list[float] = service.model.scores(memory, question).tolist()
+    scores: list[float] = service.scheduler.scores(memory, question).tolist()
     return scores

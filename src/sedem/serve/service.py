@@ -12,8 +12,8 @@ from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 if TYPE_CHECKING:
-    from sedem.inference.scheduler import Scheduler
     from sedem.model import SeDeM
+    from sedem.serve.answerer import Answerer
     from sedem.serve.building import Builder
     from sedem.serve.library import Library
     from sedem.serve.online import OnlineBanks
@@ -26,7 +26,7 @@ class Service:
     Attributes:
         settings: the server's settings.
         model: the model.
-        scheduler: answers questions with it.
+        scheduler: answers questions, here or on other machines.
         library: banks and files on disk.
         online: temporary banks of texts that came with questions.
         metrics: what is counted.
@@ -35,7 +35,7 @@ class Service:
 
     settings: Settings
     model: SeDeM
-    scheduler: Scheduler
+    scheduler: Answerer
     library: Library
     online: OnlineBanks
     metrics: Metrics

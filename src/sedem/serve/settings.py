@@ -10,8 +10,9 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from sedem import validation
+from sedem.bank.store.opening import Place
 from sedem.config import DEFAULT_MODEL
-from sedem.validation import Flag, NumberFrom0, WholeAbove0, WholeFrom0
+from sedem.validation import Flag, NumberFrom0, Share, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 """What a bank may be named: its name is also that of its folder."""
@@ -45,6 +46,8 @@ class Settings(validation.Settings):
         max_tokens: most tokens of an answer.
         max_online_characters: longest text that comes with a question.
         online_banks: temporary banks that are kept for texts that come with a question.
+        max_removed_share: share of a bank's stored blocks that may be of removed documents; with
+            more, the bank is compacted in the background. 1 turns that off.
         drain_seconds: how long running answers may take to end when the server stops.
     """
 
@@ -52,7 +55,7 @@ class Settings(validation.Settings):
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     folder: Path
-    banks: Mapping[str, Path] = {}
+    banks: Mapping[str, Place] = {}
     key_file: Path | None = None
     engine: str = "auto"
     weights: str = "full"
@@ -72,11 +75,12 @@ class Settings(validation.Settings):
     max_tokens: WholeAbove0 = 512
     max_online_characters: WholeAbove0 = 2_000_000
     online_banks: WholeFrom0 = 64
+    max_removed_share: Share = 0.5
     drain_seconds: NumberFrom0 = 30.0
 
     @field_validator("banks")
     @classmethod
-    def _names(cls, banks: Mapping[str, Path]) -> Mapping[str, Path]:
+    def _names(cls, banks: Mapping[str, Place]) -> Mapping[str, Place]:
         for name in banks:
             if not is_bank_name(name):
                 raise ValueError(f"'{name}' is no name of a bank; {BANK_NAME_RULE}")

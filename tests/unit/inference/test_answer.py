@@ -256,7 +256,7 @@ def test_a_least_confidence_needs_a_model_that_tells_it(model: SeDeM, bank: Memo
 
 VIEWS = ("slice", "select", "view", "permute", "unsqueeze", "expand", "t", "transpose", "unbind")
 VIEWS += ("split", "split_with_sizes", "_unsafe_view", "lift_fresh", "unflatten", "detach")
-OPERATIONS = 110
+OPERATIONS = 60
 """Tensor operations from a question to its first token, outside encoding and prefill."""
 
 
@@ -279,6 +279,7 @@ def test_few_operations_stand_between_a_question_and_its_first_token(
 ) -> None:
     """On a GPU each of them would be a launch; what is captured as a graph is one."""
     monkeypatch.setattr(scores, "_scores_head_by_head", scores._scores_of_all_heads)
+    monkeypatch.setattr(scores, "_sum_in_order", torch.Tensor.sum)
     model.engine = open_engine("static", model)
     one_token = Decoding(max_new_tokens=1)
     expected = model.answer(bank, RENT, decoding=one_token)  # makes buffers and keys
@@ -293,4 +294,4 @@ def test_few_operations_stand_between_a_question_and_its_first_token(
     with counting:
         answer = model.answer(bank, RENT, decoding=one_token)
     assert untimed(answer) == untimed(expected)
-    assert 40 < counting.count <= OPERATIONS
+    assert 30 < counting.count <= OPERATIONS

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+
+from sedem import Document, MemoryBank, SeDeM
 
 APP, OTHER = "https://app.example", "https://other.example"
 
@@ -77,3 +80,21 @@ def test_a_body_that_is_wrong_is_explained_and_not_repeated(
 def test_no_page_of_the_documentation_loads_scripts_from_elsewhere(client: TestClient) -> None:
     assert client.get("/docs").status_code == client.get("/redoc").status_code == 404
     assert client.get("/openapi.json").json()["info"]["title"] == "sedem"
+
+
+def test_an_engine_with_graphs_captures_them_before_the_first_question(
+    make_client: Callable[..., TestClient],
+    model: SeDeM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, text in (("short", "A note."), ("long", "A note. " * 200)):
+        model.read([Document("note.txt", text)]).save(tmp_path / name)
+    rehearsed: list[int] = []
+    monkeypatch.setattr(model, "rehearse", lambda bank: rehearsed.append(len(bank)))
+    banks = {"short": tmp_path / "short", "long": tmp_path / "long"}
+    make_client(banks=banks)
+    assert not rehearsed  # this engine captures nothing
+    monkeypatch.setattr(model.engine, "ahead", True)
+    make_client(banks=banks, folder=tmp_path / "other")
+    assert rehearsed == [len(MemoryBank.open(tmp_path / "long"))]

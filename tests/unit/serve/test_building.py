@@ -98,7 +98,7 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     with opened(folder, model) as (library, builder):
         while builder.turn():
             pass
-        library.empty_trash()
+        library.trash.empty()
         names = library.names(Key("admin", ""))
         entry = library.get("one") if names else None
         if promised:

@@ -42,7 +42,7 @@ def test_a_server_is_not_ready_before_its_model_is_open(
         may_open.wait(30)
         return model
 
-    monkeypatch.setattr(opening, "_open_model", slow)
+    monkeypatch.setattr(opening, "open_model", slow)
     app = create_app(settings, keys=keys)
     with TestClient(app, headers=bearer(SECRET)) as client:
         assert client.get("/health").is_success
