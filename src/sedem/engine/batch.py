@@ -27,7 +27,7 @@ from sedem.engine.interface import Start
 from sedem.engine.layers import Attention, biases_of, in_reading_order, run_layers
 from sedem.engine.split_keys import attend_in_parts, pays, split_biases, whole_parts
 from sedem.engine.static_cache import StaticCache
-from sedem.engine.upload import Shape, Upload, fill
+from sedem.engine.upload import Shape, Upload, fill, fill_lengths
 from sedem.errors import ConfigError
 from sedem.method.injection import positions
 from sedem.method.pooling import state_mask
@@ -143,7 +143,7 @@ class StaticBatch:
         self.upload.begin()
         host = self.upload.host
         fill(host["prefix"], prefixes)
-        fill(host["prefix_valid"], [torch.ones_like(ids) for ids in prefixes])
+        fill_lengths(host["prefix_valid"], [len(ids) for ids in prefixes])
         self._load_memory(rows)
         self.upload.send()
         self._replay_prefill(self._run_prefill)

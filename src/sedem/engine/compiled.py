@@ -23,6 +23,10 @@ VARIANTS = 64
 sliding window, and so on. torch stops with an error beyond."""
 
 
+GPU_MODE = "max-autotune-no-cudagraphs"
+"""On a GPU: the kernel of each product is chosen by timing. `cuda_graphs` captures the graphs."""
+
+
 @dataclass(frozen=True)
 class CompiledLayer(FusedLayer):
     """A fused layer that runs compiled functions; all layers of one shape share them.
@@ -67,11 +71,12 @@ def _values(layer: FusedLayer) -> dict[str, Any]:
     return {n: v.detach() if isinstance(v, Tensor) else v for n, v in vars(layer).items()}
 
 
-_COMPILED: dict[Callable[..., Any], Callable[..., Any]] = {}
+_COMPILED: dict[tuple[Callable[..., Any], str | None], Callable[..., Any]] = {}
 
 
-def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function of layers and tensors in its compiled form."""
+def _run(function: Callable[..., Any], layer: FusedLayer, *arguments: Any) -> Any:
+    """Run a function of a layer, further layers and tensors in its compiled form."""
+    form = function, GPU_MODE if layer.qkv.is_cuda else None
     for argument in arguments:
         for tensor in argument if isinstance(argument, tuple) else (argument,):
             if isinstance(tensor, Tensor):
@@ -79,7 +84,7 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
                 for dimension in (0, 1):
                     if tensor.shape[dimension] > 1:
                         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
-    if function not in _COMPILED:
-        _COMPILED[function] = torch.compile(function, fullgraph=True)
+    if form not in _COMPILED:
+        _COMPILED[form] = torch.compile(function, fullgraph=True, mode=form[1])
     with torch._dynamo.config.patch(recompile_limit=VARIANTS):
-        return _COMPILED[function](*arguments)
+        return _COMPILED[form](layer, *arguments)

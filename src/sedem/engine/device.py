@@ -52,6 +52,14 @@ def unusable(device: torch.device | str) -> str | None:
     return None
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether this machine, its GPU if it has one, has units for products of bfloat16."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(has.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 @contextmanager
 def device_lock(device: torch.device) -> Iterator[None]:
     """Hold the lock of a GPU and make it the current device; the lock is reentrant."""

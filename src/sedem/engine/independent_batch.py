@@ -16,7 +16,7 @@ from sedem.engine.interface import Start
 from sedem.engine.kept import Kept
 from sedem.engine.layers import biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
-from sedem.engine.upload import Shape, fill
+from sedem.engine.upload import Shape, fill, fill_lengths
 from sedem.method.independent import prefix_positions
 
 
@@ -71,7 +71,7 @@ class IndependentBatch(StaticBatch):
         """Copy the keys and values of each row's blocks into the first columns."""
         sizes = [self.kept.walk.sizes(start.bank, start.blocks) for start in rows]
         host = self.upload.host
-        fill(host["real"], [torch.ones(sum(row), dtype=torch.bool) for row in sizes])
+        fill_lengths(host["real"], [sum(row) for row in sizes])
         nothing = torch.zeros(0, dtype=torch.long)
         places = [torch.cat([nothing, *(torch.arange(1, n + 1) for n in row)]) for row in sizes]
         fill(host["memory_positions"], places)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 ALIGNMENT = 64
 """Bytes; every input starts at a multiple of it."""
@@ -67,18 +68,31 @@ class Upload:
             self._sent.record(torch.cuda.current_stream(self.buffer.device))
 
 
-def fill(
-    buffer: Tensor,
-    rows: Sequence[Tensor],
-    padding: float = 0.0,
-) -> None:
-    """Copy rows of different lengths into a buffer, padded on the right.
+def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
+    """Copy rows of different lengths into a buffer of the host, padded on the right.
 
     Args:
         buffer: `[B, L, ...]`.
-        rows: B tensors of at most L entries.
+        rows: B tensors on the CPU, of at most L entries.
         padding: what it is padded with.
     """
-    padded = pad_sequence(list(rows), batch_first=True, padding_value=padding)
-    buffer.fill_(padding)
-    buffer[:, : padded.shape[1]] = padded
+    # NumPy, because each operation on a tensor costs microseconds before the first token.
+    target = buffer.numpy()
+    target.fill(padding)
+    for place, row in zip(target, rows, strict=True):
+        place[: len(row)] = row.numpy()
+
+
+def fill_lengths(buffer: Tensor, lengths: Sequence[int]) -> None:
+    """Make the first entries of each row of a buffer of the host True, and the others False.
+
+    Args:
+        buffer: `[B, L]`.
+        lengths: how many of each row.
+    """
+    buffer.numpy()[:] = mask_of(lengths, buffer.shape[1])
+
+
+def mask_of(lengths: Sequence[int], width: int) -> NDArray[np.bool_]:
+    """`[B, width]`, True in the first entries of each row."""
+    return np.arange(width) < np.asarray(lengths)[:, None]

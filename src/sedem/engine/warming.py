@@ -14,6 +14,7 @@ from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.snapshot import BankReader
 from sedem.bank.store.kept_files import kept_bytes, read_kept, write_kept
 from sedem.bank.store.local import LocalStore
+from sedem.bank.store.opening import local_folder
 from sedem.bank.store.shard import Shard
 from sedem.engine.interface import Engine
 from sedem.engine.kept import Progress, rounded
@@ -95,6 +96,8 @@ def save_kept(
     engine = keeping_engine(engine)
     kept, walk = engine.kept, engine.kept.walk
     bank.check_made_by(engine.model.fingerprint())
+    if bank.store is not None:
+        local_folder(str(bank.store), "storing keys and values")
     if bank.path is None:
         raise BankError("the bank is only in RAM; save it before its keys and values")
     stored_as = walk.decoder.dtype if dtype is None else DTYPES[check_dtype(dtype)]

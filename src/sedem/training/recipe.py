@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from sedem.engine.device import multiplies_bfloat16
 from sedem.errors import ConfigError
 from sedem.untrusted import DEPTH, parse_yaml, read_yaml
 from sedem.validation import (
@@ -34,6 +35,19 @@ BASE = "base"
 """The key that names the file a recipe inherits from."""
 
 
+AUTO = "auto"
+
+
+def _mixed(value: Any) -> Any:
+    return multiplies_bfloat16() if value == AUTO else value
+
+
+def _frozen(value: Any) -> Any:
+    if value != AUTO:
+        return value
+    return "bfloat16" if multiplies_bfloat16() else "float32"
+
+
 class Optimization(Settings):
     """AdamW and its schedule.
 
@@ -49,8 +63,10 @@ class Optimization(Settings):
         warmup_ratio: the same as a share of all steps; give one of the two.
         weight_decay: applied to matrices only.
         max_grad_norm: gradients are clipped to this norm.
-        bf16: train with mixed precision.
-        backbone_dtype: type of the frozen weights.
+        bf16: train with mixed precision. "auto" does where the machine multiplies bfloat16 itself;
+            other CPUs emulate it, two to four times slower than float32. A run records which of
+            the two it was.
+        backbone_dtype: type of the frozen weights; "auto" is bfloat16 where `bf16` would be true.
         logits_at_once: positions whose logits a loss holds at a time; None means all. Fewer take
             less memory, and their logits are computed a second time on the way back.
         compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
@@ -69,8 +85,10 @@ class Optimization(Settings):
     warmup_ratio: ShareBelow1 = 0.0
     weight_decay: NumberFrom0 = 0.0
     max_grad_norm: NumberAbove0 = 1.0
-    bf16: Flag = True
-    backbone_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    bf16: Annotated[Flag, BeforeValidator(_mixed)] = Field("auto", validate_default=True)
+    backbone_dtype: Annotated[Literal["bfloat16", "float32"], BeforeValidator(_frozen)] = Field(
+        "auto", validate_default=True
+    )
     logits_at_once: WholeAbove0 | None = None
     compile: Flag = False
     shard_backbone: Flag = False

@@ -31,8 +31,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.fx.GraphModul
     compiler = torch.compile
 
     def traced(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
-        assert settings.pop("fullgraph")
-        return compiler(function, fullgraph=True, backend=backend, **settings)
+        assert settings == {"fullgraph": True, "mode": None}
+        return compiler(function, fullgraph=True, backend=backend)
 
     torch._dynamo.reset()
     monkeypatch.setattr(compiled, "_COMPILED", {})

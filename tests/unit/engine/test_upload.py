@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sedem.engine.upload import ALIGNMENT, Upload
+from sedem.engine.upload import ALIGNMENT, Upload, fill, fill_lengths
 
 FIELDS = {
     "ids": ((2, 3), torch.long),
@@ -34,3 +34,13 @@ def test_one_buffer_holds_all_and_each_field_is_aligned() -> None:
     assert storages == {upload.buffer.untyped_storage().data_ptr()}
     starts = [t.storage_offset() * t.dtype.itemsize for t in upload.device.values()]
     assert [start % ALIGNMENT for start in starts] == [0, 0, 0, 0]
+
+
+def test_rows_of_different_lengths_are_padded_on_the_right() -> None:
+    buffer = torch.full((3, 4), 7.0)
+    fill(buffer, [torch.tensor([1.0, 2.0]), torch.tensor([]), torch.ones(4)], padding=-torch.inf)
+    gone = -torch.inf
+    assert buffer.tolist() == [[1.0, 2.0, gone, gone], [gone] * 4, [1.0] * 4]
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    fill_lengths(mask, [2, 0, 4])
+    assert mask.tolist() == [[True, True, False, False], [False] * 4, [True] * 4]

@@ -448,3 +448,20 @@ def test_an_error_in_a_base_names_the_file(tmp_path: Path) -> None:
 def test_a_base_cannot_be_set(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'base'"):
         load_recipe(Stage1Recipe, save_at(tmp_path / "own.yaml", WHOLE), ["base=other.yaml"])
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_auto_is_bfloat16_only_where_the_machine_multiplies_it(
+    save: Save, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr("sedem.training.recipe.multiplies_bfloat16", lambda: native)
+    given = changed(STAGE1, "optimization.backbone_dtype", "auto")
+    optimization = load_recipe(Stage1Recipe, save(given)).optimization
+    assert optimization.bf16 is native  # auto is the default
+    assert optimization.backbone_dtype == ("bfloat16" if native else "float32")
+
+    said = changed(
+        changed(given, "optimization.bf16", True), "optimization.backbone_dtype", "bfloat16"
+    )
+    optimization = load_recipe(Stage1Recipe, save(said)).optimization
+    assert optimization.bf16 and optimization.backbone_dtype == "bfloat16"
