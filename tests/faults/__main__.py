@@ -8,7 +8,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from campaign import run_campaigns, write_json
+from campaign import keep, run_campaigns
 from faults.campaigns import CAMPAIGNS
 from faults.report import REPORT, write_page
 
@@ -23,9 +23,10 @@ def main() -> int:
     )
 
 
-def _write_report(found: dict[str, Any]) -> None:
+def _write_report(name: str, figures: dict[str, Any]) -> None:
     versions = {"SQLite": sqlite3.sqlite_version, "safetensors": version("safetensors")}
-    write_json(REPORT, {"machine": provenance()["machine"], "versions": versions, **found})
+    figures["run"] |= {"machine": provenance()["machine"], "versions": versions}
+    keep(REPORT, name, figures, CAMPAIGNS)
     write_page()
 
 

@@ -24,6 +24,7 @@ from sedem.bank.store.interface import Meta
 from sedem.bank.store.local import LocalStore
 from sedem.bank.store.unfinished import append_part, stored_parts
 from sedem.config import CONFIG_FILE
+from sedem.errors import BankError
 from sedem.inference import checkpoint
 from sedem.quantization import Quantized, join, quantize
 
@@ -259,8 +260,12 @@ def _through_an_archive(folder: Path, _: Scene) -> None:
 
 def _repair_catalog(folder: Path, _: Scene) -> None:
     """Damage the first page of the catalog, which finds all others, and repair it."""
-    with (folder / BANK / CATALOG).open("rb+", buffering=0) as file:
-        file.write(bytes(4096))
+    try:
+        with (folder / BANK / CATALOG).open("rb+", buffering=0) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        # It is the repair that is tried on a full disk, not the damage.
+        raise BankError(f"nothing was damaged ({error})") from None
     LocalStore(folder / BANK).repair()
 
 

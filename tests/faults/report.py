@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from campaign import cases_of, details, summary, with_table
+from campaign import entries_of, table, with_table
 from faults.campaigns import CAMPAIGNS
 
 REPORT = Path(__file__).with_name("report.json")
@@ -20,16 +18,4 @@ def write_page() -> None:
 
 def rendered(page: str) -> str:
     """The page with its table renewed."""
-    return with_table(page, "faults", _table(json.loads(REPORT.read_text(encoding="utf-8"))))
-
-
-def _table(report: dict[str, Any]) -> str:
-    lines = ["| fault | cases | wrong | minutes | what is shown |", "|---|---|---|---|---|"]
-    for name, found in report["campaigns"].items():
-        total, minutes = cases_of(found), found["seconds"] / 60
-        wrong, meaning = len(found["wrong"]), CAMPAIGNS[name].meaning
-        lines.append(
-            f"| {name} | {total:,} {found['unit']} | {wrong} | {minutes:.1f} | {meaning} |"
-        )
-    listed = [f"- {name}: {details(found)}" for name, found in report["campaigns"].items()]
-    return "\n".join([*lines, "", *listed, "", summary(report)])
+    return with_table(page, "faults", table("fault", entries_of(REPORT), CAMPAIGNS))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from campaign import entries_of
 from faults import crashes, report
 from faults.campaigns import CAMPAIGNS
 from faults.operations import OPERATIONS
@@ -59,14 +60,11 @@ def test_the_page_shows_the_committed_report() -> None:
 def test_a_report_says_how_much_was_tried_how_long_it_took_and_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = json.loads(report.REPORT.read_text(encoding="utf-8"))
+    run = {**next(iter(entries_of(report.REPORT).values()))["run"], "factor": 2.0}
     flips = {"cases": {"catalog": 700, "shard": 500}, "counts": {"harmless": 3}, "unit": "offsets"}
     sequences = {"cases": {"all": 34}, "counts": {}, "unit": "sequences", "wrong": []}
-    made["campaigns"] = {
-        "flips": {**flips, "wrong": ["byte 5 was used"], "seconds": 90},
-        "sequences": {**sequences, "seconds": 36},
-    }
-    made["factor"] = 2.0
+    flips |= {"wrong": ["byte 5 was used"], "seconds": 90, "run": run}
+    made = {"campaigns": {"flips": flips, "sequences": {**sequences, "seconds": 36, "run": run}}}
     monkeypatch.setattr(report, "REPORT", tmp_path / "report.json")
     report.REPORT.write_text(json.dumps(made), encoding="utf-8")
     page = rendered("<!-- faults -->\n<!-- end -->")

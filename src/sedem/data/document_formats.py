@@ -35,10 +35,10 @@ PACKED = 2
 BREAK = "\n\n"
 """Between two paragraphs and between two pages."""
 
-_LEFT_OUT = ("script", "style", "nav", "template", "noscript")
+_LEFT_OUT = ("script", "style", "nav", "template", "noscript", "title")
 _BLOCKS = frozenset(
     "address article aside blockquote body br caption dd div dl dt figcaption figure footer form "
-    "h1 h2 h3 h4 h5 h6 header hr li main ol p pre section table title tr ul".split()
+    "h1 h2 h3 h4 h5 h6 header hr li main ol p pre section table tr ul".split()
 )
 _CELLS = ("td", "th")
 
@@ -95,7 +95,11 @@ def _plain(path: Path, content: bytes, encoding: str) -> Parsed:
 
 
 def _html(path: Path, content: bytes, encoding: str) -> Parsed:
-    """The words of a page, paragraph by paragraph, without menus and scripts."""
+    """The words of a page, paragraph by paragraph, without menus and scripts.
+
+    Its title comes first, unless a paragraph of the page is the same: most pages repeat it as their
+    heading.
+    """
     from lxml import etree
 
     if len(content) > HTML_BYTES:
@@ -112,13 +116,19 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
             raise ValueError(problem.message)
         if root is None:
             return "", ()
+        # A picture (SVG) inside the page may have a title, too, which is no word of the text.
+        titles = root.xpath("//title[not(ancestor::svg)]")
+        title = " ".join("".join(titles[0].itertext()).split()) if titles else ""
         etree.strip_elements(root, *_LEFT_OUT, with_tail=False)
         for event, tag in etree.iterwalk(root, events=("start", "end")):
             # No text that was decoded has a NUL, so it can mark where a paragraph ends.
             gap = "\0" if tag.tag in _BLOCKS else " " if tag.tag in _CELLS else ""
             pieces += gap, (tag.text if event == "start" else tag.tail) or ""
-    paragraphs = (" ".join(paragraph.split()) for paragraph in "".join(pieces).split("\0"))
-    return BREAK.join(filter(None, paragraphs)), ()
+    lines = (" ".join(paragraph.split()) for paragraph in "".join(pieces).split("\0"))
+    paragraphs = [line for line in lines if line]
+    if title and title.casefold() not in map(str.casefold, paragraphs):
+        paragraphs.insert(0, title)
+    return BREAK.join(paragraphs), ()
 
 
 def _pdf(path: Path, content: bytes, encoding: str) -> Parsed:

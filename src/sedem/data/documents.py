@@ -42,7 +42,7 @@ class DocumentFiles(Iterable[Document]):
         self.failed: list[str] = []
         for path in files_in(sources):
             try:
-                self.sizes[os.path.normpath(path)] = _size(path)
+                self.sizes[os.path.normpath(path)] = size_of(path)
             except DataError as error:
                 self._fail(error)
 
@@ -74,11 +74,12 @@ def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Docum
     return [read_document(path, encoding) for path in paths]
 
 
-def files_in(sources: Sequence[Path]) -> list[Path]:
+def files_in(sources: Sequence[Path], endings: Sequence[str] = ENDINGS) -> list[Path]:
     """Files as they are, and all files of known types in folders and behind patterns.
 
     Args:
         sources: files, folders and patterns such as "reports/**/*.pdf".
+        endings: of the known types.
 
     Raises:
         DataError: a folder or a pattern has no such file.
@@ -92,9 +93,10 @@ def files_in(sources: Sequence[Path]) -> list[Path]:
         else:
             found.append(source)
             continue
-        chosen = sorted(p for p in inside if p.suffix.lower() in ENDINGS and not is_folder(p))
+        chosen = sorted(p for p in inside if p.suffix.lower() in endings and not is_folder(p))
         if not chosen:
-            raise DataError(f"'{source}' holds no file that can be read; those are {LISTED}")
+            listed = f"{', '.join(endings[:-1])} and {endings[-1]}"
+            raise DataError(f"'{source}' holds no file that can be read; those are {listed}")
         found += chosen
     return list(dict.fromkeys(found))
 
@@ -110,7 +112,7 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
         DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
             empty or in another encoding, or larger than can be read.
     """
-    _size(path)
+    size_of(path)
     text, pages = parse(path, read_bytes(path, DataError, DOCUMENT_BYTES), encoding)
     return Document(os.path.normpath(path), text, pages)
 
@@ -130,8 +132,12 @@ def source_text(name: str) -> str | None:
         return None
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file; what is no file of a known type is refused before it is read."""
+def size_of(path: Path) -> int:
+    """Return the bytes of a file; what is no file of a known type is refused before it is read.
+
+    Raises:
+        DataError: it is missing, a folder, of another type or larger than can be read.
+    """
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
     if path.suffix.lower() not in PARSERS:
