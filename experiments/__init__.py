@@ -55,4 +55,6 @@ STUDIES = (
     "kept_types",
     "preparation",
     "bank_size",
+    "scale_costs",
+    "queueing",
 )

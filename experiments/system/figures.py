@@ -49,7 +49,8 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
             # All panels have the same rows, so only the first in each line names them.
             _points(axis, panel, scale, rows, named=place % across == 0)
         axis.spines[["top", "right"]].set_visible(False)
-    suffix = f"{scale.name} scale, 95 %"
+    found = [ours for number in numbers if (ours := number.ours(scale))]
+    suffix = f"{scale.name} scale" + ", 95 %" * any(interval for _, interval in found)
     marks = [(OURS, "o", f"ours, {suffix}")]
     if len(series) > 1:
         marks = [(c, "o", f"{n}, {suffix}") for c, n in zip(SERIES, series, strict=False)]

@@ -15,8 +15,9 @@ from experiments.system.study import find
 CARD = SHIPPED / "README.md"
 RESULTS = ROOT / "docs" / "results-nano.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
+SCALE = ROOT / "docs" / "scale.md"
 INDEX = ROOT / "docs" / "index.md"
-PAGES = (ROOT / "README.md", INDEX, CARD, RESULTS, PERFORMANCE)
+PAGES = (ROOT / "README.md", INDEX, CARD, RESULTS, PERFORMANCE, SCALE)
 
 _BLOCK = re.compile(
     r"(?P<mark><!-- study (?P<name>\w+)(?: (?P<scale>\w+))? -->)\n.*?<!-- end -->", re.DOTALL
