@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 FACTOR := 1
 
-.PHONY: demo test test-faults load check fmt docs setup
+.PHONY: demo test test-faults test-scale load check fmt docs setup
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
@@ -15,13 +15,18 @@ setup: .venv/ready
 demo: setup
 	$(BIN)/sedem demo
 
-# Tensors of tests are small: they gain from processes, not from threads.
+# Tensors of tests are small: they gain from processes, not from threads. A process takes neighbours, which
+# share what was made for them, and then of what others have left.
 test: setup
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 # Bounded; the long form is FACTOR=20. REPORT=--report renews docs/faults.md.
 test-faults: setup
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(FACTOR) $(REPORT)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
+
+# Bounded; the long form is FACTOR=5. REPORT=--report renews docs/scale-report.md. Hosts need root.
+test-scale: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m scale $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
 
 # Bounded, over loopback alone; the long form is FACTOR=5. REPORT=--report renews docs/load.md.
 load: setup

@@ -9,9 +9,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,7 +72,7 @@ class Campaign(Protocol):
 
 def run_campaigns(
     campaigns: Mapping[str, Campaign],
-    write_report: Callable[[dict[str, Any]], None],
+    write_report: Callable[[str, dict[str, Any]], None],
     *,
     program: str,
     description: str,
@@ -81,7 +82,8 @@ def run_campaigns(
 
     Args:
         campaigns: the campaigns by name.
-        write_report: is given factor, seed and the figures of each campaign.
+        write_report: is given the name and the figures of each campaign when it has ended, so that
+            those that have ended are kept if a later one is stopped.
         program: how the command is called.
         description: what it does.
         long: factor of the long form.
@@ -95,16 +97,22 @@ def run_campaigns(
     )
     parser.add_argument("--only", choices=campaigns, help="one campaign alone")
     parser.add_argument("--seed", type=int, default=0, help="other cases")
-    parser.add_argument("--report", action="store_true", help="write the report and its page")
+    parser.add_argument(
+        "--report", action="store_true", help="renew what was run in the report and its page"
+    )
     chosen = parser.parse_args()
-    figures = {}
+    wrong = False
     for name, campaign in campaigns.items():
-        if chosen.only in (None, name):
-            points = max(round(campaign.points * chosen.factor), 1)
-            figures[name] = _run(name, campaign, points, chosen.seed)
-    if chosen.report:
-        write_report({"factor": chosen.factor, "seed": chosen.seed, "campaigns": figures})
-    return int(any(one["wrong"] for one in figures.values()))
+        if chosen.only not in (None, name):
+            continue
+        points = max(round(campaign.points * chosen.factor), 1)
+        date = datetime.now(UTC).date().isoformat()
+        figures = _run(name, campaign, points, chosen.seed)
+        wrong |= bool(figures["wrong"])
+        if chosen.report:
+            run = {"date": date, "factor": chosen.factor, "seed": chosen.seed}
+            write_report(name, {**figures, "run": run})
+    return int(wrong)
 
 
 def _run(name: str, campaign: Campaign, points: int, seed: int) -> dict[str, Any]:
@@ -130,9 +138,26 @@ def _run(name: str, campaign: Campaign, points: int, seed: int) -> dict[str, Any
     }
 
 
-def write_json(path: Path, report: Mapping[str, Any]) -> None:
-    """Write a report that is committed."""
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+def keep(path: Path, name: str, figures: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Replace the entry of one campaign in a report that is committed; the others stay.
+
+    Args:
+        path: the report.
+        name: of the campaign.
+        figures: its entry. `run` holds when, how and where it was run.
+        names: of all campaigns, in the order of the report; entries of others are left out.
+    """
+    entries = {**entries_of(path), name: figures}
+    ordered = {name: entries[name] for name in names if name in entries}
+    path.write_text(json.dumps({"campaigns": ordered}) + "\n", encoding="utf-8")
+
+
+def entries_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The entries of a report by campaign; none if there is no report."""
+    if not path.exists():
+        return {}
+    entries: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["campaigns"]
+    return entries
 
 
 def cases_of(found: Mapping[str, Any]) -> int:
@@ -146,6 +171,29 @@ def with_table(page: str, mark: str, table: str) -> str:
     return block.sub(lambda found: f"{found[1]}\n{table}\n<!-- end -->", page)
 
 
+def table(kind: str, entries: Mapping[str, Mapping[str, Any]], campaigns: Mapping[str, Any]) -> str:
+    """What was tried, what went wrong and what has not been run.
+
+    Args:
+        kind: what a campaign is called.
+        entries: of the report, by campaign.
+        campaigns: all campaigns by name; `meaning` says what one shows.
+    """
+    if not entries:
+        return "Not run as a whole yet: it needs a machine that does nothing else."
+    lines = [f"| {kind} | cases | wrong | minutes | what is shown |", "|---|---|---|---|---|"]
+    for name, found in entries.items():
+        total, minutes = cases_of(found), found["seconds"] / 60
+        wrong, meaning = len(found["wrong"]), campaigns[name].meaning
+        lines.append(
+            f"| {name} | {total:,} {found['unit']} | {wrong} | {minutes:.1f} | {meaning} |"
+        )
+    listed = [f"- {name}: {details(found)}" for name, found in entries.items()]
+    shown = [*lines, "", *listed, "", summary(entries)]
+    missing = "; ".join(name for name in campaigns if name not in entries)
+    return "\n".join([*shown, "", f"Not run yet: {missing}."] if missing else shown)
+
+
 def details(found: Mapping[str, Any]) -> str:
     """The cases by kind, and what else was counted and measured."""
     parts = [f"{kind} {count:,}" for kind, count in found["cases"].items()]
@@ -154,15 +202,29 @@ def details(found: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def summary(report: Mapping[str, Any]) -> str:
-    """How much was tried, how long it took, and on what."""
-    campaigns = report["campaigns"].values()
-    cases, wrong = sum(map(cases_of, campaigns)), sum(len(found["wrong"]) for found in campaigns)
-    minutes = sum(found["seconds"] for found in campaigns) / 60
-    machine = report["machine"]
-    told = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
+def summary(entries: Mapping[str, Mapping[str, Any]]) -> str:
+    """How much was tried, how long it took, and on what; campaigns of one run are told together."""
+    found = entries.values()
+    cases, wrong = sum(map(cases_of, found)), sum(len(one["wrong"]) for one in found)
+    minutes = sum(one["seconds"] for one in found) / 60
+    total = f"In all {cases:,} cases, {wrong} wrong, in {minutes:.1f} minutes"
+    runs: dict[str, list[str]] = {}
+    for name, one in entries.items():
+        runs.setdefault(_conditions(one["run"]), []).append(name)
+    if len(runs) == 1:
+        return f"{total} {next(iter(runs))}."
+    told = [f"- {'; '.join(names)}: {conditions}." for conditions, names in runs.items()]
+    return "\n".join([f"{total}:", "", *told])
+
+
+def _conditions(run: Mapping[str, Any]) -> str:
+    """How, when and where a campaign was run; an old entry does not say when."""
+    machine = run["machine"]
+    told = ", ".join(f"{name} {number}" for name, number in run["versions"].items())
+    if "load_average" in run:
+        told += f"; load {run['load_average']:.1f} at the start"
     return (
-        f"In all {cases:,} cases, {wrong} wrong, in {minutes:.1f} minutes with "
-        f"`FACTOR={report['factor']:g}`, on {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['system']}; Python {machine['python']}, {told}."
+        f"with `FACTOR={run['factor']:g}`{', on ' + run['date'] if 'date' in run else ''}, "
+        f"on {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['system']}; Python {machine['python']}, {told}"
     )

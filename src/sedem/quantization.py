@@ -74,10 +74,12 @@ class Quantized:
             return self
         return quantize(self.dequantize(), dtype)
 
-    def to(self, device: torch.device) -> Quantized:
-        """Copy to a device."""
-        scales = None if self.scales is None else self.scales.to(device)
-        return Quantized(self.values.to(device), scales)
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Quantized:
+        """Copy to a device; from pinned memory it need not be waited for."""
+        scales = self.scales
+        if scales is not None:
+            scales = scales.to(device, non_blocking=non_blocking)
+        return Quantized(self.values.to(device, non_blocking=non_blocking), scales)
 
 
 def quantize(vectors: Tensor, dtype: str) -> Quantized:

@@ -1,37 +1,17 @@
-"""The study of confidence end to end at smoke scale, and its figures on made-up features."""
+"""The figures of the study of confidence, on made-up features."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
-from experiments.confidence import STUDY
-from experiments.system import study
+from experiments.system import confidence
 from experiments.system.confidence import measure_confidence
-from experiments.system.scales import ROOT, SMOKE
 from sedem.method.confidence import Confidence
 
 
-def test_the_study_measures_both_contexts_and_again_on_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fixtures = ROOT / "tests" / "fixtures"
-    study.measure_missing([STUDY], SMOKE, fixtures)
-    (cell,) = STUDY.cells(SMOKE)
-    path = cell.path(SMOKE)
-    assert path is not None
-    assert all(number.value(SMOKE) is not None for number in STUDY.numbers(SMOKE))
-    path.write_text("{}")
-    study.measure_missing([STUDY], SMOKE, fixtures)
-    assert path.read_text() == "{}"
-    study.measure_missing([STUDY], SMOKE, fixtures, again=True)
-    assert cell.read(SMOKE) != {}
-
-
-def test_figures_are_those_of_plain_loops() -> None:
+def test_figures_are_those_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confidence, "RESAMPLES", 50)
     part = Confidence()
     with torch.no_grad():
         part.weight.copy_(torch.tensor([4.0, 1.0]))

@@ -21,8 +21,11 @@ from sedem.training.recipe import load_recipe
 from sedem.training.stages import STAGES, Stage2Recipe
 
 FIXTURES = ROOT / "tests" / "fixtures"
+CEILINGS = cache(command.measure_ceilings)
+"""What the machine can do, measured once and not in every bench; it takes seconds."""
 
 
+@cache
 def one_of_each_kind() -> dict[Cell, str]:
     """For each study one cell of every measure, and for each method one of its measures."""
     chosen: dict[Cell, str] = {}
@@ -36,21 +39,27 @@ def one_of_each_kind() -> dict[Cell, str]:
     return chosen
 
 
-def test_every_study_measures_and_draws_at_smoke_scale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="session")
+def smoke_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all studies are run in, so that each model is trained once."""
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_measures_and_draws_at_smoke_scale(
+    name: str, smoke_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    # What the machine can do is measured once, not in every bench; it takes seconds.
-    monkeypatch.setattr(command, "measure_ceilings", cache(command.measure_ceilings))
-    chosen = one_of_each_kind()
+    monkeypatch.chdir(smoke_runs)
+    monkeypatch.setattr(command, "measure_ceilings", CEILINGS)
+    one, chosen = find(name), one_of_each_kind()
+    shown = [n for n in one.numbers(SMOKE) if n.cell in chosen]
     for cell, owner in chosen.items():
-        study.measure(cell, SMOKE, FIXTURES, owner)
-    for name in STUDIES:
-        one = find(name)
-        shown = [n for n in one.numbers(SMOKE) if n.cell in chosen]
-        assert shown and all(n.value(SMOKE) is not None for n in shown)
-        one.plot(SMOKE, tmp_path / f"{name}.svg")
-        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+        needed = owner == name or any(n.cell == cell for n in shown)
+        if needed and cell.path(SMOKE) is None:
+            study.measure(cell, SMOKE, FIXTURES, owner)
+    assert shown and all(n.value(SMOKE) is not None for n in shown)
+    one.plot(SMOKE, smoke_runs / f"{name}.svg")
+    assert (smoke_runs / f"{name}.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.slow
@@ -84,6 +93,22 @@ def test_a_result_lies_in_the_folder_of_the_study_that_measured_it(
     assert set(shared) < set(second.cells(SMOKE))
     rest = {cell.name for cell in second.cells(SMOKE)} - {cell.name for cell in shared}
     assert {path.stem for path in (folder / "parameter_overhead").iterdir()} == rest
+
+
+def test_a_result_is_measured_again_only_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one = find("parameters")
+    cell = one.cells(SMOKE)[0]
+    measure_missing([one], SMOKE, FIXTURES, only=cell.name)
+    path = cell.path(SMOKE)
+    assert path is not None and all(n.value(SMOKE) for n in one.numbers(SMOKE) if n.cell == cell)
+    path.write_text("{}")
+    measure_missing([one], SMOKE, FIXTURES, only=cell.name)
+    assert path.read_text() == "{}"
+    measure_missing([one], SMOKE, FIXTURES, only=cell.name, again=True)
+    assert cell.read(SMOKE) != {}
 
 
 def test_every_module_beside_those_that_run_studies_is_a_study_and_is_listed() -> None:

@@ -66,7 +66,7 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: the name is unknown.
     """
-    config, encoder, decoder = _shapes(name)
+    config, encoder, decoder = model_shapes(name)
     workload = workload or _own_workload(config)
     return {
         "backbone": name,
@@ -240,7 +240,15 @@ def backbone_shape(name: str) -> PretrainedConfig:
     return shape_file(decoder)
 
 
-def _shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
+def model_shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
+    """The configuration of SeDeM on a backbone, and those of its encoder and decoder.
+
+    Args:
+        name: a preset, a checkpoint folder, a backbone folder or a hub id.
+
+    Raises:
+        ConfigError: the name is unknown.
+    """
     if name.lower() in PRESETS:
         preset, encoder, decoder = PRESETS[name.lower()]
         return preset(), shape_file(encoder), shape_file(decoder)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.blocks import Blocks, InMemory
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.snapshot import BankReader
 from sedem.baselines.bm25 import BM25
@@ -105,7 +107,7 @@ class SedemMethod:
         self.decoding = decoding_of(settings)
         self.reader: Reader = BoundSedem(model, settings.k, self.decoding, settings.memory)
         # The blocks of each text, and their memory.
-        self._texts: dict[str, tuple[list[BlockRow], InMemory]] = {}
+        self._texts: dict[str, tuple[Blocks, InMemory]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents, or only from those with evidence.
@@ -150,26 +152,23 @@ class SedemMethod:
         ordered = sorted(texts)
         bank = self.model.read([Document(str(i), text) for i, text in enumerate(ordered)])
         bank = bank.cast(self.settings.memory)
-        indices: dict[int, list[int]] = {}
-        for index, document in enumerate(bank.blocks.documents.tolist()):
-            indices.setdefault(document, []).append(index)
-        for number, text in enumerate(ordered):
-            rows = [bank.blocks[index] for index in indices[number]]
-            self._texts[text] = (rows, InMemory(bank.stored(indices[number])))
+        bounds = np.searchsorted(bank.blocks.documents, np.arange(len(ordered) + 1))
+        for text, (first, last) in zip(ordered, pairwise(bounds.tolist()), strict=True):
+            blocks = bank.blocks.take(slice(first, last))
+            self._texts[text] = (blocks, InMemory(bank.stored(range(first, last))))
 
     def _bank(self, documents: Sequence[Document]) -> MemoryBank:
         parts = [self._texts[document.text] for document in documents]
         blocks = [
-            BlockRow(number, row.start, row.end, row.slot_tokens)
-            for number, (rows, _) in enumerate(parts)
-            for row in rows
+            blocks.of_documents(np.full(len(blocks), number))
+            for number, (blocks, _) in enumerate(parts)
         ]
         memories = [memory for _, memory in parts]
         return MemoryBank(
             self.model.fingerprint(),
             self.model.made_by(),
             list(documents),
-            blocks,
+            Blocks.join(blocks),
             [*memories],
             dtype=self.settings.memory,
         )
