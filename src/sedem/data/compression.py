@@ -15,7 +15,7 @@ from typing import IO, Any
 from sedem.errors import DataError
 from sedem.untrusted import open_file
 
-CHUNK = 1 << 11
+CHUNK = 1 << 9
 """Compressed bytes that are read at a time from a zstd file; each may become 32,768 bytes."""
 
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
