@@ -22,7 +22,7 @@ from sedem.engine.kept import KeptBudget
 from sedem.engine.open import open_engine
 from sedem.engine.warming import warm
 from sedem.errors import ConfigError
-from sedem.inference import checkpoint, hub
+from sedem.inference import checkpoint
 from sedem.inference.answer import AnswerStream, respond
 from sedem.inference.generation import Decoding
 from sedem.inference.portable import BACKBONE
@@ -343,6 +343,9 @@ class SeDeM(SedemModules):
             ConfigError: a backbone is in a folder that only this machine has.
             CheckpointError: the hub refuses the upload.
         """
+        # Imported here, with the hub's HTTP client.
+        from sedem.inference import hub
+
         trained_in = Path(self.source) if self.source is not None else None
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"

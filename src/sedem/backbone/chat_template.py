@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +65,8 @@ def read_chat_template(
 
     def ids_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    from jinja2 import TemplateError
 
     try:
         parts = rendered(asked, prompt=True).split(WORDS)

@@ -12,12 +12,12 @@ from typing import Any, Literal, NoReturn
 
 import torch
 import torch.nn.functional as F
-import transformers
 from pydantic import ConfigDict, ValidationError
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from sedem.backbone.decoder import Backbone
+from sedem.backbone.light_tokenizer import open_light_tokenizer
 from sedem.backbone.lora import ADAPTER_WEIGHTS, LORA_TARGETS
 from sedem.backbone.safetensors import INT8_FILE, check_weights, load_weights, read_int8
 from sedem.backbone.sizes import Inner, Layers, Sizes
@@ -25,9 +25,6 @@ from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError
 from sedem.untrusted import DOCUMENT_BYTES, read_json
 from sedem.validation import WholeAbove0, WidthAbove0
-
-PLAIN_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Classes of tokenizers that tokenizer.json describes fully."""
 
 
 def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbone | None:
@@ -48,15 +45,13 @@ def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbon
     file = folder / INT8_FILE
     try:
         config = LightConfig.model_validate(_entries(folder / CONFIG_FILE))
-        kind = _entries(folder / "tokenizer_config.json")
     except (CheckpointError, OSError, ValidationError):
         return None
-    if not file.is_file() or kind.get("tokenizer_class") not in PLAIN_TOKENIZERS:
+    tokenizer = open_light_tokenizer(folder) if file.is_file() else None
+    if tokenizer is None:
         return None
     config.open_as(folder, dtype, attention)
-    model = LightModel(config, file)
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
-    return LightBackbone(model, tokenizer, str(folder))
+    return LightBackbone(LightModel(config, file), tokenizer, str(folder))
 
 
 def _entries(path: Path) -> dict[str, Any]:
@@ -111,7 +106,9 @@ class LightConfig(Sizes):
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as transformers writes them, by which keys and values are kept."""
-        config = transformers.LlamaConfig.from_pretrained(str(self._folder))
+        from transformers import LlamaConfig
+
+        config = LlamaConfig.from_pretrained(str(self._folder))
         config.dtype, config.name_or_path = self._opened_as, str(self._folder)
         return config.to_dict()
 

@@ -1,7 +1,8 @@
 """Open backbones from a folder, with full or int8 weights, or from the hub.
 
 Code that comes with a backbone never runs, and weights are read as safetensors only. All of sedem
-opens configurations, tokenizers and models through this module.
+opens configurations, tokenizers and models through this module. Importing transformers takes long,
+and a light backbone needs none of it, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
-from transformers.utils import cached_file
 
+from sedem.backbone import bars
 from sedem.backbone.decoder import ATTENTION, SINK_FAMILIES, Backbone, check_family
 from sedem.backbone.light import open_light
 from sedem.backbone.safetensors import INT8_FILE, check_weights, read_int8
@@ -24,6 +24,9 @@ from sedem.backbone.sizes import check_layers, check_sizes
 from sedem.config import CONFIG_FILE
 from sedem.errors import CheckpointError, ConfigError, SedemError, first_line
 from sedem.untrusted import DOCUMENT_BYTES, check_file, exists, is_folder, read_json
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -34,7 +37,7 @@ SLACK = 10**7
 """Weights that may be missing in a small backbone's files before their names are looked at."""
 
 
-def read_config(name: str, revision: str | None = None) -> transformers.PretrainedConfig:
+def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
     """Read the configuration of a backbone; no code that comes with it runs.
 
     Args:
@@ -47,17 +50,18 @@ def read_config(name: str, revision: str | None = None) -> transformers.Pretrain
         OSError: transformers cannot find it.
         ValueError: transformers does not know its layout.
     """
+    from transformers import AutoConfig
+    from transformers.utils import cached_file
+
     with _refusing_own_code(name):
         _check_files(name)
         # Some layouts make lists as long as they have layers, so sizes are checked before.
         if (path := cached_file(name, CONFIG_FILE, revision=revision)) is not None:
             check_sizes(read_json(Path(path), CheckpointError), path)
-        return transformers.AutoConfig.from_pretrained(
-            name, revision=revision, trust_remote_code=False
-        )
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
-def read_tokenizer(name: str, revision: str | None = None) -> transformers.PreTrainedTokenizerBase:
+def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """Read the tokenizer of a backbone; no code that comes with it runs.
 
     Args:
@@ -70,16 +74,14 @@ def read_tokenizer(name: str, revision: str | None = None) -> transformers.PreTr
         OSError: transformers cannot find it.
         ValueError: its files are not those of a tokenizer.
     """
+    from transformers import AutoTokenizer
+
     with _refusing_own_code(name):
         _check_files(name)
-        return transformers.AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
 
 
-def empty_model(
-    config: transformers.PretrainedConfig, **options: Any
-) -> transformers.PreTrainedModel:
+def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
     """Build a model with fresh weights; no code that its configuration names runs.
 
     Args:
@@ -89,11 +91,11 @@ def empty_model(
     Raises:
         ConfigError: the model needs code of its own, or its settings do not fit together.
     """
+    from transformers import AutoModelForCausalLM
+
     try:
         with _refusing_own_code(config.name_or_path):
-            return transformers.AutoModelForCausalLM.from_config(
-                config, trust_remote_code=False, **options
-            )
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no model can be built from the config.json of backbone '{config.name_or_path}': "
@@ -154,16 +156,16 @@ def open_backbone(
     else:
         if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
             # On a GPU transformers would keep them, behind a module without plain weights.
-            options["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+            from transformers import Mxfp4Config
+
+            options["quantization_config"] = Mxfp4Config(dequantize=True)
         model = _from_pretrained(name, revision, config, options)
     with _reporting_damage("tokenizer", name):
         tokenizer = read_tokenizer(name, revision)
     return Backbone(model.to(device), tokenizer, name, revision)
 
 
-def _from_int8(
-    file: Path, config: transformers.PretrainedConfig, options: dict[str, Any]
-) -> transformers.PreTrainedModel:
+def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
     from transformers.initialization import no_init_weights
 
     weights = read_int8(
@@ -181,14 +183,17 @@ def _from_int8(
 
 
 def _from_pretrained(
-    name: str, revision: str | None, config: transformers.PretrainedConfig, options: dict[str, Any]
-) -> transformers.PreTrainedModel:
+    name: str, revision: str | None, config: PretrainedConfig, options: dict[str, Any]
+) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    bars.pass_on()
     _check_format(name)
     with _reporting_damage("weights", name):
         plain = {key: value for key, value in options.items() if key != "quantization_config"}
         _check_amount(name, config, plain)
     with _reporting_damage("weights", name), _refusing_own_code(name):
-        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             name,
             revision=revision,
             trust_remote_code=False,
@@ -222,9 +227,7 @@ def _check_files(name: str) -> None:
                 check_file(file, CheckpointError, limit)
 
 
-def _check_amount(
-    name: str, config: transformers.PretrainedConfig, options: dict[str, Any]
-) -> None:
+def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) -> None:
     """Refuse a folder whose config.json describes far more weights than its files hold.
 
     transformers allocates what is missing, and what is missing is named afterwards; so this is for

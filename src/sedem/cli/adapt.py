@@ -125,9 +125,9 @@ def _use(device: str | None) -> None:
 
 def _quiet() -> None:
     """Leave the bars of sedem as the only ones; what a library tells is for `sedem train`."""
-    from transformers.utils.logging import disable_progress_bar
+    from sedem.backbone.bars import hide_bars
 
-    disable_progress_bar()
+    hide_bars()
 
 
 def _print(report: dict[str, Any], out: Path, work: Path) -> None:

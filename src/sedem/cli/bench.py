@@ -111,8 +111,7 @@ def bench(
     Times and rates are shown next to the floors that the hardware sets.
     """
     chosen_k = budget(k)
-    from transformers.utils.logging import disable_progress_bar
-
+    from sedem.backbone.bars import hide_bars
     from sedem.bench.command import notes, run_bench
     from sedem.bench.plan import Plan
 
@@ -140,7 +139,7 @@ def bench(
     plan = Plan.from_entries({n: v for n, v in given.items() if v not in (None, [])}, "sedem bench")
     for caveat in (caveats := notes(plan)):
         output.note(caveat)
-    disable_progress_bar()
+    hide_bars()
     with output.progress("measuring") as report_progress:
         document = run_bench(plan, out, report_progress)
     if out is not None:

@@ -48,8 +48,7 @@ def calibrate(
     Give questions that the model was trained on, or others that no evaluation uses. The last
     quarter of them is not fitted to; the figures are of this quarter.
     """
-    from transformers.utils.logging import disable_progress_bar
-
+    from sedem.backbone.bars import hide_bars
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
     from sedem.inference.checkpoint import copy_with_part, locate
@@ -58,7 +57,7 @@ def calibrate(
 
     opened = open_examples(data, schema, records=records, split=split, **parse_options(option))
     examples = sample(opened.examples, limit, seed)
-    disable_progress_bar()
+    hide_bars()
     folder = locate(checkpoint)
     model = SeDeM.from_pretrained(folder, engine=engine)
     with output.progress("reading") as report_progress:

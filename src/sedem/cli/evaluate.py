@@ -122,11 +122,10 @@ def evaluate(
         "seed": seed,
     }
     config = EvaluationConfig.from_entries(entries, "sedem eval")
-    from transformers.utils.logging import disable_progress_bar
-
+    from sedem.backbone.bars import hide_bars
     from sedem.evaluation.command import run_evaluation
 
-    disable_progress_bar()
+    hide_bars()
     with output.progress("answering") as report_progress:
         metrics = run_evaluation(config, out, report_progress)
     if as_json:

@@ -33,14 +33,13 @@ def init(
     It keeps the state of every token as it is, so its banks are large, and its answers are no
     better than the backbone. Training can start from it.
     """
-    from transformers.utils.logging import disable_progress_bar
-
+    from sedem.backbone.bars import hide_bars
     from sedem.inference.checkpoint import write
     from sedem.inference.untrained import untrained
 
     if out.exists():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")
-    disable_progress_bar()
+    hide_bars()
     model = untrained(
         backbone,
         layer=layer,

@@ -20,11 +20,10 @@ def open_model(name: str, engine: str = "auto", weights: str = "full") -> SeDeM:
         engine: what runs it.
         weights: "int8" for decoding steps with int8 matrices on a CPU.
     """
-    from transformers.utils.logging import disable_progress_bar
-
+    from sedem.backbone.bars import hide_bars
     from sedem.model import SeDeM
 
-    disable_progress_bar()
+    hide_bars()
     return SeDeM.from_pretrained(name, engine=engine, light=True, weights=weights)
 
 

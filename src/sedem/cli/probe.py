@@ -54,8 +54,9 @@ def probe(
     """
     import logging
 
-    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+    from transformers.utils.logging import set_verbosity_error
 
+    from sedem.backbone.bars import hide_bars
     from sedem.training.probe import PICTURE, read_documents
     from sedem.training.probe import probe as run
     from sedem.training.probe_plot import draw
@@ -70,7 +71,7 @@ def probe(
     )
     if compression:
         settings = settings.with_changes(compressions=tuple(compression))
-    disable_progress_bar()
+    hide_bars()
     set_verbosity_error()
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     with output.progress("training") as report_progress:

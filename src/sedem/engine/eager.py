@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -99,6 +98,8 @@ def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor
     Returns:
         Logits after the prefixes `[B, V]`, and the step.
     """
+    from transformers import DynamicCache
+
     device = model.device
     prefixes = [start.prefix for start in starts]
     ids_BP = pad_sequence(prefixes, batch_first=True, padding_side="left").to(device)
@@ -114,7 +115,7 @@ def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor
         pad_sequence(memory, batch_first=True),
         pad_sequence(slot_tokens, batch_first=True),
         pad_sequence(scores, batch_first=True, padding_value=-torch.inf),
-        transformers.DynamicCache(),
+        DynamicCache(),
     )
     stream = filled.stream
     assert stream is not None

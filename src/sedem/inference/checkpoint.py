@@ -15,8 +15,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor, nn
 
 from sedem.backbone.decoder import Backbone
@@ -69,9 +67,12 @@ def locate(name: str, revision: str | None = None) -> Path:
             f"checkpoint '{name}' is not a local folder; a finished 'sedem train' leaves one in "
             "'final' of its run.output"
         )
+    # Imported here: it brings an HTTP client, which a folder on this machine does not need.
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(name, revision=revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (OSError, ValueError) as error:  # all errors of huggingface_hub are one of these
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(
             f"checkpoint '{name}' is neither a local folder nor available from the hub: {reason}"
@@ -158,11 +159,17 @@ def is_checkpoint(name: str) -> bool:
     """
     place = Path(name) if Path(name).is_dir() else embedded(name)
     try:
-        file = hf_hub_download(name, CONFIG_FILE) if place is None else place / CONFIG_FILE
+        file = _from_hub(name) if place is None else place / CONFIG_FILE
         entries = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError, ValueError):
+    except (OSError, ValueError):
         return False
     return bool({"extract_layers", "method"} & entries.keys())
+
+
+def _from_hub(name: str) -> str:
+    from huggingface_hub import hf_hub_download
+
+    return hf_hub_download(name, CONFIG_FILE)
 
 
 def open_backbones(

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-import transformers
 from torch import Tensor
 
 from sedem.engine.interface import Step
 from sedem.errors import ConfigError
 from sedem.inference.prompts import ANSWER_LIMIT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"
 """What tokenizers return for the bytes of an incomplete character."""
@@ -64,13 +67,19 @@ class Decoding:
         """Return a function that chooses tokens `[B]` from logits `[B, V]`."""
         if self.temperature == 0:
             return lambda logits_BV: logits_BV.argmax(-1)
-        warpers = transformers.LogitsProcessorList(
-            [transformers.TemperatureLogitsWarper(self.temperature)]
+        # Imported here: greedy answers of a light model need nothing of transformers.
+        from transformers import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
         )
+
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
         if self.top_k:
-            warpers.append(transformers.TopKLogitsWarper(self.top_k))
+            warpers.append(TopKLogitsWarper(self.top_k))
         if self.top_p < 1:
-            warpers.append(transformers.TopPLogitsWarper(self.top_p))
+            warpers.append(TopPLogitsWarper(self.top_p))
         generator = torch.Generator(device).manual_seed(self.seed)
 
         def sample(logits_BV: Tensor) -> Tensor:
@@ -107,7 +116,7 @@ class Transcript:
 
     def __init__(
         self,
-        tokenizer: transformers.PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase,
         end_ids: Sequence[int],
         decoding: Decoding,
     ) -> None:
@@ -185,7 +194,7 @@ class Transcript:
 def generate(
     logits_BV: Tensor,
     step: Step,
-    tokenizer: transformers.PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase,
     end_ids: Sequence[int],
     decoding: Decoding,
     *,

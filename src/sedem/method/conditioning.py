@@ -8,14 +8,18 @@ G key heads, H width of a head, D decoder width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-import transformers
 from torch import Tensor
 
 from sedem.method import independent
 from sedem.method.injection import Blocks, Prefilled, prefill
 from sedem.method.modules import SedemModules
 from sedem.method.pooling import state_mask
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 
 def condition(
@@ -25,7 +29,7 @@ def condition(
     memory_BKJD: Tensor,
     slot_tokens_BKJ: Tensor,
     scores_BK: Tensor,
-    cache: transformers.DynamicCache | None = None,
+    cache: DynamicCache | None = None,
 ) -> Prefilled:
     """Run prefixes on selected blocks, as the configuration of the model says.
 
@@ -84,7 +88,7 @@ def _independent(
     restored_BKUD: Tensor,
     real_BKU: Tensor,
     bias_BK: Tensor | None,
-    cache: transformers.DynamicCache | None,
+    cache: DynamicCache | None,
 ) -> Prefilled:
     """The two walks of `independent`: over every block alone, then over the prefixes."""
     batch, blocks = real_BKU.shape[:2]

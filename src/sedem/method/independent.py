@@ -11,13 +11,17 @@ H width of a head, P prefix positions, D width.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
-import transformers
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.method.injection import Prefilled, Stream
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values `[N, G, U, H]` of each layer above the injection layer."""
@@ -47,7 +51,9 @@ def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> 
         [start_11D.expand(count, -1, -1), restored_NUD.to(start_11D.dtype)], dim=1
     )
     positions_NL = torch.arange(length + 1, device=hidden_NLD.device).expand(count, -1)
-    cache = transformers.DynamicCache()
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
     backbone.run(hidden_NLD, inject_layer, backbone.depth, positions_NL, cache=cache)
     layers = cache.layers[inject_layer:]
     return [(layer.keys[:, :, 1:], layer.values[:, :, 1:]) for layer in layers]
@@ -76,7 +82,7 @@ def prefill(
     positions_BU: Tensor,
     memory_valid_BU: Tensor,
     bias_BU: Tensor | None = None,
-    cache: transformers.DynamicCache | None = None,
+    cache: DynamicCache | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers, with the keys and values of blocks in the upper ones.
 
@@ -95,13 +101,15 @@ def prefill(
         States of the prefix; there are no restored states after the last layer, because no one
         computes them.
     """
+    from transformers import DynamicCache
+
     longest_B1 = (positions_BU * memory_valid_BU).amax(1, keepdim=True)
     prefix_BP = prefix_positions(valid_BP, longest_B1)
     padded = not (bool(valid_BP.all()) and bool(memory_valid_BU.all()))
     span = ids_BP.shape[1] + positions_BU.shape[1]
     continued = cache is not None
     # Not `cache or`: an empty cache is false.
-    cache = transformers.DynamicCache() if cache is None else cache
+    cache = DynamicCache() if cache is None else cache
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache

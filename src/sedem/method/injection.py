@@ -15,14 +15,17 @@ Letters: B batch, P positions of one call, U restored states, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-import transformers
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 from sedem.config import BlockContext, StartPlacement
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Stream:
         next_position: position of the next token of each row `[B]`.
     """
 
-    cache: transformers.DynamicCache
+    cache: DynamicCache
     lower: KeyAxis
     upper: KeyAxis
     next_position: Tensor
@@ -123,7 +126,7 @@ def prefill(
     *,
     placement: StartPlacement = "front",
     blocks: Blocks | None = None,
-    cache: transformers.DynamicCache | None = None,
+    cache: DynamicCache | None = None,
 ) -> Prefilled:
     """Run a prefix through all layers and inject the restored states at the injection layer.
 

@@ -93,8 +93,7 @@ class Encoder:
         Returns:
             Why this worker cannot be used, in a sentence; empty if it can.
         """
-        from transformers.utils.logging import disable_progress_bar
-
+        from sedem.backbone.bars import hide_bars
         from sedem.model import SeDeM
 
         host = f"host '{os.uname().nodename}' of the cluster"
@@ -104,7 +103,7 @@ class Encoder:
                 "install the same version on all"
             )
         torch.set_num_threads(self.threads)
-        disable_progress_bar()
+        hide_bars()
         try:
             self.model = SeDeM.from_pretrained(self.checkpoint, light=True)
         except (SedemError, OSError) as error:

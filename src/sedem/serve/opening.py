@@ -120,11 +120,10 @@ async def _in_thread(work: Callable[[], Service]) -> Service:
 
 def open_model(settings: Settings) -> SeDeM:
     """Open the model of a server; as `SeDeM.from_pretrained`."""
-    from transformers.utils.logging import disable_progress_bar
-
+    from sedem.backbone.bars import hide_bars
     from sedem.model import SeDeM
 
-    disable_progress_bar()
+    hide_bars()
     return SeDeM.from_pretrained(
         settings.model,
         device=settings.device,

@@ -11,14 +11,17 @@ import pytest
 import torch
 from conftest import save_tiny
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.light import LightBackbone, LightConfig, open_light
+from sedem.backbone.light_tokenizer import LightTokenizer, open_light_tokenizer
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import INT8_FILE, quantize_int8
 from sedem.engine.stored import decoder_fingerprint
 from sedem.errors import CheckpointError, ConfigError
 
+CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
 ASK = """
 import sys
 from sedem.cli.main import app
@@ -29,8 +32,9 @@ except SystemExit as end:
 print(*sys.modules)
 """
 HEAVY = {
-    "accelerate", "datasets", "matplotlib", "pandas", "peft", "scipy", "sklearn", "sympy",
-    "torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.modeling_utils",
+    "accelerate", "datasets", "httpx", "huggingface_hub", "jinja2", "matplotlib", "pandas", "peft",
+    "scipy", "sklearn", "sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor",
+    "transformers",
 }  # fmt: skip
 
 
@@ -59,7 +63,7 @@ def test_it_answers_with_the_same_bits(
     full = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu")
     light = SeDeM.from_pretrained(checkpoint, dtype=dtype, device="cpu", light=True)
     assert type(light.decoder) is LightBackbone and type(full.decoder) is not LightBackbone
-    assert type(light.decoder.tokenizer) is type(full.decoder.tokenizer)
+    assert type(light.decoder.tokenizer) is LightTokenizer
     assert light.fingerprint() == full.fingerprint()
     assert decoder_fingerprint(light) == decoder_fingerprint(full)
     for mine, theirs in zip(light.engine.decoder.layers, full.engine.decoder.layers, strict=True):
@@ -73,7 +77,7 @@ def test_it_answers_with_the_same_bits(
     assert (mine.text, mine.citations) == (theirs.text, theirs.citations)
 
 
-def test_asking_imports_neither_models_of_transformers_nor_adapters(
+def test_asking_imports_neither_transformers_nor_a_client_of_the_hub(
     checkpoint: Path, tmp_path: Path, documents: list[Document]
 ) -> None:
     SeDeM.from_pretrained(checkpoint).read(documents).save(tmp_path / "bank")
@@ -83,6 +87,58 @@ def test_asking_imports_neither_models_of_transformers_nor_adapters(
     loaded = set(done.stdout.splitlines()[-1].split())
     assert {"torch", "sedem.model"} <= loaded
     assert not loaded & HEAVY
+
+
+TEXTS = [
+    "The rent is 900 euros.\n\n\tIt is due on day 1.",
+    "<|begin_of_text|> in a text is text, <|end_of_text|>too",
+    "na\u00efve \u4f60\u597d \U0001f600\u200d\U0001f525 e\u0301 \x00 \u202e",
+    "",
+    "  ",
+]
+
+
+def test_its_tokenizer_cuts_and_decodes_as_that_of_transformers() -> None:
+    folder = CHECKPOINTS / "sedem-nano" / "backbone"
+    light, full = open_light_tokenizer(folder), AutoTokenizer.from_pretrained(str(folder))
+    assert light is not None
+    options = {
+        "add_special_tokens": False,
+        "return_attention_mask": False,
+        "split_special_tokens": True,
+        "verbose": False,
+    }
+    mine = light(TEXTS, return_offsets_mapping=True, **options)
+    theirs = full(TEXTS, return_offsets_mapping=True, **options)
+    assert mine == dict(theirs)
+    assert [e.ids for e in mine.encodings] == [e.ids for e in theirs.encodings]
+    ends = [light.bos_token_id, light.eos_token_id]
+    assert ends == [full.bos_token_id, full.eos_token_id]
+    for ids in mine["input_ids"]:
+        for skip in (False, True):
+            framed = [ends[0], *ids, ends[1]]
+            assert light.decode(framed, skip_special_tokens=skip) == full.decode(
+                framed, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("chat_template.jinja", "{{ messages }}"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer_config.json", '{"tokenizer_class": "LlamaTokenizer"}'),
+        (
+            "tokenizer_config.json",
+            '{"tokenizer_class": "TokenizersBackend", "bos_token": "<new>", "eos_token": "<new>"}',
+        ),
+    ],
+)
+def test_another_tokenizer_is_left_to_transformers(checkpoint: Path, name: str, text: str) -> None:
+    folder = checkpoint / "backbone"
+    assert open_light_tokenizer(folder) is not None
+    (folder / name).write_text(text)
+    assert open_light_tokenizer(folder) is None
 
 
 def test_what_needs_the_layers_one_by_one_is_refused(checkpoint: Path) -> None:
@@ -126,5 +182,5 @@ def test_damaged_weights_are_named(checkpoint: Path) -> None:
 
 
 def test_the_shipped_backbone_can_be_opened_light() -> None:
-    root = Path(__file__).parents[3] / "checkpoints" / "sedem-nano" / "backbone"
-    LightConfig.model_validate(json.loads((root / "config.json").read_text()))
+    folder = CHECKPOINTS / "sedem-nano" / "backbone"
+    LightConfig.model_validate(json.loads((folder / "config.json").read_text()))
