@@ -333,8 +333,7 @@ class SeDeM(SedemModules):
             repo_id: the repository, as "owner/name"; it is created if it does not exist.
             private: whether a repository that is created is private.
             token: access token; None means that of the logged-in user.
-            with_backbone: as in `save_pretrained`.
-            int8: as in `save_pretrained`.
+            with_backbone, int8: as in `save_pretrained`.
 
         Returns:
             The URL of the commit.
@@ -343,11 +342,9 @@ class SeDeM(SedemModules):
             ConfigError: a backbone is in a folder that only this machine has.
             CheckpointError: the hub refuses the upload.
         """
-        # Imported here, with the hub's HTTP client.
-        from sedem.inference import hub
+        from sedem.inference.hub import upload  # with the hub's HTTP client
 
-        trained_in = Path(self.source) if self.source is not None else None
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"
             self.save_pretrained(folder, with_backbone=with_backbone, int8=int8)
-            return hub.upload(folder, repo_id, private=private, token=token, trained_in=trained_in)
+            return upload(folder, repo_id, private=private, token=token, trained_in=self.source)

@@ -60,7 +60,7 @@ def upload(
     *,
     private: bool = False,
     token: str | None = None,
-    trained_in: Path | None = None,
+    trained_in: str | Path | None = None,
 ) -> str:
     """Upload a folder with a checkpoint.
 
@@ -86,7 +86,7 @@ def upload(
     try:
         api.create_repo(repo_id, private=private, exist_ok=True)
         if not (folder / CARD_FILE).is_file() and not api.file_exists(repo_id, CARD_FILE):
-            summary = summary_of(trained_in) if trained_in is not None else None
+            summary = summary_of(Path(trained_in)) if trained_in is not None else None
             card = model_card(repo_id, entries, backbones_of(entries), summary)
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
         commit = api.upload_folder(

@@ -639,7 +639,7 @@ def test_a_checkpoint_from_the_hub_is_named_after_its_id(
         asked.append((name, revision))
         return str(snapshot)
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model = SeDeM.from_pretrained("somebody/lease-reader", revision="v2")
     assert asked == [("somebody/lease-reader", "v2")]
     assert model.name == "lease-reader"
