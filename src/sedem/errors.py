@@ -46,7 +46,16 @@ class UnavailableError(SedemError):
 
 
 class QueueFullError(UnavailableError):
-    """A scheduler whose queue is full; the same question can be asked again later."""
+    """A scheduler whose queue is full; the same question can be asked again later.
+
+    Args:
+        message: what is full.
+        retry_after: seconds after which the queue will be short.
+    """
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class CancelledError(SedemError):

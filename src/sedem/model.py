@@ -60,8 +60,7 @@ class SeDeM(SedemModules):
         source: str | None = None,
     ) -> None:
         super().__init__(config, encoder, decoder)
-        self.name = name
-        self.source = source
+        self.name, self.source = name, source
         self.engine: Engine = Eager(self)
 
     # Reading
@@ -333,7 +332,8 @@ class SeDeM(SedemModules):
             repo_id: the repository, as "owner/name"; it is created if it does not exist.
             private: whether a repository that is created is private.
             token: access token; None means that of the logged-in user.
-            with_backbone, int8: as in `save_pretrained`.
+            with_backbone: as in `save_pretrained`.
+            int8: as in `save_pretrained`.
 
         Returns:
             The URL of the commit.

@@ -30,6 +30,7 @@ import torch
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
 from sedem.inference.generation import Decoding
+from sedem.inference.pace import Pace
 from sedem.inference.reply import AsyncReply, Event, Question, ThreadReply
 from sedem.inference.requests import Request
 from sedem.inference.running import RunningAnswers, failure
@@ -73,6 +74,7 @@ class Scheduler:
             if count < 1:
                 raise ConfigError(f"{what} is {count}; it must be at least 1")
         self._waiting: deque[Question] = deque()
+        self._pace = Pace()
         self._running: RunningAnswers | None = None
         self._changed = Condition()
         self._closed = self._stopped = False
@@ -141,6 +143,19 @@ class Scheduler:
         assert reply.answer is not None
         return reply.answer
 
+    def require_room(self) -> None:
+        """Refuse now what `submit` would refuse, before anything is prepared for a question.
+
+        Raises:
+            QueueFullError: too many questions wait.
+        """
+        if len(self._waiting) >= self.limit:
+            raise QueueFullError(
+                f"{self.limit} questions wait already and {self.rows} are answered at once; "
+                "ask again later",
+                self._pace.seconds(self.limit),
+            )
+
     def drain(self) -> None:
         """Take no more questions, end those that wait with an error, and let answers finish.
 
@@ -169,11 +184,7 @@ class Scheduler:
         with self._changed:
             if self._closed:
                 raise UnavailableError("the scheduler is closed; ask another one")
-            if len(self._waiting) >= self.limit:
-                raise QueueFullError(
-                    f"{self.limit} questions wait already and {self.rows} are answered at once; "
-                    "ask again later"
-                )
+            self.require_room()
             self._waiting.append(question)
             self._changed.notify()
         return question
@@ -207,6 +218,7 @@ class Scheduler:
         """Wait for a question; False once there will be none."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._pace.restart()
             return bool(self._waiting)
 
     def _next(self, count: int) -> list[Question]:
@@ -216,6 +228,7 @@ class Scheduler:
             # Looked at each time: the garbage collector may drop a reply, which cancels, in here.
             while self._waiting and len(taken) < count:
                 taken.append(self._waiting.popleft())
+                self._pace.left()
         return taken
 
     def _serve(self, running: RunningAnswers) -> None:

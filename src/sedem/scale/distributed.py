@@ -19,6 +19,7 @@ from torch import Tensor
 from sedem.bank.snapshot import BankReader, Snapshot
 from sedem.errors import CancelledError, ConfigError, QueueFullError, SedemError, UnavailableError
 from sedem.inference.generation import Decoding
+from sedem.inference.pace import Pace
 from sedem.inference.reply import AsyncReply, Event, Selected
 from sedem.inference.requests import Request
 from sedem.inference.running import failure
@@ -161,6 +162,7 @@ class Distributed:
         self._streams = engines.options(stream=True)
         self._versions = Versions(put)
         self._live: set[asyncio.Task[None]] = set()
+        self._pace = Pace()
         self._begun = 0
         self._closed = False
 
@@ -189,18 +191,25 @@ class Distributed:
                 done.result()
         logger.info("version %d of %s is ready on every part", version.number, version.bank)
 
+    def require_room(self) -> None:
+        """Refuse now what `stream` would refuse; as `Scheduler.require_room`."""
+        if len(self._live) >= self.limit:
+            raise QueueFullError(
+                f"{self.limit} questions are being answered or wait already; ask again later",
+                self._pace.seconds(self.limit - self.rows),
+            )
+
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
         """Answer a question; as `Scheduler.stream`."""
         if self._closed:
             raise UnavailableError("the server is closing; ask another one")
-        if len(self._live) >= self.limit:
-            raise QueueFullError(
-                f"{self.limit} questions are being answered or wait already; ask again later"
-            )
+        self.require_room()
+        if not self._live:
+            self._pace.restart()
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
         task = loop.create_task(self._answer(request, decoding, events.put_nowait))
         self._live.add(task)
-        task.add_done_callback(self._live.discard)
+        task.add_done_callback(self._ended)
 
         def cancel() -> None:
             # A reply may be dropped by any thread, and after its loop has ended.
@@ -234,6 +243,10 @@ class Distributed:
                 loop = task.get_loop()
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(task.cancel)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._live.discard(task)
+        self._pace.left()
 
     async def _answer(
         self, request: Request, decoding: Decoding, send: Callable[[Event], None]

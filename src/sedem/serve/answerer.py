@@ -47,6 +47,10 @@ class Answerer(Protocol):
         """
         ...
 
+    def require_room(self) -> None:
+        """Refuse now what `stream` would refuse; as `Scheduler.require_room`."""
+        ...
+
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
         """Answer a question; as `Scheduler.stream`."""
         ...

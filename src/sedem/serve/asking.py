@@ -79,7 +79,7 @@ async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[M
 
     Raises:
         ApiError: a field cannot be used, or there is no such bank or model.
-        QueueFullError: too many texts wait to be read.
+        QueueFullError: too many questions wait, or too many texts wait to be read.
     """
     body.check_neutral()
     name = bank_name(service, body)
@@ -87,6 +87,8 @@ async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[M
     if name is not None:
         # Before anything is looked at: a bank out of scope must not differ from one that is not.
         require_bank(key, name)
+    # A refusal must cost little: many may come while the queue is full.
+    service.scheduler.require_room()
     conversation = read_conversation(messages, with_bank=name is not None)
     check_lengths(conversation, settings)
     file_ids: Mapping[str, str] = {}

@@ -112,7 +112,7 @@ def to_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case QueueFullError():
-            return overloaded(str(error))
+            return overloaded(str(error), error.retry_after)
         case UnavailableError():
             return unavailable(str(error))
         case DataError() | ConfigError():
