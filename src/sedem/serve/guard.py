@@ -71,7 +71,7 @@ class Guard:
         return _response(error)
 
 
-def key_of(connection: HTTPConnection) -> Key:
+async def key_of(connection: HTTPConnection) -> Key:
     """Return the key of a request; a dependency of routes."""
     key: Key = connection.state.key
     return key

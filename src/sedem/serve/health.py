@@ -18,13 +18,13 @@ router = APIRouter(tags=["server"])
 
 
 @router.get("/health")
-def health() -> dict[str, str]:
+async def health() -> dict[str, str]:
     """Whether the process serves requests; the only route that needs no key."""
     return {"status": "ok"}
 
 
 @router.get("/ready")
-def ready(request: Request) -> JSONResponse:
+async def ready(request: Request) -> JSONResponse:
     """200 if questions are answered now; 503 while the model opens or the server shuts down."""
     if (reason := lifecycle_of(request).reason()) is not None:
         raise unavailable(reason)

@@ -73,8 +73,11 @@ def lifecycle_of(connection: HTTPConnection) -> Lifecycle:
     return lifecycle
 
 
-def service_of(connection: HTTPConnection) -> Service:
+async def service_of(connection: HTTPConnection) -> Service:
     """Return the service of a request; a dependency of routes.
+
+    It is a coroutine, like `key_of`: FastAPI calls a function in a thread, which costs more than
+    refusing a request does.
 
     Raises:
         ApiError: 503, the model is not open yet or the server is shutting down.
