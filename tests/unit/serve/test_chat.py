@@ -235,3 +235,16 @@ def test_every_block_of_a_large_bank_cannot_be_asked_for(
     client = make_client(banks={"lease": lease}, max_all_blocks=28)
     for fields in ({"k": "all"}, {"ranking": True}):
         assert "every block; the bank has 29" in error_of(client, asks(**fields), 400)["message"]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_full_queue_refuses_before_anything_is_prepared(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    scheduler = client.app.state.lifecycle.service.scheduler  # type: ignore[attr-defined]
+    monkeypatch.setattr(scheduler, "limit", 0)
+    monkeypatch.setattr(scheduler._pace, "seconds", lambda count: 7 + count)
+    monkeypatch.setattr("sedem.serve.asking.bank_of", None)  # cannot be called
+    response = client.post(CHAT, json=asks(stream=streamed))
+    assert (response.status_code, response.headers["Retry-After"]) == (429, "7")
+    assert response.json()["error"]["code"] == "queue_full"

@@ -70,3 +70,22 @@ def test_a_server_whose_model_cannot_be_opened_says_so(
     with TestClient(app):
         assert failed.wait(60)
     assert isinstance(app.state.lifecycle.failed, CheckpointError)
+
+
+def test_neither_health_nor_a_refusal_waits_for_a_thread(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads read banks and files; when all of them are busy, these must go on."""
+
+    async def no_thread(*args: object) -> None:
+        raise AssertionError("a thread is needed")
+
+    monkeypatch.setattr("fastapi.routing.run_in_threadpool", no_thread)
+    monkeypatch.setattr("fastapi.dependencies.utils.run_in_threadpool", no_thread)
+    assert client.get("/health").status_code == 200
+    assert client.get("/ready").status_code == 200
+    scheduler = client.app.state.lifecycle.service.scheduler  # type: ignore[attr-defined]
+    monkeypatch.setattr(scheduler, "limit", 0)
+    body = {"model": "sedem@lease", "messages": [{"role": "user", "content": "What?"}]}
+    assert client.post("/v1/chat/completions", json=body).status_code == 429
+    assert client.get("/v1/models").status_code == 500  # the patch works
