@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.system.cells import Cell, results_of
 from experiments.system.forms import PAPER_FORM
 from experiments.system.scales import SHIPPED, Scale
+from experiments.system.short_logs import short_logs
 from experiments.system.training import (
     baseline_checkpoint,
     budget,
@@ -43,7 +44,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     # On one line: indentation would be a quarter of all committed results.
-    write_text(path, json.dumps(result, separators=(",", ":")) + "\n")
+    write_text(path, json.dumps(short_logs(result), separators=(",", ":")) + "\n")
 
 
 def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
