@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from contextlib import suppress
+
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,6 +17,8 @@ from sedem.serve.metrics import Metrics
 UPLOADS = "multipart/form-data"
 FORM_BYTES = 2**16
 """What the parts around the files of an upload may take."""
+LINGER_SECONDS = 5.0
+"""How long the rest of a body that was refused is read and thrown away."""
 
 
 class BodyLimit:
@@ -39,7 +45,9 @@ class BodyLimit:
         limit = self.upload if upload else self.body
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
-            await self._refuse(limit, scope, receive, send)
+            # Who expects 100 Continue has sent nothing yet, and will not.
+            rest = None if "expect" in headers else receive
+            await self._refuse(limit, scope, rest, send)
             return
         limited = _Limited(limit, receive, send)
         try:
@@ -48,29 +56,43 @@ class BodyLimit:
             if not limited.over or limited.answered or error.status != 413:
                 raise
         if limited.over and not limited.answered:
-            await self._refuse(limit, scope, receive, send)
+            await self._refuse(limit, scope, receive if limited.more else None, send)
 
-    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, limit: int, scope: Scope, rest: Receive | None, send: Send) -> None:
         self.metrics.refused("size")
-        # The rest of the body is not read, so the connection cannot be used again.
+        # What is left of the body may not be read, so the connection cannot be used again.
         response = JSONResponse(_error(limit).body(), 413, {"Connection": "close"})
-        await response(scope, receive, send)
+
+        async def send_and_linger(message: Message) -> None:
+            if rest is not None and message["type"] == "http.response.body":
+                await send({**message, "more_body": True})
+                await _discard(rest)
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        await response(scope, _nothing, send_and_linger)
 
 
 class _Limited:
     """The two channels of a request, with a count of the bytes of its body.
 
     Over the limit, nothing that stands behind may answer: it saw a part of the body only.
+
+    Attributes:
+        over: whether the body is too large.
+        answered: whether a response has begun.
+        more: whether more of the body was to come, when it was last asked for.
     """
 
     def __init__(self, limit: int, receive: Receive, send: Send) -> None:
         self.limit, self.received = limit, 0
-        self.over = self.answered = False
+        self.over = self.answered = self.more = False
         self._receive, self._send = receive, send
 
     async def receive(self) -> Message:
         message = await self._receive()
         self.received += len(message.get("body", b""))
+        self.more = message.get("more_body", False)
         if self.received > self.limit:
             self.over = True
             raise _error(self.limit)
@@ -85,3 +107,20 @@ class _Limited:
 
 def _error(limit: int) -> ApiError:
     return too_large(f"the body of this request is too large; {bytes_text(limit)} are the limit")
+
+
+async def _nothing() -> Message:
+    raise AssertionError("a refusal reads nothing")
+
+
+async def _discard(receive: Receive) -> None:
+    """Read the rest of a body, for a while, so that its sender gets to the response.
+
+    A connection that is closed while bytes arrive is reset, and the response is lost with it.
+    """
+    until = time.monotonic() + LINGER_SECONDS
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            # The clock is read too: a body that is there already never lets the timeout act.
+            while (await receive()).get("more_body", False) and time.monotonic() < until:
+                pass

@@ -13,6 +13,12 @@ from sedem.serve.metrics import Metrics
 LIMIT = 1000
 
 
+@pytest.fixture(autouse=True)
+def lingers_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies without end are read for a moment."""
+    monkeypatch.setattr("sedem.serve.body_limit.LINGER_SECONDS", 0.05)
+
+
 @pytest.fixture
 def client(make_client: Callable[..., TestClient]) -> TestClient:
     return make_client(max_body_bytes=LIMIT, max_file_bytes=2 * LIMIT)
@@ -104,3 +110,40 @@ def test_an_answer_that_has_begun_goes_on() -> None:
     with pytest.raises(Exception, match="too large"):
         asyncio.run(limited(scope, receive, send))
     assert sent == ["http.response.start"]
+
+
+@pytest.mark.parametrize("expects", [False, True])
+def test_who_sends_all_of_a_large_body_still_reads_the_refusal(expects: bool) -> None:
+    """Closed at once, the connection would be reset, and the response lost."""
+    headers = [(b"content-length", b"5000")] + [(b"expect", b"100-continue")] * expects
+    parts = iter([{"type": "http.request", "body": b"x", "more_body": more} for more in (1, 1, 0)])
+    sent, read = [], []
+
+    async def receive() -> Any:
+        assert sent[1]["body"]  # the response is there before
+        read.append(next(parts))
+        return read[-1]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    limit = BodyLimit(None, Metrics(), body=LIMIT, upload=LIMIT)  # type: ignore[arg-type]
+    asyncio.run(limit({"type": "http", "headers": headers}, receive, send))
+    assert sent[0]["status"] == 413 and not sent[-1].get("more_body")
+    assert len(read) == (0 if expects else 3)
+
+
+def test_a_body_without_end_is_not_read_for_long() -> None:
+    sent = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(0.01)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    limit = BodyLimit(None, Metrics(), body=LIMIT, upload=LIMIT)  # type: ignore[arg-type]
+    scope = {"type": "http", "headers": [(b"content-length", b"5000")]}
+    asyncio.run(limit(scope, receive, send))
+    assert sent[0]["status"] == 413 and not sent[-1].get("more_body")
