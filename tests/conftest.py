@@ -8,11 +8,12 @@ import os
 # Tiny models gain nothing from threads and lose much on shared cores; torch reads it on import.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from object_server import ObjectServer, running
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -179,3 +180,10 @@ def documents() -> list[Document]:
 def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
     """The two documents, read by the model."""
     return model.read(documents)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ObjectServer]:
+    """An object store on this machine; the tests of servers have others of that name."""
+    with pytest.MonkeyPatch.context() as patch, running(patch) as found:
+        yield found

@@ -6,13 +6,12 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from conftest import LEASE, RECIPE
-from object_server import ObjectServer, running
+from object_server import ObjectServer
 from typer.testing import CliRunner
 
 from sedem import MemoryBank, SeDeM
@@ -25,12 +24,6 @@ from sedem.serve.bank_entry import BankEntry
 from sedem.types import Document
 
 RUN = CliRunner()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with pytest.MonkeyPatch.context() as patch, running(patch) as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

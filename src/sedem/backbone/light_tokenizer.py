@@ -1,6 +1,6 @@
 """A tokenizer that tokenizer.json describes fully, without transformers around it.
 
-Importing transformers takes half as long as opening a small model and answering from it.
+Importing transformers takes longer than opening a small model.
 """
 
 from __future__ import annotations

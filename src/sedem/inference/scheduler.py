@@ -198,6 +198,8 @@ class Scheduler:
     # The thread that owns the model
 
     def _run(self) -> None:
+        # What sampling imports takes a second, in which running answers would wait.
+        Decoding(temperature=1.0).chooser(torch.device("cpu"))
         with torch.no_grad():
             while self._wait():
                 try:

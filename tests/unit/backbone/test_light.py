@@ -141,6 +141,28 @@ def test_another_tokenizer_is_left_to_transformers(checkpoint: Path, name: str, 
     assert open_light_tokenizer(folder) is None
 
 
+SCHEDULE = """
+import sys
+from sedem import MemoryBank, SeDeM
+from sedem.inference.requests import Request
+model = SeDeM.from_pretrained(sys.argv[2], light=True)
+bank = MemoryBank.open(sys.argv[1])
+with model.scheduler() as scheduler:
+    scheduler.submit(Request(bank, "What is the rent?")).result()
+    print(*sys.modules)
+"""
+
+
+def test_a_scheduler_imports_what_sampling_needs_before_its_first_answer(
+    checkpoint: Path, tmp_path: Path, documents: list[Document]
+) -> None:
+    SeDeM.from_pretrained(checkpoint).read(documents).save(tmp_path / "bank")
+    command = [sys.executable, "-c", SCHEDULE, str(tmp_path / "bank"), str(checkpoint)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "transformers.generation.logits_process" in done.stdout.split()
+
+
 def test_what_needs_the_layers_one_by_one_is_refused(checkpoint: Path) -> None:
     backbone = SeDeM.from_pretrained(checkpoint, light=True).decoder
     for call in (backbone.run, backbone.without_lora, backbone.save_lora, backbone.compile_layers):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from object_server import ObjectServer, running
+from object_server import ObjectServer
 from stored_banks import META, append, facts
 
 from sedem.bank.blocks import BlockRow, Blocks
@@ -25,12 +24,6 @@ from sedem.bank.store.unfinished import append_part, stored_parts, unfinished_do
 from sedem.errors import BankError, ConfigError, UnknownDocumentError
 from sedem.quantization import Quantized
 from sedem.types import Document
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with pytest.MonkeyPatch.context() as patch, running(patch) as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import pickle
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from object_server import BUCKET, ObjectServer, running
+from object_server import BUCKET, ObjectServer
 from stored_banks import META, append, facts, memory_of, text_of
 
 from sedem import MemoryBank
@@ -20,12 +19,6 @@ from sedem.bank.store.catalog import CATALOG
 from sedem.bank.store.object_commits import Commit, shard_name
 from sedem.bank.store.object_store import ObjectStore
 from sedem.errors import BankError, ConfigError
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with pytest.MonkeyPatch.context() as patch, running(patch) as found:
-        yield found
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from object_server import ObjectServer, running
+from object_server import ObjectServer
 from stored_banks import META, OTHER, append, facts, memory_of, text_of
 
 from sedem import Document, MemoryBank
@@ -19,12 +18,6 @@ from sedem.bank.store.object_store import ObjectStore
 from sedem.errors import BankError, BankMismatchError, UnknownDocumentError
 
 NOW = timedelta()
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[ObjectServer]:
-    with pytest.MonkeyPatch.context() as patch, running(patch) as found:
-        yield found
 
 
 @pytest.fixture

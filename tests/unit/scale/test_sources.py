@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from document_files import pdf_of
-from object_server import ObjectServer, running
+from object_server import ObjectServer
 from pyarrow import parquet
 
 from sedem import Document
@@ -118,12 +117,6 @@ def test_a_task_hands_over_a_few_characters_at_a_time(
     ]
     assert [row.document for row in rows[:5]] == [Document(str(n), "four") for n in range(5)]
     assert rows[5].error == "'r.jsonl', record 6 is no document; it needs 'text', may have 'name'"
-
-
-@pytest.fixture
-def server() -> Iterator[ObjectServer]:
-    with pytest.MonkeyPatch.context() as patch, running(patch) as found:
-        yield found
 
 
 def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> None:
