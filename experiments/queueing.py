@@ -29,7 +29,7 @@ def loads(scale: str) -> tuple[int, ...]:
 def numbers(scale: Scale) -> list[Number]:
     """Waits by load and kind of arrivals."""
     return [
-        Number(f"{kind}, L={load}", title, None, CELL, f"waits.{kind}.{load}.{name}", digits=2)
+        Number(f"{kind}, load={load}", title, None, CELL, f"waits.{kind}.{load}.{name}", digits=2)
         for kind in KINDS
         for load in loads(scale.name)
         for name, title in COLUMNS.items()
@@ -40,7 +40,7 @@ def about(result: Mapping[str, Any]) -> str:
     """The cluster, the questions and what is needed at scale."""
     cluster, needed = result["cluster"], result["needed"]
     sentences = [
-        "L is the rate in percent of what the engines answer with all rows taken. "
+        "Load is the rate in percent of what the engines answer with all rows taken. "
         f"{cluster['engines']} engines and "
         f"{cluster['partitions']} partitions of a bank with {result['searched']:,} tokens, "
         f"{result['questions']:,} questions a point, seed {result['seed']}.",

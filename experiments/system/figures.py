@@ -22,7 +22,7 @@ BESIDE = 1.07
 SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8")
 """Colours of the curves of one panel."""
 
-_SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z])=(?P<value>\d+|all)$")
+_SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z]|load)=(?P<value>\d+|all)$")
 
 
 def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> None:
