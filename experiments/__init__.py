@@ -1,7 +1,7 @@
-"""The studies: one module for each table or figure, listed here in the order of the pages.
+"""The studies: one module per table or figure, listed here in the order of the pages.
 
 `python -m experiments.NAME run` measures what is missing, `table` prints it and `plot` draws it.
-The machinery behind them is in `experiments.system`; README.md explains it.
+The shared code is in `experiments.system`; README.md explains it.
 """
 
 STUDIES = (

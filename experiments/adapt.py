@@ -1,4 +1,4 @@
-"""What `sedem adapt` reaches without labels, beside training with them. Ours, not the paper's."""
+"""What `sedem adapt` reaches without labels, compared with labelled training. Not in the paper."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from experiments.system.variants import Variant, guided_model
 
 
 def rows(scale: Scale) -> dict[str, Variant]:
-    """The backbone untrained, adapted, trained as long with labels, and the main model."""
+    """The untrained backbone, adapted, trained as long with labels, and the main model."""
     return {
         "untrained (sedem init)": Variant("adapt-untrained", adapted="untrained"),
         "adapted without labels": Variant("adapt-adapted", adapted="without labels"),

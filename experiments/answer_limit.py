@@ -17,7 +17,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "no memory": {"control": "none"},
 }
 LIMITS = {("qasper", "K=4"): 500, ("qasper", "no memory"): 500}
-"""Questions at the shorter limit, at nano, if they are not the set's own."""
+"""Number of questions at the shorter limit at nano, if it differs from the set's own."""
 
 
 def numbers(scale: Scale) -> list[Number]:

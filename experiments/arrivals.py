@@ -1,4 +1,4 @@
-"""Questions that arrive at random: a running batch against static ones. The paper has none."""
+"""Questions arriving at random times: running and static batches. Not in the paper."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ COLUMNS = {
 
 
 def rates(scale: str) -> tuple[int, ...]:
-    """Questions a second that are measured at a scale."""
+    """Rates measured at a scale, in questions per second."""
     return RATES.get(scale, NANO)
 
 
 def cell_of(scale: Scale) -> Cell:
-    """The one measurement of a scale; but for smoke the shipped model answers."""
+    """The one measurement of a scale; the shipped model answers, except at smoke."""
     return Cell("arrivals", variant=main_model(scale) if scale.name == "smoke" else None)
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Throughput and waiting by rate and way."""
+    """Throughput and waiting time by rate and kind of batch."""
     cell = cell_of(scale)
     return [
         Number(f"{rate} a second, {way}", title, None, cell, f"rates.{rate}.{way}.{name}", digits=d)

@@ -1,4 +1,4 @@
-"""Opening and appending to a bank of up to a million blocks. Ours; the paper has no such table."""
+"""Opening and appending to a bank of up to a million blocks. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def sizes(scale: str) -> tuple[int, ...]:
-    """Numbers of blocks that are measured at a scale."""
+    """Numbers of blocks measured at a scale."""
     return SIZES.get(scale, NANO)
 
 
 def about(result: Mapping[str, Any]) -> str:
-    """The blocks, and which time is meant."""
+    """The blocks, and which kind of time is reported."""
     return (
         f"Blocks of {result['slots']} slots, ten a document, {result['commit_blocks']} a commit; "
         "processor time."

@@ -1,4 +1,4 @@
-"""Many questions over one bank: how many are answered in a second. The paper has no such table."""
+"""Many questions over one bank: how many are answered per second. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from experiments.system.study import Number, Study, command
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Medians by the number of questions that are asked together."""
+    """Medians by the number of questions asked together."""
     return [
         Number(
             f"{name}, {tokens:,} tokens: {count} together",

@@ -1,4 +1,4 @@
-"""What a first search with pooled keys misses of the exact selection. Not in the paper."""
+"""Which exact selections a first search with pooled keys misses. Not in the paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUDGET = 2
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Percent of the exact best two among the best C by pooled keys, and the time of a search."""
+    """Percentage of the exact best two among the best C by pooled keys, and the search time."""
     limit = scale.limit if scale.name == "smoke" else 200
     cell = Cell(
         "coarse-search", variant=main_model(scale), questions=scale.ablation[0], limit=limit

@@ -1,4 +1,4 @@
-"""Blocks read as memory, as text, or as both, from one bank. Ours; the paper has no such table."""
+"""Blocks read as memory, as text, or as both, from one bank. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROWS = {
     "the best as text, the others as memory": (MIXED, "both"),
     "text, trained on text alone": (ALONE, "text"),
 }
-"""The model and the condition that it reads blocks in, by label."""
+"""The model and the form in which it reads blocks, by label."""
 TIMED = 10
 
 
 def model(scale: Scale, name: str) -> Variant:
-    """The model that was trained on all three conditions, or on text alone, in as many steps."""
+    """The model trained on all three conditions, or on text alone with as many steps."""
     short = SHORT if scale.name == "nano" else ()
     if name == MIXED:
         return Variant(name, stage2=short, further=("stage2-conditions",))
@@ -76,7 +76,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def draw(scale: Scale, path: Path) -> None:
-    """Draw scores against times to the first token: a curve through every K for each condition."""
+    """Draw scores against times to the first token: one curve over K per condition."""
     pyplot = pyplot_module()
     shown = numbers(scale)
     figure, axes = pyplot.subplots(
@@ -101,7 +101,7 @@ def draw(scale: Scale, path: Path) -> None:
             for _, x, _, interval in points:
                 if interval:
                     axis.plot([x, x], interval, color=colour, alpha=0.25)
-            # The ends of a curve are enough, and the others would hide each other.
+            # Label only the ends of a curve; more labels would overlap.
             for k, x, y, _ in points[:1] + points[1:][-1:]:
                 axis.annotate(
                     f"K={k}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=colour

@@ -1,4 +1,4 @@
-"""How well scores tell whether the evidence is in the documents. Not in the paper."""
+"""How well scores predict whether the documents contain the evidence. Not in the paper."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COLUMNS = {
     "% declined, evidence there": ("declined_with_evidence", 1),
     "% declined, evidence missing": ("declined_without_evidence", 1),
 }
-"""Columns, with the name in the result and the digits after the point."""
+"""Columns, with the name in the result and the number of decimals."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Figures of the confidence by the number of paragraphs that a question is asked about."""
+    """Metrics of the confidence by the number of paragraphs per question."""
     limit = scale.limit if scale.name == "smoke" else None
     questions = "squad-10" if "squad-10" in scale.sets else scale.ablation[0]
     cell = Cell("confidence", variant=guided_model(scale), questions=questions, limit=limit)

@@ -1,4 +1,4 @@
-"""The constant answer of every set: what a score is worth without reading. Not in the paper."""
+"""The constant answer for every set: the score reached without reading. Not in the paper."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ METRICS = ("f1", "rouge_l", "em")
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The answer that training questions choose, its score there, and its score in evaluation."""
+    """The answer chosen on training questions, its score there, and its score in evaluation."""
     result = []
     for key, questions in scale.sets.items():
         if questions.schema == RULER:

@@ -1,4 +1,4 @@
-"""Appendix Controlled Comparisons: controls that tell selection from compression."""
+"""Appendix Controlled Comparisons: controls that separate selection from compression."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = ("f1", "em")
 IDENTICAL, RAW = "inline_control_identical_input", "inline_control_raw_text_rag"
 
 Row = tuple[str, dict[str, Any], str, dict[str, Any]]
-"""A label, a cell's fields, and the table and row of the paper's number; "" is no table."""
+"""A label, a cell's fields, and table and row of the paper's number; "" means no table."""
 
 RETRIEVED: tuple[Row, ...] = (
     (
@@ -63,7 +63,7 @@ MORE_GIVEN = {
     "Activation Beacon": "beacon",
     "ComprExIT": "comprexit",
 }
-"""Methods that the paper does not give the identical input."""
+"""Methods that do not get the identical input in the paper."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -84,7 +84,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
-    """Answers of readers that are given their input, on one set."""
+    """Answers of readers with a given input, on one set."""
     result = []
     for label, fields, table, where in rows:
         cell = answer_cell(scale, main_model(scale, backbone), key, **fields)
@@ -97,7 +97,7 @@ def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[N
 
 
 def _more_given(scale: Scale) -> list[Number]:
-    """Gold documents for more methods, and for a SeDeM that was trained as little."""
+    """Gold documents for more methods, and for a SeDeM with equally little training."""
     if scale.name == "paper":
         return []
     cells = {
@@ -153,7 +153,7 @@ def distant(scale: Scale) -> Variant:
 
 
 def _shifted(scale: Scale) -> list[Number]:
-    """Every boundary between segments moved by 64 tokens; selection is taken out."""
+    """Every segment boundary moved by 64 tokens, without selection."""
     result = []
     for shift, column in ((0, "f1_before"), (SHIFT, "f1_after")):
         label = f"boundaries moved by {shift} tokens"
@@ -166,7 +166,7 @@ def _shifted(scale: Scale) -> list[Number]:
 
 
 def _constant(scale: Scale) -> list[Number]:
-    """The constant answer of every set of the table."""
+    """The constant answer for every set of the table."""
     keys = dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation))
     return [
         number

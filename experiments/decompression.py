@@ -18,7 +18,7 @@ OURS = {
     "SeDeM, L_ctx of the context too": LITERAL,
     "SeDeM, recall windows not distilled": NOT_TAUGHT,
 }
-"""Other losses of stage 1, beside the paper's rows."""
+"""Other losses of stage 1, in addition to the paper's rows."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -30,7 +30,7 @@ def numbers(scale: Scale) -> list[Number]:
             for key in ("hotpotqa", "qasper")
         }
         rows.append((label, variant, printed))
-    # The paper's stage 1 has no recall windows, and one reading of L_ctx.
+    # The paper's stage 1 has no recall windows, and only one reading of L_ctx.
     rows += [(label, variant, {}) for label, variant in OURS.items() if scale.name != "paper"]
     return ablation.numbers(scale, rows)
 

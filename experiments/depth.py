@@ -9,7 +9,7 @@ from experiments.system.variants import BASE, Variant
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The paper's grid; a smaller backbone has its layers at the same relative depth."""
+    """The paper's grid; a smaller backbone uses layers at the same relative depth."""
     rows = []
     for row in paper.rows("tab:layer_extraction_injection"):
         extract, inject = scale.layer(row["l_extract"]), scale.layer(row["l_inject"])
@@ -22,7 +22,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def variant(scale: Scale, extract: int, inject: int) -> Variant:
-    """A variant of one extraction and one injection layer."""
+    """A variant with one extraction and one injection layer."""
     if (extract, inject) == scale.layers:
         return BASE
     changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")

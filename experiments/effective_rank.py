@@ -11,7 +11,7 @@ from experiments.system.variants import main_model
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Percent of the number of slots, for ICAE and SeDeM."""
+    """Percentage of the number of slots, for ICAE and SeDeM."""
     result = []
     for key in ("hotpotqa", "qasper", "musique", "2wiki"):
         for method in ("ICAE", "SeDeM"):

@@ -1,4 +1,4 @@
-"""Table efficiency_varb_icae: time to the first token and decoding speed, beside ICAE."""
+"""Table efficiency_varb_icae: time to the first token and decoding speed, compared with ICAE."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIGURES = {
     "online_ttft_ms": ("TTFT, ms (paper, A100)", "TTFT, ms (bench)"),
     "decode_tok_s": ("tok/s (paper, A100)", "tok/s (bench)"),
 }
-"""Figures of the bench, with the column of the paper's numbers and the column of ours."""
+"""Bench measurements, with the column of the paper's numbers and the column of ours."""
 
 
 def numbers(scale: Scale) -> list[Number]:

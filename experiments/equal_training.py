@@ -1,4 +1,4 @@
-"""Methods trained on equal windows and questions, and bytes against F1. Ours, not the paper's."""
+"""Methods trained on equal windows and questions, and bytes against F1. Not in the paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sedem.baselines.registry import TRAINED
 
 COMPRESSIONS = (4, 2, 1)
 SLOTS = {"": "", ", int8 slots": "int8"}
-"""Types of stored slots; with the compressions they are a ladder of bytes."""
+"""Types of stored slots; combined with the compressions, they form a ladder of bytes."""
 
 
 def rows(scale: Scale, questions: str) -> dict[str, Cell | None]:
@@ -37,7 +37,7 @@ def rows(scale: Scale, questions: str) -> dict[str, Cell | None]:
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """F1 on every set, and the bytes that a token of the documents takes."""
+    """F1 on every set, and the stored bytes per token of the documents."""
     result = []
     for key in SETS:
         title = scale.sets[key].title

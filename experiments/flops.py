@@ -8,7 +8,7 @@ from experiments.system.study import Number, Study, command
 
 STAGES = ("encode", "decode", "total")
 SEDEM_STAGE = "paper.flops.stages.{}"
-"""SeDeM's stages are finer than the paper's; its cell also holds the sums that fit the paper's."""
+"""SeDeM's stages are finer than the paper's; its cell also has the sums that match the paper's."""
 
 
 def numbers(scale: Scale) -> list[Number]:

@@ -1,8 +1,8 @@
-"""An hour on one GPU, without network, in pieces: `python -m experiments.gpu --data D --out O`.
+"""An hour on one GPU, without network, in parts: `python -m experiments.gpu --data D --out O`.
 
 It runs the tests marked gpu, compares the engines, times Llama's shapes on random weights, trains a
 candidate for sedem-nano, and measures the study `equal_training` at fifty times the CPU's budget,
-several steps at once. A call ends after some minutes; the same command goes on where it stopped.
+several steps at once. A call ends after some minutes; the same command resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def _is_chosen(name: str, only: Sequence[str] | None, skip: Sequence[str]) -> bo
 
 
 def _check(work: Work) -> None:
-    """Claim the folder, and refuse a machine that has no GPU.
+    """Claim the folder, and refuse a machine without a GPU.
 
     Raises:
-        ConfigError: there is none, or the folder holds other work.
+        ConfigError: there is no GPU, or the folder contains other work.
     """
     import torch
 

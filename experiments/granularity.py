@@ -11,7 +11,7 @@ T, C, A = 128, 4, 64
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Two sweeps; the paper draws them and prints no numbers."""
+    """Two sweeps; the paper draws them without printing numbers."""
     rows: list[ablation.Row] = [
         (f"T={t}", _variant(scale, t, C), {}) for t in scale.segment_lengths
     ]
@@ -27,7 +27,7 @@ def _variant(scale: Scale, segment_length: int, compression: int) -> Variant:
     after = min(A, segment_length)
     stage1: tuple[str, ...] = (f"text.continuation={after}",)
     stage2: tuple[str, ...] = ()
-    # The selected blocks hold the same amount of text, whatever their size.
+    # The selected blocks contain the same amount of text, whatever their size.
     k = max(1, 2 * T // segment_length)
     if scale.disabled[0] != "all":
         stage2 = (f"data.budgets=[{k}]", f"data.max_blocks={k + 2}")
@@ -38,7 +38,7 @@ def _variant(scale: Scale, segment_length: int, compression: int) -> Variant:
 
 
 def _budget(scale: Scale, width: int) -> tuple[str, ...]:
-    """As many tokens of text for every width of a window; of long ones a text holds fewer."""
+    """As many tokens of text for every window width; a text contains fewer long windows."""
     from sedem.training.recipe import read_entries
 
     text = read_entries(scale.recipe("stage1", scale.backbones[0], ""))["text"]

@@ -1,4 +1,4 @@
-"""What training with guided attention gives, and which changes help. Ours, not the paper's."""
+"""What training with guided attention achieves, and which changes help. Not in the paper."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from experiments.system.study import Number, Study, command
 from experiments.system.variants import GUIDED, Variant, main_model
 
 SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
-"""Every row has this many steps of the recipe of stage 2."""
+"""Overrides that set the stage-2 steps of every row."""
 BESIDE, RECIPE = "stage1-beside", GUIDED[0]
 RECALLED = (1, 2)
 
 
 def rows(scale: Scale) -> dict[str, Variant]:
-    """The main model in guided form, and how it is trained further."""
+    """The main model in guided form, and the ways to train it further."""
     short = SHORT if scale.name == "nano" else ()
     earlier = scale.layer(14) - 2
     agree, labels = "losses.agree=1.0", ("losses.select=0", "losses.conditioning=selected")
-    # Before an earlier injection, the decompressor learns the states of that layer.
+    # With an earlier injection, the decompressor first learns the states of that layer.
     states = (
         "losses.distractors=0",
         "losses.cue=0",

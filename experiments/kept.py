@@ -1,4 +1,4 @@
-"""What keeping keys and values of blocks costs and saves. The paper has no such table."""
+"""Cost and benefit of keeping the keys and values of blocks. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORTH = {
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Times and bytes by method, and from when on keeping is worth it."""
+    """Times and bytes by method, and the point from which keeping pays off."""
     result = []
     for name, cell in bench_cells(scale, "kept").items():
         for tokens in KEPT_CONTEXTS[scale.name]:

@@ -13,7 +13,7 @@ LIMIT = 40
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Recall and cost by the number of candidates, for each size of a bank."""
+    """Recall and cost by the number of candidates, for each bank size."""
     limit = scale.limit if scale.name == "smoke" else LIMIT
     cell = Cell("large-banks", questions=scale.ablation[0], limit=limit, shipped=True)
     result = []
@@ -28,7 +28,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def sizes(scale: str) -> tuple[int, ...]:
-    """Numbers of blocks that are measured at a scale."""
+    """Numbers of blocks measured at a scale."""
     return SIZES.get(scale, NANO)
 
 

@@ -12,7 +12,7 @@ from sedem.baselines.registry import TRAINED
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Held-out loss after a few steps, by method and rate."""
+    """Held-out loss after a few steps, by method and learning rate."""
     result = []
     for backbone in scale.backbones:
         for method in TRAINED:

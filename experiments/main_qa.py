@@ -14,13 +14,13 @@ from experiments.system.variants import Variant, equal_budget, main_model
 SETS = ("2wiki", "musique", "qasper", "hotpotqa")
 METRICS = ("f1", "rouge_l", "em")
 CONSTANTS = {"constant answer": "", 'always "no"': "no"}
-"""Rows that read nothing: the answer that training questions choose, and another."""
+"""Rows that read nothing: the answer chosen on training questions, and another one."""
 LONG = {"setting": "1024"}
 """Activation Beacon's recipe with the paper's windows."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Every method on every backbone; a smaller backbone stands beside the paper's 1B numbers."""
+    """Every method on every backbone; a smaller one is compared with the paper's 1B numbers."""
     result = [
         number
         for label, answer in CONSTANTS.items()

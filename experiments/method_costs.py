@@ -1,4 +1,4 @@
-"""What every method selects, stores, reads and takes to train. The paper has no such table."""
+"""What every method selects, stores and reads, and its training cost. Not in the paper."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ANSWERS = (
     ("trained parameters, M", "training.trained_parameters", 1e6, 2),
     ("training tokens, thousands", "training.all_tokens_seen", 1e3, 0),
 )
-"""Column, metric of the answers' result, what it is divided by, and digits."""
+"""Column, metric of the answers' result, divisor, and number of decimals."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The answers to HotpotQA, and the clocks of the bench."""
+    """The answers to HotpotQA, and the times of the bench."""
     result = []
     variant = main_model(scale)
     times = Cell("peers", variant=variant) if scale.name == "nano" else None

@@ -1,4 +1,4 @@
-"""Answers by K with and without guided attention. Ours; the paper has no such table."""
+"""Answers by K with and without guided attention. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from experiments.system.variants import guided_model, main_model
 from sedem.method.selector import Budget
 
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
-"""Questions of each set."""
+"""Number of questions of each set."""
 PAPER, BEFORE, TRAINED = "the paper's form", "guided, same weights", "guided, trained further"
 PAPER_LIMITS: dict[Budget, int] = {4: 500, "all": 200}
-"""Questions of the sets of the ablations in the paper's form, by K."""
+"""Number of questions of the ablation sets in the paper's form, by K."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -35,7 +35,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def answers(scale: Scale, questions: str, *, trained: bool = True) -> Cell:
-    """Answers to a set at every K, guided, of the model trained with guidance or before that."""
+    """Guided answers to a set at every K, by the model trained with guidance or before that."""
     nano = scale.name == "nano"
     return Cell(
         "budgets",
@@ -49,7 +49,7 @@ def answers(scale: Scale, questions: str, *, trained: bool = True) -> Cell:
 
 
 def in_paper_form(scale: Scale, questions: str, k: Budget) -> Cell | None:
-    """Answers to a set in the paper's form, as other studies have measured them; None if none."""
+    """Answers to a set in the paper's form, as measured by other studies; None if missing."""
     model = main_model(scale)
     if questions in scale.ablation:
         if k == 8:

@@ -1,4 +1,4 @@
-"""Table comprexit_operating_points: few blocks or all of them, beside ComprExIT."""
+"""Table comprexit_operating_points: few blocks or all of them, compared with ComprExIT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selected paragraphs read as text, together and apart, by K. Ours; the paper has no such table."""
+"""Selected paragraphs read as text, jointly and independently, by K. Not in the paper."""
 
 from __future__ import annotations
 

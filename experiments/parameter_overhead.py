@@ -10,11 +10,11 @@ COLUMNS = (
     ("added, M", "added_params_m", "without_lora", 1e6),
     ("% of the backbone", "added_over_backbone_pct", "percent_without_lora", 1.0),
 )
-"""Column, the paper's name, ours among the parameters, and what ours is divided by."""
+"""Column, the paper's name, our name among the parameters, and the divisor of ours."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Millions, and percent of the frozen backbone; the same at every scale."""
+    """Millions, and percentage of the frozen backbone; the same at every scale."""
     result = []
     for label, cell, row in cost_rows("tab:inference_parameter_overhead"):
         digits = 3 if row["added_params_m"] < 0.1 else 2

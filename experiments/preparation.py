@@ -20,7 +20,7 @@ def cell_of(scale: Scale) -> Cell:
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Milliseconds of an example by way, and bytes of one in the arrays."""
+    """Milliseconds per example by preparation method, and bytes per example in the arrays."""
     cell, result = cell_of(scale), []
     for way in WAYS:
         result.append(Number(way, "ms an example", None, cell, f"milliseconds.{way}", digits=2))
@@ -31,7 +31,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def about(result: Mapping[str, Any]) -> str:
-    """The questions, and which time is meant."""
+    """The questions, and which kind of time is reported."""
     return (
         f"{result['examples']} examples of {result['tokens']:,} tokens in all; medians of "
         "processor time, the ways in turn."

@@ -1,4 +1,4 @@
-"""`sedem probe` beside trained models, at the ends of Table layer_extraction_injection."""
+"""`sedem probe` compared with trained models, at the ends of Table layer_extraction_injection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments.system.variants import main_model
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Continuation loss after the training of the depth study, and after each budget of a probe."""
+    """Continuation loss after the training of the depth study, and after each probe budget."""
     cell, result = Cell("probe", variant=main_model(scale)), []
     budgets = [f"{steps} steps" for steps in steps_of(scale)]
     for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):

@@ -1,4 +1,4 @@
-"""Questions that queue at many machines, simulated from measured unit costs. Not in the paper."""
+"""Questions queueing at many machines, simulated from measured unit costs. Not in the paper."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ CELL = Cell("queueing")
 
 
 def loads(scale: str) -> tuple[int, ...]:
-    """Loads of the engines in percent at a scale."""
+    """Loads of the engines at a scale, in percent."""
     return LOADS.get(scale, NANO)
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Waits by load and kind of arrivals."""
+    """Waiting times by load and kind of arrivals."""
     return [
         Number(f"{kind}, load={load}", title, None, CELL, f"waits.{kind}.{load}.{name}", digits=2)
         for kind in KINDS
@@ -37,7 +37,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def about(result: Mapping[str, Any]) -> str:
-    """The cluster, the questions and what is needed at scale."""
+    """The cluster, the questions, and the machines needed at scale."""
     cluster, needed = result["cluster"], result["needed"]
     sentences = [
         "Load is the rate in percent of what the engines answer with all rows taken. "

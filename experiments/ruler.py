@@ -13,7 +13,7 @@ LENGTHS = ("4k", "8k", "16k")
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """string_match_part by method and length; the paper's backbone is the 3B one."""
+    """string_match_part by method and length; the paper uses the 3B backbone."""
     backbone = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else None
     result = []
     for printed, method in METHODS.items():

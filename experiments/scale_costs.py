@@ -1,4 +1,4 @@
-"""What a token, a block and a question cost, and banks of up to 10^12 tokens. Not in the paper.
+"""Cost of a token, a block and a question, and banks of up to 10^12 tokens. Not in the paper.
 
 `python -m experiments.scale_costs write` puts the unit costs into the package, for `sedem cost
 --bank`.
@@ -21,20 +21,20 @@ from sedem.scale.costs import Machines, Plan, bank_cost
 from sedem.scale.unit_costs import table
 
 SIZES = tuple(10**power for power in range(7, 13))
-"""Tokens of the banks that are shown."""
+"""Sizes of the displayed banks, in tokens."""
 RATES = (1, 100, 10_000)
-"""Questions a second."""
+"""Questions per second."""
 SEARCHED = 10**7
 """Tokens of one of many banks, which is searched exactly."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The measured figures that unit costs come from."""
+    """The measurements behind the unit costs."""
     return [figure.number(model) for model, figure in unit_costs.figures(scale)]
 
 
 def render(scale: Scale) -> str:
-    """Figures with their origin, then what banks cost."""
+    """Measurements with their origin, then what banks cost."""
     if scale.name != "nano":
         return NOT_RUN
     costs = [bank_cost(DEFAULT_MODEL, Plan(tokens)) for tokens in SIZES]
@@ -51,7 +51,7 @@ def render(scale: Scale) -> str:
 
 
 def _figures(scale: Scale) -> str:
-    """Each figure with the number of its file, then the files."""
+    """Each measurement with the number of its file, then the files."""
     found = table()
     files, rows = list(found["files"]), []
     for model, figure in unit_costs.figures(scale):

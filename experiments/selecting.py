@@ -1,4 +1,4 @@
-"""What selecting costs by the number of blocks, in the banks of `large_banks`. Not in the paper."""
+"""Cost of selection by number of blocks, in the banks of `large_banks`. Not in the paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERIES = {"every block": "exact", "pooled keys of every block": "coarse"}
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Processor time of a question by the number of blocks N."""
+    """Processor time per question by the number of blocks N."""
     (cell,) = large_banks.STUDY.cells(scale)
     return [
         Number(
@@ -31,7 +31,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def about(result: Mapping[str, Any]) -> str:
-    """How many questions were scored together, and the cost of candidates."""
+    """The number of questions scored together, and the cost of candidates."""
     candidates = result.get("candidates_cpu_ms_per_question")
     more = f" {COUNT:,} candidates take {candidates:,.0f} ms more, at any N." if candidates else ""
     return f"{result['questions']['limit']} questions scored together, keys in float32.{more}"

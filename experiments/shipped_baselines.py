@@ -1,4 +1,4 @@
-"""What the trained baselines lose when they are made small enough to ship. Not in the paper."""
+"""What trained baselines lose when they are made small enough to ship. Not in the paper."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETS = ("hotpotqa", "2wiki")
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """F1 of the checkpoint that was trained, and of the one in checkpoints/METHOD-nano."""
+    """F1 of the trained checkpoint, and of the one in checkpoints/METHOD-nano."""
     result = []
     for method in TRAINED:
         for questions in SETS:

@@ -1,4 +1,4 @@
-"""The shipped model beside rows of Table main_qa_results, on the sets that both have."""
+"""The shipped model compared with rows of Table main_qa_results, on the sets that both have."""
 
 from __future__ import annotations
 

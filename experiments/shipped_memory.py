@@ -1,4 +1,4 @@
-"""What memory of the shipped model carries before stage 2. The paper has no such table."""
+"""What the memory of the shipped model carries before stage 2. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONDITIONS = ("raw_text", "true_states", "memory", "other_memory", "nothing")
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Loss a token under each condition, on what follows a segment and on the segment itself."""
+    """Loss per token in each condition, on the text after a segment and on the segment itself."""
     cell = Cell("memory", variant=main_model(scale))
     return [
         Number(

@@ -16,7 +16,7 @@ MAX_NEW_TOKENS = 32
 NAME = "sedem-nano"
 BEFORE = "before guided training, in the paper's form"
 SCORES = {"exact-facts": "em"}
-"""The score of a set, if it is not F1."""
+"""The metric of a set, if it is not F1."""
 
 SEDEM: dict[str, dict[str, Any]] = {
     "K=1": {"k": 1},
@@ -27,13 +27,13 @@ SEDEM: dict[str, dict[str, Any]] = {
     "K=2, wrong blocks": {"k": 2, "control": "wrong", "limit": 500},
     "no memory": {"k": 2, "control": "none", "limit": 500},
 }
-"""Ways to answer from memory in the paper's form: rows of the table, with fields of their cells."""
+"""Ways to answer from memory in the paper's form: table rows, with fields of their cells."""
 
 TEXT: dict[str, dict[str, Any]] = {
     "every paragraph as text": {"method": "full-context", "limit": 200},
     "BM25's two paragraphs as text": {"method": "bm25", "k": 2, "limit": 200},
 }
-"""Ways to answer from text. A base model does not stop by itself, so they are asked less."""
+"""Ways to answer from text, with fewer questions: a base model does not stop by itself."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -72,7 +72,7 @@ def answers(scale: Scale, questions: str, fields: dict[str, Any]) -> Cell:
 
 
 def _metrics(key: str, fields: dict[str, Any]) -> tuple[str, ...]:
-    """The score of a set, and recall if two blocks or paragraphs are selected."""
+    """The metric of a set, and recall if two blocks or paragraphs are selected."""
     score = SCORES.get(key, "f1")
     selects = fields.get("control", "selected") == "selected" and fields.get("k", 1) != 1
     return (score, "recall@2") if selects else (score,)

@@ -1,4 +1,4 @@
-"""What training the shipped model took, recipe by recipe. The paper has no such table."""
+"""What training the shipped model cost, recipe by recipe. The paper has no such table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLUMNS = (
     ("machine", "machine.device", 1.0, 0),
     ("threads", "machine.threads", 1.0, 0),
 )
-"""Column, name in the run's summary, what it is divided by, and digits."""
+"""Column, name in the run's summary, divisor, and number of decimals."""
 
 
 def numbers(scale: Scale) -> list[Number]:

@@ -10,7 +10,7 @@ from experiments.system.variants import main_model
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """Bytes a token, scores and recall by type, on the first set of the ablations."""
+    """Bytes per token, scores and recall by type, on the first set of the ablations."""
     limit = scale.limit if scale.name == "smoke" else 300
     key, result = scale.ablation[0], []
     for slots in SLOT_TYPES:

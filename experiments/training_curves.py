@@ -15,7 +15,7 @@ from sedem.pictures import pyplot_module, save
 
 SET = "2wiki"
 STAGES = {"text": ("training.before", "windows"), "questions": ("training", "questions")}
-"""Stages of training, with their place in a result and the unit of their examples."""
+"""Training stages, with their key in a result and the unit of their examples."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -32,7 +32,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def losses(scale: Scale) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Examples seen and loss, by stage, by method; what is not measured is left out."""
+    """Examples seen and loss, by stage and method; what was not measured is left out."""
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {stage: {} for stage in STAGES}
     for method, cell in _cells(scale).items():
         training = (cell.read(scale) or {}).get("training")
@@ -45,7 +45,7 @@ def losses(scale: Scale) -> dict[str, dict[str, list[tuple[int, float]]]]:
 
 
 def draw(scale: Scale, path: Path) -> None:
-    """Draw one panel a stage and one line a method."""
+    """Draw one panel per stage and one line per method."""
     pyplot = pyplot_module()
     curves = losses(scale)
     figure, axes = pyplot.subplots(1, len(STAGES), figsize=(9, 3.6))
@@ -59,7 +59,7 @@ def draw(scale: Scale, path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
-    # Every method is trained on questions, so the last panel names them all.
+    # Every method is trained on questions, so the last panel labels them all.
     shown = axes[-1].get_legend_handles_labels()
     figure.legend(*shown, loc="lower center", ncols=len(TRAINED), fontsize=8, frameon=False)
     save(figure, path)
@@ -75,7 +75,7 @@ def _has_text(scale: Scale, method: str) -> bool:
 
 
 def _losses(training: dict[str, Any]) -> list[tuple[int, float]]:
-    """Each loss is the mean since the one before."""
+    """Each loss is the mean since the previous one."""
     each = training["examples_seen"] / training["steps"]
     log = (entry for entry in training["log"] if "loss" in entry)
     return [(round(each * entry["step"]), entry["loss"]) for entry in log]

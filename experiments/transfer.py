@@ -1,4 +1,4 @@
-"""Appendix OOD Transfer: models trained on a mixture without QASPER, asked QASPER."""
+"""Appendix OOD Transfer: models trained on a mixture without QASPER, evaluated on QASPER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Yes/no questions apart from the others, for every row that has both. Ours, not the paper's."""
+"""Yes/no questions separated from the others, for every row that has both. Not in the paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {"yes_no": "yes/no questions", "other": "other questions"}
 """Kinds of questions in a result, with their names in the table."""
 ALWAYS = ("yes", "no")
 WHOLE = "not apart"
-"""Stands for a result of a row that does not hold both kinds, if another of its results does."""
+"""Shown for a result without separate kinds if another result of its row has them."""
 
 
 def numbers(scale: Scale) -> list[Number]:
@@ -33,7 +33,7 @@ def numbers(scale: Scale) -> list[Number]:
 
 
 def _answered(scale: Scale) -> Iterator[tuple[str, Cell | None, str]]:
-    """Rows with their cells and where these have F1; an answer that two tables show comes twice."""
+    """Rows with their cells and the key of F1 in them; an answer in two tables appears twice."""
     tables = (main_qa, controls, more_memory, equal_training)
     every = [number for table in tables for number in table.numbers(scale)]
     for number in every:
@@ -48,12 +48,12 @@ def _answered(scale: Scale) -> Iterator[tuple[str, Cell | None, str]]:
 
 
 def _sets(scale: Scale) -> Sequence[str]:
-    # The fixture of HotpotQA has no yes/no question.
+    # The HotpotQA fixture has no yes/no questions.
     return ("2wiki",) if scale.name == "smoke" else SETS
 
 
 def _markdown(scale: Scale) -> str:
-    """The rows whose results hold both kinds, then the names of the others."""
+    """The rows whose results contain both kinds, then the names of the others."""
     found = numbers(scale)
     columns = list(dict.fromkeys(number.column for number in found))
     table, whole = [["", *columns]], []
@@ -68,7 +68,7 @@ def _markdown(scale: Scale) -> str:
 
 
 def _place(number: Number, scale: Scale) -> str:
-    """F1 with its interval, and the number of questions, if the result holds them."""
+    """F1 with its interval, and the number of questions, if the result contains them."""
     value = number.value(scale)
     return f"{number.lines(scale)[0]}<br>{value['n']} questions" if value else WHOLE
 

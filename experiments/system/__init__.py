@@ -1,1 +1,1 @@
-"""The machinery that every study shares: cells, scales, training, tables, pictures, pages."""
+"""Code that all studies share: cells, scales, training, tables, pictures, pages."""

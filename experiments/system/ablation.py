@@ -23,8 +23,8 @@ def numbers(
     Args:
         scale: sets and limits.
         rows: the variants, with the paper's scores.
-        metrics: scores of answers that are shown.
-        only: the one set that the paper asks; it is the only one at paper scale.
+        metrics: answer scores to show.
+        only: the one set that the paper uses; at paper scale it is the only one.
     """
     result: list[Number] = []
     for label, variant, paper in rows:
@@ -65,7 +65,7 @@ def subset(scale: Scale) -> tuple[str, ...]:
 def answers(
     scale: Scale, variant: Variant, questions: str, k: int | str | None = None, shift: int = 0
 ) -> Cell:
-    """Answers of a variant: with selection taken out, or with a budget K if one is given."""
+    """Answers of a variant: without selection, or with a budget K if one is given."""
     disabled, control = scale.disabled
     if variant.k and disabled != "all":
         disabled = variant.k

@@ -1,6 +1,6 @@
-"""A backbone adapted to documents without labels, and what that is compared with.
+"""A backbone adapted to documents without labels, and the models it is compared with.
 
-The documents are those of the study recipes: articles of stage 1, and the paragraphs of the first
+The documents come from the study recipes: articles of stage 1, and the paragraphs of the first
 questions of stage 2 without their questions.
 """
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from sedem.types import Document
 
 ARTICLES = 40
-"""Articles among the documents, at most."""
+"""Maximum number of articles among the documents."""
 COMPRESSION = 2
-"""C, that of sedem-nano."""
+"""C, as in sedem-nano."""
 STEPS = {"smoke": (2, 2), "nano": (150, 100)}
-"""Steps of both stages by scale; the study is of small backbones."""
+"""Steps of both stages by scale; the study is about small backbones."""
 
 
 def without_labels(scale: Scale, data: Path) -> Path:
-    """Train as `sedem adapt` does.
+    """Train like `sedem adapt`.
 
     Args:
         scale: gives backbone, documents and steps.
         data: folder that the recipes' data paths are relative to.
 
     Returns:
-        The final checkpoint of its second stage, in the folder of that run.
+        The final checkpoint of the second stage, in the folder of that run.
     """
     from sedem.training.adapt import adapt, finished, prepare, working_folder
     from sedem.training.adapt_recipes import Adaptation
@@ -65,7 +65,7 @@ def with_labels(scale: Scale, data: Path) -> Path:
 
 
 def untrained_checkpoint(scale: Scale, data: Path) -> Path:
-    """Write what `sedem init` makes of the backbone."""
+    """Write the checkpoint that `sedem init` makes from the backbone."""
     from sedem.inference.checkpoint import write
     from sedem.inference.untrained import untrained
 
@@ -81,7 +81,7 @@ ADAPTED: Mapping[str, Callable[[Scale, Path], Path]] = {
     "without labels": without_labels,
     "with labels": with_labels,
 }
-"""The checkpoints, by what their backbone was trained with."""
+"""The functions that make the checkpoints, by what their backbone was trained with."""
 
 
 def _entries(scale: Scale, stage: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Questions that arrive at random times: a running batch against static batches.
+"""Questions arriving at random times: a running batch compared with static batches.
 
-Static batches are what `SeDeM.answer` makes of several questions: whoever waits when the last batch
-has ended is answered in the next one. Both ways answer the same questions at the same times. They
-run in turn, round by round, so that other work on the machine falls on both alike.
+In static batches, as in `SeDeM.answer`, the questions that wait when a batch ends are answered in
+the next one. Both ways answer the same questions at the same times. They alternate round by round,
+so that other work on the machine affects both equally.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 TOKENS = 2048
 """Length of the context, in tokens."""
 LIMIT = 64
-"""The most tokens of an answer."""
+"""Maximum tokens of an answer."""
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A question and when it is asked, in seconds from the start."""
+    """A question and its arrival time, in seconds from the start."""
 
     at: float
     request: Request
@@ -41,11 +41,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of one question.
+    """The outcome of one question.
 
     Attributes:
         first: seconds from its arrival to its first token.
-        end: when its answer was complete, in seconds from the start.
+        end: time when its answer was complete, in seconds from the start.
         text: the answer.
     """
 
@@ -64,12 +64,12 @@ def measure_arrivals(
 
     Args:
         model: the model.
-        rates: questions a second, on average.
+        rates: average questions per second.
         count: number of questions.
         rounds: how often each way is run.
 
     Returns:
-        For each rate and way the medians of all rounds, and the settings.
+        For each rate and way, the medians of all rounds; and the settings.
     """
     bank = model.read(context(source(None)[0], model.encoder, TOKENS))
     requests = questions(bank.documents[0].text, count, bank)
@@ -103,7 +103,7 @@ def measure_arrivals(
 
 
 def questions(text: str, count: int, bank: Any) -> list[Request]:
-    """Questions of different lengths and K, with words of a text."""
+    """Questions of different lengths and K, made of words of a text."""
     random, words = Random(SEED), text.split()
     made = []
     for _ in range(count):
@@ -116,7 +116,7 @@ def questions(text: str, count: int, bank: Any) -> list[Request]:
 def figures(
     model: SeDeM, arrivals: Sequence[Arrival], served: Sequence[Served]
 ) -> dict[str, float]:
-    """Tokens a second, and times to the first token in milliseconds."""
+    """Tokens per second, and times to the first token in milliseconds."""
     lengths = [len(model.decoder.token_ids(one.text)) for one in served]
     first = [1e3 * one.first for one in served]
     return {
@@ -129,7 +129,7 @@ def figures(
 
 
 def in_static_batches(model: SeDeM, arrivals: Sequence[Arrival]) -> list[Served]:
-    """Answer those who wait together, up to the engine's batch size; meanwhile others wait."""
+    """Answer waiting questions together, up to the engine's batch size; meanwhile others wait."""
     start, served, done = time.perf_counter(), list[Served](), 0
     while done < len(arrivals):
         time.sleep(max(0.0, arrivals[done].at - (time.perf_counter() - start)))
@@ -156,7 +156,7 @@ def _in_one_batch(model: SeDeM, batch: Sequence[Arrival], start: float) -> list[
 
 
 def in_a_running_batch(model: SeDeM, arrivals: Sequence[Arrival]) -> list[Served]:
-    """Give every question to a scheduler when it arrives."""
+    """Submit every question to a scheduler when it arrives."""
     start, replies = time.perf_counter(), []
     with model.scheduler() as scheduler:
         for arrival in arrivals:

@@ -1,7 +1,7 @@
-"""What a bank on disk costs as it grows: a commit, opening it, and seeing another's commit.
+"""Costs of a bank on disk as it grows: a commit, opening it, and loading another's commit.
 
 The blocks have the slots of a 1B model at C=4 and a width of eight, so that a million of them fit
-on a small disk. What is measured does not depend on the width.
+on a small disk. The measured costs do not depend on the width.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from sedem.types import Document
 
 SLOTS, WIDTH, TOKENS = 32, 8, 4
 DOCUMENTS, BLOCKS = 80, 10
-"""Documents of a commit and blocks of a document: a commit has as many blocks as `build` makes."""
+"""Documents per commit and blocks per document: a commit has as many blocks as in `build`."""
 COMMITS = 9
-"""Commits that are timed at each size."""
+"""Number of commits timed at each size."""
 PRINT = "0" * 64
 
 
@@ -36,11 +36,11 @@ def measure_bank_size(sizes: tuple[int, ...]) -> dict[str, Any]:
     """Grow a bank and measure it at each size.
 
     Args:
-        sizes: numbers of blocks, in rising order.
+        sizes: numbers of blocks, in ascending order.
 
     Returns:
-        For each size, by its number: seconds to open it, megabytes that it then takes, milliseconds
-        of a commit and of seeing one.
+        For each size, by its number: seconds to open the bank, megabytes it then takes, and
+        milliseconds of a commit and of loading one.
     """
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -63,7 +63,7 @@ def measure_bank_size(sizes: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _commit(store: LocalStore, number: int) -> float:
-    """Append documents of random memory; returns the seconds of processor time."""
+    """Append documents of random memory; return the seconds of processor time."""
     generator = torch.Generator().manual_seed(number)
     count = DOCUMENTS * BLOCKS
     memory = torch.randn(count, SLOTS, WIDTH, generator=generator).bfloat16()
@@ -98,7 +98,7 @@ def _in_a_new_process(folder: Path) -> dict[str, float]:
 
 
 def _open(folder: Path) -> dict[str, float]:
-    """Processor time and memory of opening a bank, in a process that has imported everything."""
+    """Processor time and memory to open a bank, in a process that has imported everything."""
     before, start = _resident(), time.process_time()
     bank = MemoryBank.open(folder)
     seconds = time.process_time() - start

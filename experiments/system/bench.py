@@ -35,7 +35,7 @@ PEER_CONTEXTS = {"nano": (1024,)}
 ANSWER_TOKENS = {"smoke": 3, "nano": 17, "gpu": 33, "paper": 33}
 
 SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
-"""Timed on random weights at gpu and paper scale: speed does not depend on their values."""
+"""Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
 
 BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
 """Sizes of the synthetic banks that are scored."""
@@ -44,7 +44,7 @@ SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32
 """Context lengths at which SeDeM is timed alone."""
 
 BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
-"""Numbers of questions that are asked of one bank together."""
+"""Numbers of questions asked of one bank together."""
 
 KEPT_CONTEXTS = {
     "smoke": (64,),
@@ -81,16 +81,16 @@ def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
 def measure_bench(
     kind: str, scale: Scale, checkpoint: Path | None, backbone: str, name: str
 ) -> dict[str, Any]:
-    """Run the bench; a run that was killed continues after its last finished context.
+    """Run the bench; a killed run resumes after its last finished context.
 
     Args:
-        kind: "bench" (the scale's methods), "batches" (questions a second of SeDeM), "memories"
-            (SeDeM with each type of stored slots), "kept" (what is kept of blocks, and when that is
-            worth it) or "peers" (every method, with its speed-up over the full context).
-        scale: its lengths and methods.
+        kind: "bench" (the scale's methods), "batches" (SeDeM's questions per second), "memories"
+            (SeDeM with each type of stored slots), "kept" (what is kept of blocks, and when it pays
+            off) or "peers" (every method, with its speed-up over the full context).
+        scale: gives lengths and methods.
         checkpoint: the model; None for a shape.
         backbone: the shape; empty for a checkpoint.
-        name: of the cell; names the folder of the run.
+        name: name of the cell; names the folder of the run.
     """
     from sedem.bench.command import run_bench
     from sedem.bench.plan import Plan
@@ -99,7 +99,7 @@ def measure_bench(
     contexts: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "bench": CONTEXTS, "peers": PEER_CONTEXTS, "kept": KEPT_CONTEXTS
     }  # fmt: skip
-    # Joint blocks cannot be kept. Times do not depend on what a model was trained with.
+    # Joint blocks cannot be kept. Times do not depend on how a model was trained.
     keeping = {"kept": ("cold", "warm"), "block_context": "independent", "k": KEPT_K}
     plan = Plan(
         methods=methods.get(kind, ("sedem",)),
@@ -115,7 +115,7 @@ def measure_bench(
         **(keeping if kind == "kept" else {}),
     )
     result = run_bench(plan, scale.runs / "bench" / name)
-    # The folder of a checkpoint is particular to one machine; the result has the weights' digest.
+    # Checkpoint folders differ between machines; the result contains the digest of the weights.
     result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
     if kind == "peers":
         result["times_sooner"] = times_sooner(result["results"])
@@ -125,15 +125,15 @@ def measure_bench(
 
 
 def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What kept keys and values are worth, by context length.
+    """The benefit of kept keys and values, by context length.
 
     Args:
-        results: of the bench, by method and context length.
+        results: results of the bench, by method and context length.
 
     Returns:
         `ratio` (time to the first token over that of SeDeM with everything kept, by method),
-        `hit_rate` (share of blocks found from which keeping is sooner, in percent) and `questions`
-        (after which warming the whole bank has paid), or "never" for the last two.
+        `hit_rate` (share of blocks found from which keeping is faster, in percent) and `questions`
+        (after which warming the whole bank has paid off); the last two may be "never".
     """
     found = {}
     for tokens, warm in results["sedem-warm"].items():
@@ -155,7 +155,7 @@ def _median(row: Mapping[str, Any], figure: str) -> float:
 
 
 def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The full context's time to the first token over a method's, by method and clock."""
+    """Speed-up of the time to the first token over full context, by method and clock."""
     reference = _first_token_ms(results["full-context"])
     return {
         method: {clock: reference[clock] / ms for clock, ms in _first_token_ms(found).items()}

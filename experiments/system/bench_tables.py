@@ -32,7 +32,7 @@ WORTH_HEADINGS = (
 
 
 def blocks(scale: Scale, kind: str, picture: str = "") -> str:
-    """What the bench measured of each model of a scale, one model after another.
+    """The bench's measurements for each model of a scale, one model after another.
 
     Args:
         scale: nano shows sedem-nano, paper the shapes of Llama.
@@ -97,7 +97,7 @@ def details(result: dict[str, Any]) -> Iterator[list[list[str]]]:
 
 
 def _building(result: dict[str, Any]) -> list[list[str]]:
-    """Building a bank beside Hugging Face's forward of the same layers."""
+    """Building a bank, compared with Hugging Face's forward of the same layers."""
     shown = [["tokens", "build tok/s", "Hugging Face's forward of these layers, tok/s", "ratio"]]
     for tokens, row in result["results"].get("sedem", {}).items():
         if row["layers_tok_s"] is None:
@@ -145,7 +145,7 @@ def _kept(result: dict[str, Any]) -> list[list[str]]:
         for name, label in KEPT_ROWS.items():
             row = result["results"][name][tokens]
             times, kept = row["prebuilt_ttft_ms"], row["kept"] or {"bytes_per_token": 0}
-            # The cache of a prefix is all that is stored of it.
+            # For a prefix, only the cache is stored.
             bank = 0 if name == "hf-prefix" else row["stored_bytes_per_token"]
             shown.append(
                 [
@@ -162,7 +162,7 @@ def _kept(result: dict[str, Any]) -> list[list[str]]:
 
 
 def _worth(result: dict[str, Any]) -> list[list[str]]:
-    """Times of SeDeM by what is found, and from when on keeping is worth it."""
+    """Times of SeDeM by what is found, and the point from which keeping pays off."""
     shown = [list(WORTH_HEADINGS)]
     for tokens, found in result["worth"].items():
         cold, warm = (result["results"][name][tokens] for name in ("sedem", "sedem-warm"))

@@ -32,15 +32,15 @@ def answers_by_budget(
 ) -> dict[str, Any]:
     """Scores at every K of `BUDGETS`, and how they differ from those at K=1.
 
-    Every block as text does not fit a small decoder's positions, so text has no K "all".
+    All blocks as text do not fit a small decoder's positions, so text has no K "all".
 
     Args:
         folder: the checkpoint.
         examples: the questions.
         condition: form in which the decoder reads the blocks; empty means the model's own.
-        dtype: type of the backbone.
+        dtype: data type of the backbone.
         max_new_tokens: answer limit.
-        kept: type in which keys and values of blocks are kept; empty means as they are.
+        kept: type in which keys and values of blocks are kept; empty means unchanged.
 
     Returns:
         `budgets` has the scores by K, and `change` the paired differences to K=1.
@@ -59,7 +59,7 @@ def answers_by_budget(
     records: dict[str, list[Record]] = {str(k): [] for k in budgets}
     for start in range(0, len(examples), BATCH):
         batch = examples[start : start + BATCH]
-        # The same banks for every K: blocks are read once, and kept keys and values are used again.
+        # The same banks for every K: blocks are read once, and kept keys and values are reused.
         asked = method.requests(batch)
         for k in budgets:
             requests = [

@@ -1,6 +1,6 @@
-"""A cell: one measurement, and the file that holds its result.
+"""A cell: one measurement, and the file that contains its result.
 
-The file is results/SCALE/STUDY/NAME.json. It holds the numbers, the settings, the machine, the
+The file is results/SCALE/STUDY/NAME.json. It contains the numbers, the settings, the machine, the
 versions and the commit. STUDY is the study that measured the cell; other studies find it by its
 name, which is unique within a scale.
 """
@@ -23,26 +23,26 @@ class Cell:
     """What is measured.
 
     Attributes:
-        measure: a key of `measures.MEASURES`, which says what each of them measures.
+        measure: a key of `measures.MEASURES`, where each is described.
         method: a name of `sedem eval --list`.
-        variant: the model; methods of raw text take its backbone.
-        stage: the stage of training, for "training".
+        variant: the model; raw-text methods use its backbone.
+        stage: the training stage, for "training".
         backbone: the backbone whose cost is counted, or the shape that is timed on random weights.
         questions: key of a set of the scale.
-        trained_for: the set that the model was trained for; empty means the set that is asked.
+        trained_for: the set that the model was trained for; empty means the evaluation set.
         k: selection budget; None means the set's own.
-        control: the blocks that SeDeM uses. With "gold" a trained baseline is given documents with
-            evidence alone, in training too if the scale says so.
+        control: the blocks that SeDeM uses. With "gold", a trained baseline is given only documents
+            with evidence, also in training if the scale says so.
         setting: which recipe for questions, for a trained baseline with several.
-        shipped: the trained baseline that travels with sedem answers.
-        shift: boundaries between segments are moved by so many tokens.
+        shipped: whether the trained baseline shipped with sedem answers.
+        shift: number of tokens by which segment boundaries are moved.
         max_new_tokens: answer limit; None means the set's own.
-        dtype: type of the backbone; empty means the scale's.
+        dtype: data type of the backbone; empty means the scale's.
         slots: type of the stored slots; empty means bfloat16.
         limit: number of questions; None means the set's own.
         form: a key of `forms.FORMS`; empty means the paper's form.
         condition: form in which the decoder reads blocks; empty means the model's own.
-        kept: type in which keys and values of blocks are kept; empty means as they are.
+        kept: type in which keys and values of blocks are kept; empty means unchanged.
         answer: for "constant", the answer; empty means the best one on training questions.
     """
 
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of its file; what has its default is left out."""
+        """The name of its file; fields with default values are left out."""
         parts = [
             self.measure if self.measure != "answers" else "",
             f"{self.method}{self.setting}" if self.method != "sedem" else "",
@@ -104,6 +104,6 @@ class Cell:
 
 
 def results_of(scale: Scale) -> Path:
-    """The folder of a scale's results; nano and paper's are committed, others lie by the runs."""
+    """The folder of a scale's results; nano's and paper's are committed, others are with runs."""
     committed = scale.name in ("nano", "paper")
     return RESULTS / scale.name if committed else scale.runs / "results"

@@ -1,4 +1,4 @@
-"""What a first search with pooled keys misses of the exact selection, on one large bank."""
+"""Which exact selections a first search with pooled keys misses, on one large bank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MORE_QUESTIONS = {
     "nano": Questions("SQuAD, training part", "squad/train-44-articles.json", "squad")
 }
 ARTICLES = {"nano": ("wikipedia/articles.jsonl.xz", 324)}
-"""More texts of the bank, by scale: documents of a second set, and the first articles of a file."""
+"""More texts of the bank, by scale: documents of a second set, and first articles of a file."""
 
 
 def coarse_search(
@@ -36,15 +36,15 @@ def coarse_search(
 ) -> dict[str, Any]:
     """Read the documents of a set into one bank, and search it for the set's questions.
 
-    Every block is scored exactly, and by pooled keys of several sizes. What counts is how many of
+    Every block is scored exactly, and by pooled keys of several sizes. The metric is how many of
     the exact best K blocks are among the best C blocks by pooled keys.
 
     Args:
         checkpoint: the model.
-        scale: its sets.
+        scale: gives the sets.
         questions: key of the set.
         data: folder of the data files.
-        limit: a sample of so many questions; None means all.
+        limit: size of the question sample; None means all.
     """
     model, asked = SeDeM.from_pretrained(checkpoint), scale.sets[questions]
     bank = model.read(_documents(scale, asked, data))
@@ -65,7 +65,7 @@ def coarse_search(
 
 
 def _documents(scale: Scale, asked: Questions, data: Path) -> list[Document]:
-    """Every text of the bank, each once."""
+    """Every text of the bank, without duplicates."""
     sets = [asked, *([MORE_QUESTIONS[scale.name]] if scale.name in MORE_QUESTIONS else [])]
     texts = [d.text for s in sets for example in s.examples(data) for d in example.documents]
     if scale.name in ARTICLES:
@@ -76,7 +76,7 @@ def _documents(scale: Scale, asked: Questions, data: Path) -> list[Document]:
 
 @torch.no_grad()
 def pooled_recall(model: SeDeM, bank: MemoryBank, questions: Sequence[str]) -> dict[str, Any]:
-    """Recall and time of a first search, by the number of pooled keys of a block."""
+    """Recall and time of a first search, by the number of pooled keys per block."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, questions)
     query_BQRH = model.selector.queries(hidden_BQE)
     keys, slots = key_index(bank, model.selector), len(bank.blocks[0].slot_tokens)
@@ -105,7 +105,7 @@ def pooled_recall(model: SeDeM, bank: MemoryBank, questions: Sequence[str]) -> d
 
 
 def recall(exact_BN: Tensor, rough_BN: Tensor) -> dict[str, dict[str, float]]:
-    """Percent of the exact best K among the best C of a rough order, by K, by C."""
+    """Percentage of the exact best K among the best C of a rough order, by K and C."""
     order_BN = rough_BN.argsort(1, descending=True)
     rank_BN = order_BN.argsort(1)
     best_BN = exact_BN.argsort(1, descending=True)

@@ -18,16 +18,16 @@ ROUNDS = 3
 def condition_times(folder: Path, examples: Sequence[Example], dtype: str) -> dict[str, Any]:
     """Milliseconds to the first token of single questions to prebuilt banks, by condition and K.
 
-    What is kept of blocks is there before the first question is timed. Conditions take turns, so
-    that a busy machine slows down all of them alike. The least of `ROUNDS` times counts.
+    Kept keys and values exist before the first question is timed. Conditions alternate, so that a
+    busy machine slows them all down equally. The minimum of `ROUNDS` times counts.
 
     Args:
         folder: the checkpoint.
         examples: the questions.
-        dtype: type of the backbone.
+        dtype: data type of the backbone.
 
     Returns:
-        `times` by condition and K, and `bytes` of a token of context by condition.
+        `times` by condition and K, and `bytes` per token of context by condition.
     """
     import torch
 

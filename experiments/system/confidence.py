@@ -1,4 +1,4 @@
-"""How well scores tell whether the evidence is there, on articles that the fit has not seen."""
+"""How well scores predict whether the evidence is there, on articles not used for fitting."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FITTED = {
     "nano": Questions("SQuAD, training part", "squad/train-44-articles.json", "squad"),
     "paper": Questions("SQuAD", "squad", "squad", split="train"),
 }
-"""The questions that the confidence is fitted to, by scale."""
+"""The questions used to fit the confidence, by scale."""
 ASKED = {"paper": Questions("SQuAD-10", "squad", "squad", split="validation")}
-"""The questions that it is measured on, for scales without a set in SQuAD's schema."""
+"""The questions used to measure it, for scales without a set in SQuAD's schema."""
 
 DISTRACTORS = (9, 39)
-"""Paragraphs beside the one with the evidence; the confidence is fitted with the first number."""
+"""Number of paragraphs besides the one with evidence; the first number is used for fitting."""
 LIMITS = (1000, 300)
-"""Questions with so many paragraphs."""
+"""Number of questions for each number of paragraphs."""
 THRESHOLD = 0.5
 
 Measure = Callable[[Tensor, Tensor], float]
@@ -40,17 +40,17 @@ Measure = Callable[[Tensor, Tensor], float]
 def confidence(
     checkpoint: Path, scale: Scale, questions: str, data: Path, limit: int | None
 ) -> dict[str, Any]:
-    """Fit a confidence to training questions, and measure it on those of a set.
+    """Fit a confidence to training questions, and measure it on the questions of a set.
 
-    Each question is scored against its paragraphs, and against all of them but the one with the
+    Each question is scored against all its paragraphs, and against all except the one with the
     evidence.
 
     Args:
         checkpoint: the model.
-        scale: its sets.
+        scale: gives the sets.
         questions: key of the set, in SQuAD's schema unless `ASKED` has another one.
         data: folder of the data files.
-        limit: questions of each context; None means `LIMITS`.
+        limit: number of questions of each context; None means `LIMITS`.
 
     Returns:
         By number of paragraphs: AUROC of the confidence and of each feature alone, the calibration
@@ -90,11 +90,11 @@ def _features(
 
 @torch.no_grad()
 def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor) -> dict[str, Any]:
-    """Figures of a confidence, each with its interval over questions.
+    """Metrics of a confidence, each with its interval over questions.
 
     Args:
         part: the confidence.
-        features_BF: features of questions, with the evidence and without in turn.
+        features_BF: features of questions, alternately with and without the evidence.
         present_B: whether the evidence is there.
     """
     confidence_B = part(features_BF)
@@ -121,7 +121,7 @@ def measure_confidence(part: Confidence, features_BF: Tensor, present_B: Tensor)
 
 
 def _declined(present: bool) -> Measure:
-    """Percent of the questions of one kind whose confidence is below the threshold."""
+    """Percentage of the questions of one kind whose confidence is below the threshold."""
 
     def measure(confidence_B: Tensor, present_B: Tensor) -> float:
         return 100 * float((confidence_B[present_B == present] < THRESHOLD).float().mean())
@@ -130,7 +130,7 @@ def _declined(present: bool) -> Measure:
 
 
 def _with_interval(measure: Measure, values_B: Tensor, present_B: Tensor) -> dict[str, Any]:
-    """A figure, its 95 % bootstrap interval over questions, and their number."""
+    """A metric, its 95 % bootstrap interval over questions, and the number of questions."""
     count = len(present_B) // 2
     rng = np.random.default_rng(0)
     resampled = []

@@ -1,4 +1,4 @@
-"""One answer to every question, chosen on training data: what a score is worth without reading."""
+"""One answer to every question, chosen on training data: the score reached without reading."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def constant_cell(questions: str, answer: str = "") -> Cell:
 
     Args:
         questions: key of the set.
-        answer: what is answered; empty means the best answer on training questions.
+        answer: the answer; empty means the best one on training questions.
     """
     return Cell("constant", questions=questions, answer=answer)
 
@@ -35,12 +35,12 @@ def measure_constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
 
     Args:
         cell: the set, and the answer unless it is chosen.
-        scale: its sets and recipes.
+        scale: gives sets and recipes.
         data: folder of the data files.
 
     Returns:
-        What the harness returns. The settings say which answer it was. If it was chosen, they also
-        say on which questions, and its mean F1 there.
+        The result of the harness. The settings contain the answer. If it was chosen, they also
+        contain the questions used to choose it, and its mean F1 on them.
     """
     from sedem.data.question_sets import identify
     from sedem.evaluation.readers import evaluate_reader
@@ -81,14 +81,14 @@ class Constant:
         """Keep nothing."""
 
     def answer(self, memory: None, question: str) -> Answer:
-        """Answer what is always answered; nothing is timed."""
+        """Return the constant answer; nothing is timed."""
         return Answer(self.text, (), 0, 0, {}, "end", self.name)
 
 
 def best_constant(examples: Sequence[Example]) -> tuple[str, float]:
     """The reference with the highest mean F1 over all questions, and that F1.
 
-    Among equals the most frequent one is taken, then the first.
+    Ties are broken by frequency, then by order.
     """
     spelled: dict[str, str] = {}
     counts: Counter[str] = Counter()
@@ -102,7 +102,7 @@ def best_constant(examples: Sequence[Example]) -> tuple[str, float]:
                 holders[token].add(place)
     best, total = "", -1.0
     for plain, _ in counts.most_common():
-        # Only questions with a common token can give a score, and none gives more than 100.
+        # Only questions that share a token can score, and each scores at most 100.
         sharing = sorted(set().union(*(holders[token] for token in plain.split())))
         if 100.0 * len(sharing) <= total:
             continue
@@ -117,10 +117,10 @@ def training_questions(
 ) -> tuple[list[Example], list[dict[str, Any]]]:
     """The training questions of an evaluation set, and their sources.
 
-    They are those of stage 2 of the main configuration that have the schema of the set.
+    These are the stage-2 training questions of the main configuration with the schema of the set.
 
     Args:
-        scale: its sets and recipes.
+        scale: gives sets and recipes.
         questions: key of the set.
         data: folder of the data files.
     """
@@ -146,7 +146,7 @@ def training_questions(
 
 
 def _schema(source: DataSource, data: Path) -> str:
-    """The schema of a source of a recipe; public names are schemas."""
+    """The schema of a recipe's data source; public names are schemas."""
     from sedem.data.question_sets import sniff
 
     path = data / source.path

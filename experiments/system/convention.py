@@ -1,9 +1,9 @@
-"""The counting that gives the FLOPs that the paper prints.
+"""The counting that reproduces the FLOPs printed in the paper.
 
 The paper states 2,048 context, 30 question and 16 answer tokens. It states neither K nor the
-layers. This counting was found by trying. It gives both numbers of SeDeM on both backbones to the
-digit: every token looks at every other, only the answer tokens have a head, and neither the
-decompressor nor the encoding of the question is counted. docs/deviations.md says what else was
+layers. This counting was found by trial. It gives both numbers of SeDeM on both backbones to the
+digit: every token attends to every other, only the answer tokens have a head, and neither the
+decompressor nor the encoding of the question is counted. docs/deviations.md lists what else was
 tried.
 """
 
@@ -20,13 +20,13 @@ from sedem.evaluation.cost import backbone_shape
 
 @dataclass(frozen=True)
 class Convention:
-    """What the paper's numbers seem to assume.
+    """The apparent assumptions behind the paper's numbers.
 
     Attributes:
-        context: tokens that are encoded: three segments of 512, not the 2,048 of the text.
+        context: encoded tokens: three segments of 512, not the 2,048 of the text.
         layers: layers of the encoder, on both backbones.
-        compression: tokens of a slot.
-        states: positions of memory in every layer of the decoder: one block of 128 tokens, or four
+        compression: tokens per slot.
+        states: memory positions in every layer of the decoder: one block of 128 tokens, or four
             of 32 slots.
         question: question tokens.
         answer: answer tokens; each runs through the decoder and its head.
@@ -62,7 +62,7 @@ def generation_flops(shape: PretrainedConfig, prefix: int, answer: int) -> int:
 
 
 def all_pairs_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
-    """FLOPs of one layer in which new tokens look at all tokens, later ones included."""
+    """FLOPs of one layer in which new tokens attend to all tokens, later ones included."""
     width, inner = shape.hidden_size, shape.intermediate_size
     head = getattr(shape, "head_dim", None) or width // shape.num_attention_heads
     queries, keys = head * shape.num_attention_heads, head * shape.num_key_value_heads
@@ -71,14 +71,14 @@ def all_pairs_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> in
 
 
 def counted_as_paper(backbone: str, flops: Mapping[str, Any]) -> dict[str, Any]:
-    """Our FLOPs of SeDeM in the paper's two stages, and what its convention gives.
+    """Our FLOPs of SeDeM in the paper's two stages, and those of its convention.
 
     Args:
         backbone: a preset of one backbone.
-        flops: as `sedem.evaluation.cost.count_flops` returns them.
+        flops: the result of `sedem.evaluation.cost.count_flops`.
 
     Returns:
-        By stage (`encode`, `decode`, `total`) `ours` and `convention`, under `flops.stages`.
+        By stage (`encode`, `decode`, `total`), `ours` and `convention`, under `flops.stages`.
     """
     convention = convention_flops(backbone_shape(backbone))
     ours = {

@@ -1,4 +1,4 @@
-"""Cells of the paper's two tables of costs: a row for each method on each backbone."""
+"""Cells of the paper's two cost tables: a row for each method on each backbone."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 OURS, PAPER = "#1b6ca8", "#9a9a9a"
 ACROSS = 4
-"""Panels in a row."""
+"""Number of panels in a row."""
 BESIDE = 1.07
-"""Distance of two series at one place of a logarithmic axis, as a factor."""
+"""Distance between two series at one value of a logarithmic axis, as a factor."""
 
 SERIES = (OURS, "#d9822b", "#4f9d69", "#8c5fa8")
 """Colours of the curves of one panel."""
@@ -26,7 +26,7 @@ _SWEEP = re.compile(r"^(?:(?P<series>.+), )?(?P<knob>[A-Z]|load)=(?P<value>\d+|a
 
 
 def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> None:
-    """Draw one panel a column: curves if the rows are like "guided, K=4", else points in rows."""
+    """Draw one panel per column: curves if the rows are like "guided, K=4", else points in rows."""
     pyplot = pyplot_module()
     panels = _panels(numbers)
     across = min(len(panels), ACROSS)
@@ -46,7 +46,7 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
         if _is_sweep(panel):
             _curves(axis, panel, scale, series)
         else:
-            # All panels have the same rows, so only the first in each line names them.
+            # All panels have the same rows, so only the first of each line shows the row names.
             _points(axis, panel, scale, rows, named=place % across == 0)
         axis.spines[["top", "right"]].set_visible(False)
     found = [ours for number in numbers if (ours := number.ours(scale))]
@@ -64,7 +64,7 @@ def draw(numbers: Sequence[Number], scale: Scale, title: str, path: Path) -> Non
 
 
 def _panels(numbers: Sequence[Number]) -> dict[str, list[Number]]:
-    """Numbers by column, those in rows first, because their names need the left edge.
+    """Numbers by column, row panels first, because their names need the left edge.
 
     A column that sweeps two settings becomes two panels.
     """
@@ -81,7 +81,7 @@ def _is_sweep(panel: list[Number]) -> bool:
 
 
 def _series(number: Number) -> str:
-    """What stands before "K=4" in a row; empty if nothing does."""
+    """The part before "K=4" in a row; empty if there is none."""
     match = _SWEEP.search(number.row)
     return (match["series"] or "") if match else ""
 
@@ -98,14 +98,14 @@ def _points(axis: Any, panel: list[Number], scale: Scale, rows: list[str], *, na
 
 def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> None:
     values = [_SWEEP.search(n.row)["value"] for n in panel]  # type: ignore[index]
-    # "all" stands one step beyond the largest number.
+    # "all" is placed one step beyond the largest number.
     beyond = 2 * max(float(value) for value in values if value != "all")
     places = [beyond if value == "all" else float(value) for value in values]
     located = list(zip(places, panel, strict=True))
     paper = [(place, number.paper) for place, number in located if number.paper is not None]
     axis.plot([x for x, _ in paper], [y for _, y in paper], color=PAPER, alpha=0.6)
     for index, (colour, name) in enumerate(zip(SERIES, series, strict=False)):
-        # Side by side, so that no interval hides another.
+        # Shifted sideways, so that no interval hides another.
         aside = BESIDE ** (index - (len(series) - 1) / 2)
         own = [(place * aside, number) for place, number in located if _series(number) == name]
         ours = [(place, found[0]) for place, number in own if (found := number.ours(scale))]
@@ -116,7 +116,7 @@ def _curves(axis: Any, panel: list[Number], scale: Scale, series: list[str]) -> 
     ticks = dict(zip(places, values, strict=True))
     axis.set_xticks([*ticks], [*ticks.values()])
     if all(found is None or found[1] is None for found in (n.ours(scale) for n in panel)):
-        axis.set_ylim(bottom=0)  # a cost: how much it grows shows only from zero
+        axis.set_ylim(bottom=0)  # a cost: start at zero to show how much it grows
     axis.grid(alpha=0.3)
 
 

@@ -23,12 +23,12 @@ TAU = "guidance.log_tau"
 
 
 def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> Path:
-    """Write a checkpoint anew with other settings and the same weights.
+    """Write a checkpoint with other settings and the same weights.
 
     Args:
         checkpoint: the checkpoint.
-        settings: those that change, such as an entry of `FORMS`. None of them changes a shape.
-            Guidance has the checkpoint's tau, or the one before any training.
+        settings: the settings to change, such as an entry of `FORMS`. None of them changes a shape.
+            Guidance uses the checkpoint's tau, or the initial one.
         folder: where to write it; an existing one is replaced.
     """
     config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
@@ -49,7 +49,7 @@ def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -
 
 
 def with_new_selector(checkpoint: Path, folder: Path) -> Path:
-    """Write a checkpoint anew with an untrained selector, the same every time.
+    """Write a checkpoint with an untrained selector, which is the same every time.
 
     Args:
         checkpoint: the checkpoint.

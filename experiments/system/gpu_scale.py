@@ -1,4 +1,4 @@
-"""The gpu scale: backbone and sets of nano, and fifty times its budgets."""
+"""The gpu scale: backbone and sets of nano, with fifty times its budgets."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from sedem.training.recipe import read_entries
 NAME = "gpu"
 RECIPES = ROOT / "recipes" / NANO.name
 CANDIDATE = (*NANO.stages, *GUIDED)
-"""The recipes that train a candidate for sedem-nano, each from the end of the one before."""
+"""The recipes that train a candidate for sedem-nano, each starting from the previous one."""
 
 TIMES = {"text": 50.0, "questions": 50.0, "stage1": 20.0, "stage2": 2.0}
-"""Examples of a run, as a multiple of those of its recipe: baselines, then the candidate's.
+"""Examples of a run, as a multiple of its recipe's: baselines, then the candidate.
 
-The candidate's questions are few: the CPU's budget was 2.6 passes over them, and at eight times as
-many it would learn them by heart. So stage 2 has twice the examples, and twice the generated facts
-and cloze questions (as far as the articles give them), while windows of text are many.
+The candidate has few questions: the CPU's budget was 2.6 passes over them, and with eight times as
+many it would memorize them. So stage 2 has twice the examples, and twice the generated facts and
+cloze questions (as far as the articles allow), while windows of text are many.
 """
 BATCHES = {"text": 64, "questions": 64, "stage1": 256, "stage2": 64}
-"""Larger than the recipes', whose learning rates stay: a step's gradient has less noise."""
+"""Larger than in the recipes, with the same learning rates: gradients are less noisy."""
 CHECKPOINTS = 10
-"""Checkpoints of a run. One that is killed loses a tenth of its steps at most."""
+"""Number of checkpoints per run. A killed run loses at most a tenth of its steps."""
 WORKERS = 4
 MOST_QUESTIONS = 200
-"""Questions of a set at most, the same for every row of a study."""
+"""Maximum questions of a set, the same for every row of a study."""
 
 
 def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
-    """The scale.
+    """Build the scale.
 
     Args:
-        share: of its steps and questions; a trial takes few.
+        share: share of its steps and questions; a trial uses a small one.
         processes: runs that share the CPU.
     """
     mixture = read_entries(RECIPES / "stage2.yaml")["data"]["training"]
@@ -48,7 +48,7 @@ def gpu_scale(share: float = 1.0, processes: int = 1) -> Scale:
         name=NAME,
         sets={key: _share_of(questions, share) for key, questions in NANO.sets.items()},
         shipped={NANO.backbones[0]: candidate},
-        # A GPU asks every method the same questions.
+        # On a GPU, all methods get the same questions.
         limit=None,
         costly_limit=None,
         slowest_limit=None,
@@ -72,9 +72,9 @@ def longer(recipe: Path, kind: str, share: float, processes: int = 1) -> tuple[s
     """Overrides that give a recipe more examples, in larger batches.
 
     Args:
-        recipe: the recipe; its share of warm-up steps stays.
+        recipe: the recipe; its share of warm-up steps is kept.
         kind: a key of `TIMES`.
-        share: of the larger budget.
+        share: share of the larger budget.
         processes: runs that share the CPU's cores, for the workers that load data.
     """
     own = {"accumulation": 1, "warmup": 0, **read_entries(recipe)["optimization"]}
@@ -92,11 +92,11 @@ def longer(recipe: Path, kind: str, share: float, processes: int = 1) -> tuple[s
 
 
 def candidate_overrides(name: str, share: float, processes: int = 1) -> tuple[str, ...]:
-    """Overrides of a recipe of the candidate: longer, and in stage 2 with more generated questions.
+    """Overrides of a candidate recipe: longer, and in stage 2 with more generated questions.
 
     Args:
         name: one of `CANDIDATE`.
-        share: of the larger budget.
+        share: share of the larger budget.
         processes: as in `longer`.
     """
     recipe, stage = RECIPES / f"{name}.yaml", name.split("-")[0]
@@ -109,7 +109,7 @@ def candidate_overrides(name: str, share: float, processes: int = 1) -> tuple[st
         if "count" in options:
             options["count"] = max(1, round(share * TIMES[stage] * options["count"]))
         training.append({**source, "options": options} if options else source)
-    # A GPU computes frozen states sooner than a disk gives them.
+    # A GPU computes frozen states faster than a disk reads them.
     return (*overrides, f"data.training={flow(training)}", "data.cache_states=false")
 
 

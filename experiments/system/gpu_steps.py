@@ -25,13 +25,13 @@ from sedem.provenance import provenance
 
 STUDY = "equal_training"
 SWEEP = {"squad-10": 300, "exact-facts": 300, "hotpotqa": 300, "2wiki": 100, "musique": 40}
-"""Questions that the candidate and the shipped model are asked at every K, by set."""
+"""Number of questions for the candidate and the shipped model at every K, by set."""
 NEVER_MEASURED = {
     "paragraphs_apart": ("",),
     "adapt": ("",),
     "decompression": ("context-at-restored", "recall-not-distilled"),
 }
-"""Studies of the nano scale, and names of their cells, that a CPU had no time for."""
+"""Studies of the nano scale, and names of their cells, that were too slow for a CPU."""
 
 
 def scale_of(work: Work) -> Scale:
@@ -45,8 +45,8 @@ def scale_of(work: Work) -> Scale:
 def steps(work: Work) -> list[Step]:
     """Every step, the most urgent first.
 
-    Tests, parity and bench have the GPU alone. Then come the candidate, the longest chain; its
-    answers by K; the study; and what was never measured at nano scale.
+    Tests, parity and bench run alone on the GPU. Then come the candidate, the longest chain; its
+    answers by K; the study; and cells never measured at nano scale.
     """
     scale = scale_of(work)
     candidate = _candidate(work, scale)
@@ -58,7 +58,7 @@ def steps(work: Work) -> list[Step]:
         *_with_trainings(studied, scale, work, end),
         *_never_measured(work, scale, end),
     ]
-    # A trial has no other model to check than the candidate.
+    # In a trial, the candidate is the only model to check.
     return [*candidate, *checks, *rest] if work.smoke else [*checks, *candidate, *rest]
 
 
@@ -98,7 +98,7 @@ def _parity(work: Work, result: Path) -> None:
 
 
 def _bench(scale: Scale) -> list[Cell]:
-    """The bench at Llama shapes; that of the candidate where there is no time for them."""
+    """The bench at Llama shapes, or of the candidate if there is no time for them."""
     if scale.name == NAME:
         return [cell for kind in ("bench", "batches") for cell in bench_cells(scale, kind).values()]
     return [Cell("bench", variant=guided_model(scale))]
@@ -108,7 +108,7 @@ def _bench(scale: Scale) -> list[Cell]:
 
 
 def _candidate(work: Work, scale: Scale) -> list[Step]:
-    """The trainings of a candidate for sedem-nano; each starts from the end of the one before."""
+    """The training runs of a candidate for sedem-nano; each starts from the previous one."""
     found: list[Step] = []
     start: list[str] = []
     for name in CANDIDATE:
@@ -165,12 +165,12 @@ def _never_measured(work: Work, scale: Scale, candidate: Path) -> list[Step]:
 def _with_trainings(
     cells: Iterable[tuple[str, Cell]], scale: Scale, work: Work, candidate: Path | None
 ) -> list[Step]:
-    """Steps that train the models of some cells, each model once, and those that measure the cells.
+    """Steps that train the models of the given cells, once per model, and that measure the cells.
 
     Args:
         cells: studies and cells.
-        scale: their scale.
-        work: what is to be done.
+        scale: scale of the cells.
+        work: the work to do.
         candidate: the file that shows that the guided model is trained; None if it is shipped.
     """
     groups: dict[str, list[Cell]] = {}
@@ -191,7 +191,7 @@ def _with_trainings(
 
 
 def _model_of(cell: Cell) -> str:
-    """The name of the model that a cell asks; what `sedem adapt` trains belongs together."""
+    """The name of the model that a cell uses; models of `sedem adapt` are grouped together."""
     assert cell.variant is not None
     if cell.method in TRAINED:
         return f"{cell.method}{cell.setting}"
@@ -224,7 +224,7 @@ def _measured(
 
 
 def _results(scale: Scale) -> Path:
-    """Beside the runs, those of nano too: the committed results are not touched."""
+    """The results folder with the runs, also for nano: committed results are not changed."""
     return scale.runs / "results"
 
 

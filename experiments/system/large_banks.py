@@ -1,9 +1,9 @@
-"""What a first search with pooled keys misses in banks that are larger than any we can read.
+"""What a first search with pooled keys misses in banks larger than any we can read.
 
-Blocks are made from those of a real bank, in keys, because the selector sees nothing else. Each is
-put together from runs of neighbouring slots of several real blocks, and noise is added to every
-key. The real blocks come first, with the evidence of the questions among them. Blocks are made in
-small parts, and nothing but their scores is kept: a million of them take 320 MB.
+Blocks are made as keys, because the selector sees nothing else. Each is assembled from runs of
+neighbouring slots of several blocks of a real bank, and noise is added to every key. The real
+blocks come first, including the evidence for the questions. Blocks are made in small parts, and
+only their scores are kept: for a million of them 320 MB.
 
 Letters: B questions, Q question tokens, N blocks, J slots of a block, R heads, H width of a head.
 """
@@ -32,28 +32,28 @@ from sedem.quantization import Quantized
 COUNTS = (128, 512, 1024, 2048, 4096, 16384)
 BUDGET = 2
 RUNS = 4
-"""Runs of neighbouring slots in a block; each is of another real block."""
+"""Runs of neighbouring slots in a block, each from another real block."""
 NOISE = 0.5
-"""Length of the noise that is added to a key, whose own length is 1: their cosine is 0.89."""
+"""Norm of the noise added to a key, whose own norm is 1: their cosine is 0.89."""
 NOISES = 2**14
-"""Different vectors of noise; drawing a new one for each key would take most of the time."""
+"""Number of noise vectors; drawing a new one for each key would take most of the time."""
 PART = 100
-"""Blocks that are made and scored together; more of them would leave the processor's cache."""
+"""Blocks made and scored together; more of them would not fit in the processor's cache."""
 
 
 @torch.no_grad()
 def large_banks(
     checkpoint: Path, scale: Scale, questions: str, data: Path, limit: int, sizes: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Recall of the coarse search in banks of rising sizes, and its cost beside an exact search.
+    """Recall of the coarse search in banks of increasing size, and its cost against exact search.
 
     Args:
         checkpoint: the model.
-        scale: its sets.
-        questions: key of the set; a sample of it is asked, and its documents are the real blocks.
+        scale: gives the sets.
+        questions: key of the set; a sample of it is asked, and its documents give the real blocks.
         data: folder of the data files.
         limit: number of questions.
-        sizes: numbers of blocks, in rising order; each bank begins with the one before.
+        sizes: numbers of blocks, in ascending order; each bank begins with the previous one.
     """
     model, asked = SeDeM.from_pretrained(checkpoint), scale.sets[questions]
     examples = random.Random(0).sample([*asked.examples(data)], limit)
@@ -96,8 +96,7 @@ def large_banks(
 def _parts(
     real: Quantized, padding: Tensor, sizes: tuple[int, ...]
 ) -> Iterator[tuple[Quantized, Tensor]]:
-    """Keys of the real blocks, then of made ones, with the indices of padding; no part crosses a
-    size."""
+    """Keys of the real blocks, then of made ones, with padding indices; no part crosses a size."""
     yield real, padding
     generator = torch.Generator().manual_seed(0)
     slots = real.values.shape[1]
@@ -116,13 +115,13 @@ def _parts(
 
 
 def made_keys(keys_NJRH: Tensor, noise: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Put blocks together from runs of real ones.
+    """Assemble blocks from runs of real ones.
 
     Args:
         keys_NJRH: keys of real blocks without padding.
         noise: vectors `[n, R, H]` to add.
         count: number of blocks.
-        generator: chooses.
+        generator: source of the random choices.
 
     Returns:
         Unit vectors `[count, J, R, H]`.
@@ -137,7 +136,7 @@ def made_keys(keys_NJRH: Tensor, noise: Tensor, count: int, generator: torch.Gen
 
 
 def recall(exact_BN: Tensor, coarse_BN: Tensor) -> dict[str, float]:
-    """Percent of the exact best blocks among the best C by pooled keys, by C."""
+    """Percentage of the exact best blocks among the best C by pooled keys, by C."""
     best_BK = exact_BN.topk(BUDGET, 1).indices
     above_BK = torch.stack(
         [(coarse_BN > coarse_BN.gather(1, best_BK[:, k : k + 1])).sum(1) for k in range(BUDGET)], 1
@@ -148,7 +147,7 @@ def recall(exact_BN: Tensor, coarse_BN: Tensor) -> dict[str, float]:
 def _candidates_ms(
     query_BQRH: Tensor, mask_BQ: Tensor, keys_NJRH: Quantized, padding_P: Tensor
 ) -> float:
-    """Milliseconds of scoring a question's candidates, for which it is alone."""
+    """Milliseconds to score a question's candidates, one question at a time."""
     started = time.process_time()
     for row in range(len(query_BQRH)):
         question = slice(row, row + 1)
@@ -158,5 +157,5 @@ def _candidates_ms(
 
 
 def _products(blocks: int, slots: int) -> dict[str, float]:
-    """Products of a coarse search in percent of those of an exact one, by C."""
+    """Products of a coarse search as a percentage of those of an exact one, by C."""
     return {str(c): 100 * (GROUPS / slots + min(1, c / blocks)) for c in COUNTS}

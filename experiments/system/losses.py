@@ -16,7 +16,7 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
 
     Args:
         checkpoint: the final checkpoint of a stage-1 run.
-        recipe: names the text and the held-out windows.
+        recipe: gives the text and the held-out windows.
 
     Returns:
         By target (continuation, recall) and condition: mean, interval and number of windows.
@@ -42,14 +42,14 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
 def answer_losses(
     checkpoint: Path, examples: Sequence[Example], dtype: str, *, k: int | str, blocks: int | str
 ) -> dict[str, Any]:
-    """Loss per token of the first reference, evidence among the K blocks.
+    """Loss per token of the first reference, with the evidence among the K blocks.
 
     Args:
         checkpoint: a trained model.
         examples: questions with evidence.
-        dtype: of the backbones.
+        dtype: type of the backbones.
         k: selected blocks, or "all".
-        blocks: number of blocks of an example, or "all"; the evidence is among them, the others are
+        blocks: number of blocks of an example, or "all"; the evidence is included, the others are
             sampled.
 
     Returns:
@@ -88,8 +88,8 @@ def losses_by_budget(
     Args:
         checkpoint: a trained model.
         examples: questions with evidence.
-        dtype: of the backbones.
-        budgets: the K.
+        dtype: type of the backbones.
+        budgets: the values of K.
 
     Returns:
         `budgets` has mean, interval and number of examples by K, `change` the same of the paired
@@ -146,7 +146,7 @@ def slot_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
     Args:
         checkpoint: the model.
         examples: their documents are read, each text once.
-        dtype: of the backbones.
+        dtype: data type of the backbones.
 
     Returns:
         `effective_rank`: mean, interval and number of blocks.
@@ -168,9 +168,9 @@ def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
     """Normalized effective rank of ICAE's slots, segment by segment, each context read once.
 
     Args:
-        checkpoint: of ICAE.
+        checkpoint: a checkpoint of ICAE.
         examples: their contexts are read.
-        dtype: of the backbone.
+        dtype: data type of the backbone.
 
     Returns:
         `effective_rank`: mean, interval and number of segments.

@@ -1,4 +1,4 @@
-"""Where a result was measured: machine, versions and load, as tables of times say it."""
+"""Where a result was measured: machine, versions and load, as stated in tables of times."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ def made_on(result: Mapping[str, Any], device: str = "processor", dtype: str = "
     """Machine and versions of a result.
 
     Args:
-        result: with what `sedem.provenance` records.
-        device: the entry of the machine that is named: "processor", or "device" for a GPU.
-        dtype: the type that was computed in; empty says nothing.
+        result: a result with the records of `sedem.provenance`.
+        device: the machine entry to name: "processor", or "device" for a GPU.
+        dtype: the data type used; empty leaves it out.
     """
     machine = result["machine"]
     parts = [machine[device], f"{machine['cores']} cores", f"{machine['threads']} threads", dtype]

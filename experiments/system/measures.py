@@ -1,4 +1,4 @@
-"""How a cell is measured: models that it needs are trained first."""
+"""How each kind of cell is measured; models that it needs are trained first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
 
     Args:
         cell: a cell without a result.
-        scale: its sets, recipes and limits.
+        scale: gives sets, recipes and limits.
         data: folder that the data paths are relative to.
         study: name of the study.
         results: folder of results; None means the scale's.
@@ -70,7 +70,7 @@ def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
         **({"memory": cell.slots} if cell.slots else {}),
     )
     result = run_evaluation(config, out=scale.runs / "evaluation" / cell.name)
-    # The folder of a checkpoint is particular to one machine; the result has the weights' digest.
+    # Checkpoint folders differ between machines; the result contains the digest of the weights.
     own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else variant.name
     shipped = folder.parent == SHIPPED.parent
     result["settings"]["checkpoint"] = folder.name if shipped else own
@@ -321,14 +321,14 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - coarse-search: what a first search with pooled keys misses; large-banks: the same in made banks.
 - budgets: answers at several K over the same banks, with paired differences to K=1.
 - condition-times: times to the first token from blocks as memory, as text and as both.
-- confidence: how well scores tell whether the evidence is in the documents.
+- confidence: how well scores predict whether the evidence is in the documents.
 - cost: parameters and FLOPs.
-- training: what a stage of training took.
+- training: the cost of a training stage.
 - search: held-out losses of a trained baseline at several learning rates.
-- bench: times and memory of the methods; batches: questions a second; memories: times by type of
-  the stored slots; kept: what is kept of blocks, and its worth; peers: every method beside full
-  context.
-- arrivals: tokens a second and times to the first token of questions that arrive at random.
+- bench: times and memory of the methods; batches: questions per second; memories: times by type
+  of the stored slots; kept: what is kept of blocks, and its benefit; peers: every method compared
+  with full context.
+- arrivals: tokens per second and times to the first token of questions at random arrival times.
 - preparation: time and memory of preparing questions for stage 2.
 - bank-size: time and memory of opening a bank, and of commits to it, as it grows.
 - queueing: waits of questions at many machines, simulated from measured unit costs.

@@ -26,7 +26,7 @@ _PICTURE = re.compile(rf"\]\((?P<path>[\w/.-]*?(?P<scale>{'|'.join(SCALES)})-(?P
 
 
 def rendered(text: str) -> str:
-    """A page with every block renewed."""
+    """A page with every block updated."""
 
     def renewed(block: re.Match[str]) -> str:
         shown = find(block["name"]).markdown(SCALES[block["scale"] or "nano"])
@@ -46,7 +46,7 @@ def pictures_of(text: str) -> list[tuple[str, str, str]]:
 
 
 def write(path: Path) -> None:
-    """Renew the blocks of a page and draw its pictures."""
+    """Update the blocks of a page and draw its pictures."""
     text = rendered(path.read_text(encoding="utf-8"))
     path.write_text(text, encoding="utf-8")
     for picture, name, scale in pictures_of(text):

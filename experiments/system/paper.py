@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, from data/paper-tables.json and nowhere else."""
+"""The numbers printed in the paper, from data/paper-tables.json and nowhere else."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def rows(table: str) -> list[dict[str, Any]]:
 
 
 def number(table: str, column: str, **where: Any) -> float | None:
-    """One number: a column of the only row that fits; None if the paper prints none there.
+    """One number: a column of the only matching row; None if the paper prints none there.
 
     Raises:
-        LookupError: no row fits, or several do.
+        LookupError: no row matches, or several do.
     """
     found = [row for row in rows(table) if _fits(row, where)]
     if len(found) != 1:
@@ -47,7 +47,7 @@ def row(table: str, key: str, **where: Any) -> dict[str, Any]:
     """The row of a set; some tables shorten the set's name.
 
     Raises:
-        LookupError: no row fits, or several do.
+        LookupError: no row matches, or several do.
     """
     start = DATASETS[key][:5]
     found = [r for r in rows(table) if r["dataset"].startswith(start) and _fits(r, where)]
@@ -57,7 +57,7 @@ def row(table: str, key: str, **where: Any) -> dict[str, Any]:
 
 
 def backbone_of(row: dict[str, Any]) -> str:
-    """Our name of a row's backbone; some tables leave "-Base" out."""
+    """Our name of a row's backbone; some tables omit "-Base"."""
     return str(row["backbone"]).lower().removesuffix("-base")
 
 

@@ -15,9 +15,9 @@ from sedem.errors import ConfigError
 from sedem.provenance import provenance
 
 TOLERANCE = 1e-3
-"""Largest difference of two scores for each token of the question, over which a score is summed.
+"""Maximum difference of two scores per token of the question, over which a score is summed.
 
-Slots are stored in bfloat16. Where a device adds up in another order, one may round to a neighbour.
+Slots are stored in bfloat16. With another summation order, a value may round to a neighbour.
 """
 
 
@@ -26,14 +26,14 @@ def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
 
     Args:
         checkpoint: a model of SeDeM.
-        device: where the engines run.
+        device: the device that the engines run on.
 
     Returns:
-        By engine, the largest difference of a score for each token of the question and the number
-        of other answers; and the provenance.
+        By engine, the largest score difference per token of the question and the number of
+        different answers; and the provenance.
 
     Raises:
-        ConfigError: an engine gives other answers or scores.
+        ConfigError: an engine gives different answers or scores.
     """
     expected_scores, expected = _asked(checkpoint, torch.device("cpu"), "eager")
     left_out = ("auto",) if device.type == "cuda" else ("auto", "graphs")
@@ -55,7 +55,7 @@ def parity(checkpoint: Path, device: torch.device) -> dict[str, Any]:
 
 
 def _asked(checkpoint: Path, device: torch.device, engine: str) -> tuple[torch.Tensor, list[str]]:
-    """Scores of every block for every question, by token of the question, and the answers."""
+    """Scores of every block for every question, per token of the question, and the answers."""
     model = SeDeM.from_pretrained(checkpoint, dtype=torch.float32, device=device, engine=engine)
     memory = model.read(read_documents(sorted(DOCUMENTS.glob("*.txt"))))
     tokens = [len(model.encoder.token_ids(question)) for question in QUESTIONS]

@@ -23,7 +23,7 @@ PEERS = {
     "SeDeM": "sedem",
 }
 SETTINGS = {"ComprExIT (matched)": "128"}
-"""The recipe of a method that has several; the first recipe has no name."""
+"""The recipes of a method that has several; the first recipe has no name."""
 PAPER_SETS = {"comprexit": ("hotpotqa", "2wiki")}
 """The sets that the paper trains a method for, if not all; the paper scale trains no others."""
 
@@ -45,13 +45,13 @@ def answer_cell(
     """The answers of a method to a set; None if sedem lacks the method.
 
     Args:
-        scale: sets, recipes and limits.
-        variant: the model, or the one whose backbone the method takes.
+        scale: gives sets, recipes and limits.
+        variant: the model, or the one whose backbone the method uses.
         questions: the set.
-        method: its name in `sedem eval --list`; a trained one has no cell without a recipe for
-            the backbone, and at paper scale none on a set that the paper does not train it for.
-        fields: other fields of the cell. Without `limit` the method is asked as many questions as
-            `question_limit` says. Without `k` raw-text RAG picks as many paragraphs as SeDeM
+        method: its name in `sedem eval --list`. A trained one has no cell without a recipe for the
+            backbone, nor at paper scale on a set that the paper does not train it for.
+        fields: other fields of the cell. Without `limit`, `question_limit` sets the number of
+            questions. Without `k`, raw-text RAG picks as many paragraphs as SeDeM picks
             blocks.
     """
     if method not in METHODS:
@@ -69,7 +69,7 @@ def answer_cell(
 
 
 def question_limit(scale: Scale, questions: str, method: str) -> int | None:
-    """The number of questions that a method is asked; None means the set's own limit."""
+    """The number of questions for a method; None means the set's own limit."""
     limit, of_set = None, scale.sets[questions].limit
     if method == "longllmlingua":
         limit = scale.slowest_limit

@@ -27,11 +27,11 @@ ANSWER_LIMIT = 64
 
 @dataclass(frozen=True)
 class PreparedExample:
-    """One example, prepared as a bank is built: text by text.
+    """One example, prepared text by text, as for building a bank.
 
     Attributes:
         documents: segments, blocks and slots of each document.
-        evidence: whether each block holds evidence.
+        evidence: whether each block contains evidence.
         question: encoder tokens of the question.
         prefix: decoder tokens of the prompt.
         answer: decoder tokens of the answer.
@@ -79,18 +79,18 @@ def one_by_one(model: SeDeM, examples: Sequence[Example]) -> list[PreparedExampl
 
 
 def measure_preparation(model: SeDeM, examples: Sequence[Example]) -> dict[str, Any]:
-    """Processor time and bytes of an example; the ways alternate, round by round.
+    """Processor time and bytes per example; the ways alternate, round by round.
 
-    Processor time depends less on other work of the machine than time on the clock. It does not
-    show what further cores give to texts that are tokenized together.
+    Processor time depends less on other work on the machine than wall time. It does not show the
+    benefit of more cores for texts that are tokenized together.
 
     Args:
         model: gives tokenizers and the shape of blocks.
         examples: the questions.
 
     Returns:
-        `milliseconds` by way (medians over the rounds), `times_sooner` than one by one, and
-        `bytes` of an example in the arrays.
+        `milliseconds` by way (medians over the rounds), `times_sooner` (speed-up over one by one),
+        and `bytes` per example in the arrays.
     """
     from statistics import median
 

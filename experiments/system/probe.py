@@ -1,4 +1,4 @@
-"""A probe of the nano backbone at the two ends of the grid of the depth study."""
+"""A probe of the nano backbone at the two ends of the depth study's grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from experiments.system.scales import Scale, tiny_backbone
 from sedem.provenance import provenance
 
 STEPS = (20,)
-"""Budgets of a probe, in steps; each is a probe of its own."""
+"""Budgets in steps; each has a probe of its own."""
 SHORT = {"batch_size": 8, "held_out": 64}
 SMOKE = {"batch_size": 2, "held_out": 2, "segment_length": 32, "continuation": 16}
 
@@ -20,15 +20,15 @@ def steps_of(scale: Scale) -> tuple[int, ...]:
 
 
 def ends_of_grid(scale: Scale) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Layers of the lowest and of the highest continuation loss of the depth study at nano."""
+    """Layers with the lowest and the highest continuation loss of the depth study at nano."""
     return (scale.layer(10), scale.layer(10)), (scale.layer(14), scale.layer(16))
 
 
 def measure_probe(scale: Scale, data: Path) -> dict[str, Any]:
-    """Probe both pairs with every budget, on the text that the study's models are trained on.
+    """Probe both pairs with every budget, on the training text of the study's models.
 
     Args:
-        scale: names backbone and text.
+        scale: gives backbone and text.
         data: folder of the data files.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The simulation of many machines on the unit costs that were measured."""
+"""The simulation of many machines from the measured unit costs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ARRIVALS = RESULTS / "nano" / "arrivals" / "arrivals.json"
 def measure_queueing(
     loads: Sequence[int], questions: int, rates: Sequence[float]
 ) -> dict[str, Any]:
-    """Simulate waits by load, and the engines that rates need.
+    """Simulate waits by load, and the engines needed for given rates.
 
     Args:
-        loads: of the engines, in percent.
-        questions: simulated for each load and kind of arrivals.
-        rates: questions a second whose engines are counted.
+        loads: loads of the engines, in percent.
+        questions: number simulated for each load and kind of arrivals.
+        rates: questions per second for which engines are counted.
     """
     cluster = _cluster(ENGINES)
     waits: dict[str, Any] = {kind: {} for kind in KINDS}
@@ -70,12 +70,12 @@ def _cluster(engines: int) -> Cluster:
 
 
 def _scored(cluster: Cluster, rate: float) -> Cluster:
-    """Replicas of each partition at a load of 70 percent, so that engines are what is shown."""
+    """Replicas of each partition at a load of 70 percent, so that results reflect only engines."""
     return replace(cluster, scorers=-(-int(100 * rate * cluster.score) // 70) or 1)
 
 
 def _beside_measured() -> dict[str, float]:
-    """The simulation of one engine beside the least rate of the study of arrivals."""
+    """The simulation of one engine, and the lowest measured rate of the study of arrivals."""
     found = json.loads(ARRIVALS.read_text(encoding="utf-8"))
     rate = min(found["rates"], key=float)
     way = found["rates"][rate]["running batch"]

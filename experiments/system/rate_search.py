@@ -1,4 +1,4 @@
-"""The search for a trained baseline's learning rate: short runs on training data alone."""
+"""The search for a trained baseline's learning rate: short runs on training data only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from experiments.system.scales import Scale, tiny_backbone
 from sedem.provenance import provenance
 
 ALWAYS = 3
-"""So many of the lowest rates are always tried."""
+"""Number of lowest rates that are always tried."""
 
 
 def key(rate: float) -> str:
@@ -28,13 +28,13 @@ def search(method: str, scale: Scale, backbone: str, data: Path) -> dict[str, An
     """Train a method's first stage for a few steps at several rates.
 
     The lowest rates are always tried. The next higher one is tried while the highest so far is the
-    best. Every part learns at the same rate. The method's own loss on held-out training data is
-    compared, so only the rates of one method compare.
+    best. Every part has the same rate. The method's own loss on held-out training data is compared,
+    so rates of different methods cannot be compared.
 
     Args:
         method: a trained baseline.
-        scale: its recipes, rates and steps.
-        backbone: of the scale.
+        scale: gives recipes, rates and steps.
+        backbone: a backbone of the scale.
         data: folder that the recipes' data paths are relative to.
     """
     from sedem.training.baseline import train_baseline

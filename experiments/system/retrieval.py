@@ -1,4 +1,4 @@
-"""BM25 over the blocks of SeDeM: what a search by words finds among what the selector sees."""
+"""BM25 over SeDeM's blocks: what a keyword search finds among what the selector sees."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BUDGETS = (1, 2, 4)
 
 
 def block_recall(checkpoint: Path, examples: Sequence[Example]) -> dict[str, Any]:
-    """Recall of the evidence by BM25 over the blocks that the selector chooses among.
+    """Recall of the evidence by BM25 over the blocks that the selector chooses from.
 
     Args:
-        checkpoint: the model; it says how a text is cut into blocks.
+        checkpoint: the model; decides how a text is cut into blocks.
         examples: questions with evidence.
 
     Returns:

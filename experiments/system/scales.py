@@ -1,10 +1,10 @@
 """The three scales: backbones, sets, recipes and limits of each.
 
-- smoke: a tiny random backbone and a few records. It proves the wiring in seconds.
-- nano: the backbone of sedem-nano and small files of the public sets, trained in earnest.
+- smoke: a tiny random backbone and a few records. It tests the wiring in seconds.
+- nano: the backbone of sedem-nano and small files of the public sets, fully trained.
 - paper: Llama-3.2 and the public sets by name.
 
-A result of one scale never shows at another.
+A result of one scale is never shown at another.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Questions:
     Attributes:
         title: for tables.
         source: file under the data folder, or public name.
-        schema: of the file.
+        schema: schema of the file.
         records: which records of the file.
-        limit: a seeded sample of so many questions.
+        limit: size of a seeded sample.
         k: the paper's K for this set.
         max_new_tokens: answer limit.
-        split: of a public name.
-        options: of the reader.
+        split: split of a public name.
+        options: options of the reader.
     """
 
     title: str
@@ -73,15 +73,15 @@ class Scale:
 
     Attributes:
         name: smoke, nano or paper.
-        backbones: by the paper's short names; the small ones are called `nano` and `smoke`.
-        depth: decoder layers of the backbone of the ablations.
+        backbones: backbones by the paper's short names; the small ones are `nano` and `smoke`.
+        depth: number of decoder layers of the backbone of the ablations.
         sets: evaluation questions by the paper's keys.
-        ablation: sets that the ablations are asked.
-        held_out: questions beside the training questions; choices are made on them, so that the
+        ablation: sets used for the ablations.
+        held_out: questions besides the training questions; choices are made on them, so that the
             evaluation sets remain unseen.
-        disabled: K and control that take selection out of an ablation. The paper restores every
-            block instead of selecting, in training too. A small decoder has no positions for all
-            blocks, so there the evidence is put among two.
+        disabled: K and control that remove selection from an ablation. The paper restores every
+            block instead of selecting, also in training. A small decoder has no positions for all
+            blocks, so there the evidence is included among two.
         layers: extraction and injection layer of the study recipes. The depth study uses them as
             its base if it trains with the same data.
         shipped: checkpoint of the guided model by backbone, if there is one.
@@ -97,10 +97,10 @@ class Scale:
         stage1: overrides of the stage-1 recipe.
         stage2: overrides of the stage-2 recipe.
         baselines: overrides of the recipes of trained baselines, by "text" and "questions".
-        rates: learning rates that are tried for a trained baseline, in rising order.
+        rates: learning rates that are tried for a trained baseline, in ascending order.
         search: overrides of its recipe for that search, by "text" and "questions".
-        gold_trained: a trained baseline that is given gold documents alone was trained on them
-            alone too, as in the paper. At nano its training was near that already.
+        gold_trained: a trained baseline that is given only gold documents was also trained only on
+            them, as in the paper. At nano, its training was already close to that.
         dtype: type of the backbones in an evaluation.
     """
 
@@ -135,7 +135,7 @@ class Scale:
 
     @property
     def runs(self) -> Path:
-        """Folder of the scale's runs, relative to the folder that a command is run in."""
+        """Folder of the scale's runs, relative to the working folder of a command."""
         return RUNS / self.name
 
     def layer(self, studied: int) -> int:
@@ -143,11 +143,11 @@ class Scale:
         return max(1, round(studied * self.depth / STUDIED_DEPTH))
 
     def recipe(self, stage: str, backbone: str, questions: str, every_block: bool = False) -> Path:
-        """The recipe of a stage for an ablation (smoke, nano), or of the paper.
+        """The recipe of a stage for an ablation (smoke, nano), or the paper's.
 
         Args:
             stage: "stage1" or "stage2".
-            backbone: of the scale.
+            backbone: a backbone of the scale.
             questions: set that the paper's stage 2 is trained for.
             every_block: the paper's stage 2 that restores every block instead of selecting.
         """
@@ -165,7 +165,7 @@ class Scale:
         Args:
             method: its name.
             stage: "text" or "questions".
-            backbone: of the scale.
+            backbone: a backbone of the scale.
             setting: follows the stage in the file's name. Without a text recipe of its own, a
                 setting starts from the common one.
         """
@@ -177,7 +177,7 @@ class Scale:
 def ruler(
     source: str, lengths: tuple[int, ...], limit: int, split: str | None = None, **options: Any
 ) -> dict[str, Questions]:
-    """RULER qa_2 at some lengths, built from a HotpotQA source, by "ruler-4k" and the like."""
+    """RULER qa_2 at several lengths, built from a HotpotQA source, by names like "ruler-4k"."""
     return {
         f"ruler-{length // 1024}k": Questions(
             f"RULER qa_2, {length // 1024}K",

@@ -1,4 +1,4 @@
-"""Training logs in few digits, so that committed results stay small."""
+"""Training logs with few digits, so that committed results stay small."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DIGITS = 4
 
 
 def short_logs(entries: Any, *, inside: bool = False) -> Any:
-    """Entries of a result with the figures of training logs in few digits.
+    """Entries of a result with the numbers of training logs rounded to few digits.
 
     Args:
         entries: the result, or a part of it.
@@ -19,7 +19,7 @@ def short_logs(entries: Any, *, inside: bool = False) -> Any:
         return {
             key: short_logs(value, inside=inside or key == "log")
             for key, value in entries.items()
-            if not (inside and key == "epoch")  # the step tells it
+            if not (inside and key == "epoch")  # follows from the step
         }
     if isinstance(entries, list):
         return [short_logs(entry, inside=inside) for entry in entries]

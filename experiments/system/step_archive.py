@@ -1,4 +1,4 @@
-"""What the steps of `experiments.gpu` have made, in files that are small enough to be sent."""
+"""The output of the steps of `experiments.gpu`, in files that are small enough to send."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from experiments.system.step_processes import LOG, Step
 from sedem.inference.portable import BACKBONE
 
 PART = 15 * 2**20
-"""Bytes of a part at most."""
+"""Maximum bytes of a part."""
 
 
 def archive(out: Path, chosen: Iterable[Step], runs: Path, path: Path) -> list[Path]:
-    """Write results, logs and the last two checkpoints of the candidate; earlier parts go.
+    """Write results, logs and the last two checkpoints of the candidate; remove earlier parts.
 
     Args:
         out: folder of the work.
-        chosen: steps, whose files are taken if they are there.
+        chosen: steps whose files are included if they exist.
         runs: the folder of the candidate's runs, relative to `out`.
         path: parts are PATH.0, PATH.1 and so on; together they are one tar.gz.
 

@@ -1,6 +1,6 @@
-"""Steps in processes of their own: several at once, each after those that it needs.
+"""Steps in separate processes: several at once, each after those that it needs.
 
-A run that is killed at the end of the time continues from its last checkpoint.
+A run that is killed when time is up continues from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 
 LOG = "steps.jsonl"
 RESERVE = 0.05
-"""No step starts in the last part of the time."""
+"""Share of the time, at its end, in which no step starts."""
 IMPORTED = (
     "experiments.system.gpu_steps",
     "sedem.training.stages",
@@ -33,21 +33,21 @@ IMPORTED = (
 
 
 def cores() -> int:
-    """CPU cores that this process may use; a machine may have more."""
+    """CPU cores that this process may use; the machine may have more."""
     return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done.
+    """The work to do.
 
     Attributes:
         out: folder of runs, results and logs.
         data: folder that the data paths are relative to.
         budget: share of all steps and questions.
-        smoke: a tiny random backbone instead of that of sedem-nano.
+        smoke: use a tiny random backbone instead of sedem-nano's.
         device: "cuda" or "cpu".
-        processes: steps that run at once.
+        processes: number of steps that run at once.
     """
 
     out: Path
@@ -63,11 +63,11 @@ class Step:
     """One step.
 
     Attributes:
-        name: for the list and the log.
-        run: does it; a second call goes on where one that was killed stopped.
-        made: the file that is there when it is done, relative to the folder of the work.
-        needs: files that other steps make, which must be there before it starts.
-        alone: nothing else may run beside it, because it measures times.
+        name: name for the list and the log.
+        run: runs the step; a second call continues where a killed one stopped.
+        made: the file that exists when the step is done, relative to the work folder.
+        needs: files made by other steps that must exist before it starts.
+        alone: nothing else may run at the same time, because it measures times.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Step:
     alone: bool = False
 
     def is_done(self, out: Path) -> bool:
-        """Whether the file that it makes is there."""
+        """Whether the file that it makes exists."""
         return (out / self.made).is_file()
 
     def is_ready(self, out: Path) -> bool:
-        """Whether the files that it needs are there."""
+        """Whether the files that it needs exist."""
         return all((out / need).is_file() for need in self.needs)
 
 
@@ -94,15 +94,15 @@ class _Running:
 
 
 def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str, str]:
-    """Run steps until all are done or the time is over; the first of the list start first.
+    """Run steps until all are done or time is up; the first in the list start first.
 
     Args:
-        work: where, on what device, and how many at once.
+        work: the folder, the device, and the number of steps at once.
         chosen: the steps.
-        minutes: the time.
+        minutes: the available time.
 
     Returns:
-        The reasons of those that failed, by their names.
+        The reasons of failed steps, by name.
     """
     end = time.monotonic() + 60 * minutes
     last_start = end - 60 * minutes * RESERVE
@@ -130,7 +130,7 @@ def run_missing(work: Work, chosen: Sequence[Step], minutes: float) -> dict[str,
 
 
 def _next(work: Work, waiting: Sequence[Step], running: Sequence[_Running]) -> Step | None:
-    """The first waiting step that has what it needs; None if it must wait for running ones."""
+    """The first waiting step that can start; None if it must wait for running ones."""
     if len(running) >= work.processes or any(one.step.alone for one in running):
         return None
     step = next((step for step in waiting if step.is_ready(work.out)), None)
@@ -138,9 +138,9 @@ def _next(work: Work, waiting: Sequence[Step], running: Sequence[_Running]) -> S
 
 
 def _start(work: Work, step: Step) -> _Running:
-    """Start a step in a process of its own.
+    """Start a step in a separate process.
 
-    A fork of this process could not use CUDA, so a server without it makes the processes.
+    A fork of this process could not use CUDA, so a server without CUDA starts the processes.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
@@ -153,7 +153,7 @@ def _start(work: Work, step: Step) -> _Running:
 
 
 def _note(work: Work, one: _Running, outcome: str, failed: dict[str, str]) -> None:
-    """Write down how a step ended."""
+    """Record how a step ended."""
     if outcome == "failed":
         failed[one.step.name] = f"{_last_line(one.log)} (see '{one.log}')"
     seconds = round(time.monotonic() - one.started, 1)
@@ -164,7 +164,7 @@ def _note(work: Work, one: _Running, outcome: str, failed: dict[str, str]) -> No
 
 
 def _kill(process: BaseProcess) -> None:
-    """Kill a process with those that it started, such as loaders of data."""
+    """Kill a process and those that it started, such as data loaders."""
     assert process.pid is not None
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -174,9 +174,9 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _run_step(work: Work, step: Step, threads: int, log: Path) -> None:
-    """Run a step; all that it prints goes into its log."""
+    """Run a step; all of its output goes into its log."""
     os.setsid()
-    # The library hands its server to loaders of data, which would wait for it for ever.
+    # The library passes its server on to data loaders, which would wait for it forever.
     multiprocessing.set_start_method("fork", force=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
@@ -197,7 +197,7 @@ def _run_step(work: Work, step: Step, threads: int, log: Path) -> None:
 
 
 def _limit_threads(threads: int) -> None:
-    """Torch is imported already, so the environment comes too late for it."""
+    """Set the number of torch threads; torch is imported, so OMP_NUM_THREADS is too late."""
     import torch
 
     torch.set_num_threads(threads)

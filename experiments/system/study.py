@@ -37,14 +37,14 @@ class Number:
     """One number of a table.
 
     Attributes:
-        row: what is compared.
+        row: label of what is compared.
         column: set and metric.
         paper: the number that the paper prints; None if it prints none.
         cell: the cell that holds our number; None if sedem lacks the method.
         metric: name of our number in the result; dots separate nested names. If it is empty, only
             the paper's number is shown.
-        per: our number is divided by it, for example 1e6 for millions.
-        digits: digits after the point.
+        per: divisor of our number, for example 1e6 for millions.
+        digits: number of decimals.
     """
 
     row: str
@@ -56,7 +56,7 @@ class Number:
     digits: int = 1
 
     def value(self, scale: Scale) -> Any:
-        """The entry of the result as it stands; None if it was not measured."""
+        """The entry of the result, unformatted; None if it was not measured."""
         entry: Any = self.cell.read(scale) if self.cell else None
         for name in self.metric.split("."):
             entry = entry.get(name) if isinstance(entry, dict) else None
@@ -99,11 +99,11 @@ def scores(
     metrics: Sequence[str] = ("f1",),
     paper: Mapping[str, float | None] | None = None,
 ) -> list[Number]:
-    """Scores of the answers to one set: a column a metric.
+    """Scores of the answers to one set, one column per metric.
 
     Args:
         row: label of the row.
-        title: of the set; the metric's name follows it. If it is empty, the metric stands alone.
+        title: title of the set; the metric's name follows it. If empty, the metric stands alone.
         cell: the answers.
         metrics: keys of `SCORES`.
         paper: the paper's numbers by metric.
@@ -120,15 +120,15 @@ class Study:
     """One table or figure.
 
     Attributes:
-        name: of the module.
+        name: name of the module.
         title: what it shows, and which table or figure of the paper it is.
         numbers: its numbers at a scale.
         note: what a reader must know.
-        about: says what was measured, from the one result of a study of times. It stands with the
-            machine above the table.
-        drawn: a column is drawn if its name holds one of these; empty means all columns.
+        about: describes what was measured, from the one result of a study of times. It is shown
+            with the machine above the table.
+        drawn: a column is drawn if its name contains one of these; empty means all columns.
         render: writes the block of a page, if it is more than the table of the numbers.
-        draw: draws the picture, if it is another one than that of the numbers.
+        draw: draws the picture, if it differs from that of the numbers.
     """
 
     name: str
@@ -141,11 +141,11 @@ class Study:
     draw: Callable[[Scale, Path], None] | None = None
 
     def cells(self, scale: Scale) -> list[Cell]:
-        """The cells that must be measured, each once."""
+        """The cells that must be measured, without duplicates."""
         return list(dict.fromkeys(n.cell for n in self.numbers(scale) if n.cell is not None))
 
     def rows(self, scale: Scale) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
-        """Columns, and rows with the lines of each of their places."""
+        """Columns, and rows with the lines of each of their entries."""
         numbers = self.numbers(scale)
         columns = list(dict.fromkeys(n.column for n in numbers))
         shown = []
@@ -165,7 +165,7 @@ class Study:
         return "\n\n".join(filter(None, [self.measured(scale), markdown_table(joined)]))
 
     def measured(self, scale: Scale) -> str:
-        """Where and what was measured; empty if the study does not say it, or was not run."""
+        """Where and what was measured; empty if the study does not state it, or was not run."""
         if self.about is None:
             return ""
         (cell,) = self.cells(scale)
@@ -187,7 +187,7 @@ class Study:
 
 
 def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown; the first row is its head."""
+    """A Markdown table; the first row is its header."""
     head, *body = [f"| {' | '.join(row)} |" for row in rows]
     head = head.replace("|  |", "| |", 1) if not rows[0][0] else head
     return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
@@ -255,14 +255,14 @@ def measure_missing(
 ) -> None:
     """Measure the missing cells of some studies.
 
-    A cell that several studies share is kept in the folder of the first of them.
+    A cell shared by several studies is kept in the folder of the first of them.
 
     Args:
         studies: the studies.
         scale: the scale.
         data: folder of the data files.
-        only: only cells whose name holds this.
-        again: measure cells that have a result too; it is replaced where it lies.
+        only: measure only cells whose name contains this.
+        again: also measure cells that have a result, and replace it in its place.
     """
     owners: dict[Cell, str] = {}
     for study in studies:

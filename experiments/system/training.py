@@ -1,6 +1,6 @@
-"""Trained models of the studies: a finished run is used again, a missing one is trained.
+"""Trained models of the studies: a finished run is reused, a missing one is trained.
 
-A run is finished when its folder holds training.json; its model is in `final`.
+A run is finished when its folder contains training.json; its model is in `final`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def checkpoint(
 
     Args:
         variant: the model.
-        scale: its recipes and budget.
+        scale: gives recipes and budget.
         questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         form: a key of `forms.FORMS`. A model that was trained further has the form of its recipes.
@@ -51,13 +51,13 @@ def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path
 
     Args:
         variant: the model.
-        scale: its recipes and budget.
+        scale: gives recipes and budget.
         stage: one of `Scale.stages`, or of `variants.GUIDED` for the shipped model.
         data: folder that the recipes' data paths are relative to.
     """
     if not _has_own_recipes(variant, scale):
         return _stage(variant, scale, stage, scale.ablation[0], data).parent
-    # Each recipe of the shipped model starts from the end of the one before.
+    # Each recipe of the shipped model starts from the end of the previous one.
     stages = (*scale.stages, *GUIDED)
     for name in stages[: stages.index(stage) + 1]:
         folder = run_recipe(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
@@ -78,12 +78,12 @@ def baseline_checkpoint(
 
     Args:
         method: a trained baseline.
-        scale: its recipes.
-        backbone: of the scale.
+        scale: gives the recipes.
+        backbone: a backbone of the scale.
         questions: set that it is trained for; at smoke and nano one mixture serves all sets.
         data: folder that the recipes' data paths are relative to.
         setting: which recipe for questions; the text recipe of that name if there is one.
-        gold: train on documents with evidence alone.
+        gold: train only on documents with evidence.
     """
     from sedem.training.baseline import train_baseline
     from sedem.training.baseline_recipe import load_baseline_recipe
@@ -116,10 +116,10 @@ def baseline_checkpoint(
 
 
 def budget(folder: Path) -> dict[str, Any]:
-    """What training a checkpoint took; it stands beside a result.
+    """The cost of training a checkpoint, as reported with a result.
 
-    `before` is the same of the run that it started from. `all_tokens_seen` counts the tokens of
-    every run; it is None if one run did not count them.
+    `before` is the same for the run that it started from. `all_tokens_seen` counts the tokens of
+    all runs; it is None if one run did not count them.
 
     Args:
         folder: the checkpoint, in the folder of its run.
@@ -144,13 +144,13 @@ def budget(folder: Path) -> dict[str, Any]:
 
 
 def _shipped(variant: Variant, scale: Scale) -> Path | None:
-    """The checkpoint of a guided model that the scale ships, if it does."""
+    """The checkpoint of a guided model that the scale ships, if there is one."""
     guided = variant.main and bool(variant.further)
     return scale.shipped.get(variant.backbone or scale.backbones[0]) if guided else None
 
 
 def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
-    """Whether the recipes of the studies do not train it: it is the main model of a shipped one."""
+    """Whether it is a main model that recipes other than the studies' train, as it is shipped."""
     return variant.main and bool(scale.shipped)
 
 
@@ -160,7 +160,7 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
         tiny_backbone()
     in_stage2 = replace(BASE, name=variant.name, stage2=variant.stage2)
     if stage == "stage1" and variant == replace(in_stage2, every_block=variant.every_block):
-        # A variant that differs in stage 2 alone starts from the same memory.
+        # A variant that differs only in stage 2 starts from the same memory.
         variant = BASE
     shared = f"-{questions}" if scale.name == "paper" and stage == "stage2" else ""
     output = scale.runs / variant.name / f"{stage}{shared}"
@@ -175,11 +175,11 @@ def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Pat
 
 
 def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
-    """The study recipe of a stage, and the overrides that make it one of a variant.
+    """The study recipe of a stage, and the overrides that turn it into one of a variant.
 
     Args:
         variant: the model.
-        scale: its recipes and budget.
+        scale: gives recipes and budget.
         stage: "stage1" or "stage2".
         questions: set that stage 2 is trained for.
     """
@@ -218,8 +218,8 @@ def run_recipe(recipe_file: Path, overrides: list[str]) -> Path:
     """The folder of a SeDeM recipe's run, trained if it is not finished.
 
     Args:
-        recipe_file: its name begins with the stage.
-        overrides: of its values, as `--set` takes them.
+        recipe_file: the recipe; its name begins with the stage.
+        overrides: overrides of its values, as `--set` takes them.
     """
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import STAGES

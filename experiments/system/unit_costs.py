@@ -1,4 +1,4 @@
-"""Unit costs of `sedem cost --bank`, picked from the results of other studies."""
+"""Unit costs of `sedem cost --bank`, taken from the results of other studies."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ COMMITTED = ("nano", "paper")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure.
+    """One measured value.
 
     Attributes:
-        name: in the table of the package.
-        title: for readers, with the unit.
+        name: name in the table of the package.
+        title: title for readers, with the unit.
         cell: its measurement.
-        metric: of the result; dots separate nested names.
-        digits: digits after the point.
-        units: what the figure is a total of, by the name in the table of the package; None if it
-            is a rate already.
+        metric: metric of the result; dots separate nested names.
+        digits: number of decimals.
+        units: what the value is a total of, by the name in the table of the package; None if it is
+            already a rate.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Figure:
     units: tuple[str, int] | None = None
 
     def number(self, model: str) -> Number:
-        """The figure as a number of a study."""
+        """The value as a number of a study."""
         return Number(self.title, model, None, self.cell, self.metric, digits=self.digits)
 
 
 def figures(scale: Scale) -> Iterator[tuple[str, Figure]]:
-    """Figures that unit costs come from, with the name of their model."""
+    """Values that unit costs come from, with the names of their models."""
     for name, bench in bench_cells(scale).items():
         model = name if scale.name == "paper" else DEFAULT_MODEL
         yield from ((model, one) for one in _bench_figures(scale, name, bench))
@@ -129,7 +129,7 @@ def _bank_figures(scale: Scale) -> Iterator[Figure]:
 
 
 def recall_sizes(scale: Scale) -> tuple[int, ...]:
-    """Numbers of blocks at which the recall of the coarse search was measured, in rising order."""
+    """Numbers of blocks at which coarse-search recall was measured, in ascending order."""
     (cell,) = large_banks.STUDY.cells(scale)
     result = cell.read(scale)
     planned = large_banks.sizes(scale.name)

@@ -17,20 +17,20 @@ class Variant:
     """A model to train for a comparison.
 
     Attributes:
-        name: names its folder and its cells.
+        name: name of its folder and its cells.
         changes: overrides of both recipes, as `--set` takes them.
-        stage1: overrides of stage 1 alone.
-        stage2: overrides of stage 2 alone.
-        main: this is the main configuration, or that trained further with guided attention; a
+        stage1: overrides of stage 1 only.
+        stage2: overrides of stage 2 only.
+        main: whether it is the main configuration, or that trained further with guided attention; a
             scale may ship the latter.
         backbone: a backbone of the scale; None means its first.
-        k: number of blocks when selection is taken out; None means the scale's.
+        k: number of blocks without selection; None means the scale's.
         every_block: stage 2 restores every block and trains no selector; see `without_selector`.
-        further: recipes that train it from the main model in its guided form, in order; none means
+        further: recipes that train it from the main model in its guided form, in order; empty means
             the recipes of the study, from the beginning.
         start: settings of the main model that are changed, with their values, before `further`.
-        adapted: a key of `adapted.ADAPTED`: what `sedem adapt` trains, or is compared with.
-        new_selector: the main model's selector is replaced by an untrained one before `further`.
+        adapted: a key of `adapted.ADAPTED`: a model of `sedem adapt`, or one compared with it.
+        new_selector: replace the main model's selector with an untrained one before `further`.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Variant:
 
 
 def main_model(scale: Scale, backbone: str | None = None) -> Variant:
-    """SeDeM as the paper runs it, on a backbone of the scale; None means the first."""
+    """SeDeM as in the paper, on a backbone of the scale; None means the first."""
     backbone = backbone or scale.backbones[0]
     return Variant(f"sedem-{backbone}", main=True, backbone=backbone)
 
@@ -67,9 +67,9 @@ BASE = Variant("base")
 
 
 def without_selector(scale: Scale, variant: Variant) -> Variant:
-    """A variant as the paper trains its ablations: every block is restored, and none is ranked.
+    """A variant trained like the paper's ablations: all blocks are restored, and none is ranked.
 
-    Where the evidence is put among few blocks instead (`Scale.disabled`), it is the variant itself.
+    If the evidence is put among few blocks instead (`Scale.disabled`), it is the variant itself.
     """
     if scale.disabled[0] != "all":
         return variant
@@ -93,11 +93,11 @@ NEXT_TOKEN_ALONE = (
 
 
 def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
-    """SeDeM trained on the same windows and questions as a trained baseline, and as many.
+    """SeDeM trained on the same windows and questions, and as many, as a trained baseline.
 
     Args:
-        scale: its recipes, with its overrides of the baselines' budgets.
-        compression: C; None means that of the recipes of the studies.
+        scale: gives recipes, with its overrides of the baselines' budgets.
+        compression: C; None means that of the study recipes.
     """
     from sedem.training.recipe import read_entries
 
@@ -139,7 +139,7 @@ FOLLOWED = {"qasper": 50}
 def supervision(baseline: Path, sedem: Path) -> list[str]:
     """Overrides that give a baseline the training data of SeDeM for a set.
 
-    If the paper limits the answers of the method itself, that limit stays. If the recipe follows
+    If the paper limits the answers of the method itself, that limit is kept. If the recipe tracks
     losses on held-out data, the first records of the set are kept for that.
 
     Args:
@@ -166,5 +166,5 @@ def supervision(baseline: Path, sedem: Path) -> list[str]:
 
 
 def flow(value: Any) -> str:
-    """A value in one line of YAML, for an override."""
+    """A value as one line of YAML, for an override."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()

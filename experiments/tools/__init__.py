@@ -1,1 +1,1 @@
-"""Commands that make what studies and users need: evaluation data, small checkpoints."""
+"""Commands that make files for studies and users: evaluation data, small checkpoints."""

@@ -1,7 +1,7 @@
 """Makes data/exact-facts-evaluation.jsonl.xz: `python -m experiments.tools.exact_facts ARTICLES`.
 
 ARTICLES is a JSON-lines file with `title` and `text`. No training of sedem-nano reads its last 300
-articles. They give the 300 real paragraphs among which the invented ones are hidden.
+articles. They provide the 300 real paragraphs that hide the invented ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES, FILLERS, SEED = 1000, 300, 0
 
 
 def make(articles: Path, output: Path = OUTPUT) -> list[str]:
-    """Write the file; returns the titles of the articles it quotes."""
+    """Write the file; return the titles of the articles it quotes."""
     pool = [
         (title, paragraph)
         for title, text in read_articles(articles, slice(-300, None))

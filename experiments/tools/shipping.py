@@ -1,8 +1,8 @@
 """Trained models made small enough to ship: `python -m experiments.tools.shipping [NAME...]`.
 
-What a short training adds to a matrix is nearly of low rank. So adapters, and the difference of
-Activation Beacon's projections from the frozen ones, are kept at a small rank, as near as possible.
-The other matrices are kept as int8 rows. docs/results-nano.md shows what answers lose by it.
+The change that a short training makes to a matrix is nearly of low rank. So adapters, and the
+difference of Activation Beacon's projections from the frozen ones, are approximated at a small
+rank. Other matrices are kept as int8 rows. docs/results-nano.md shows the loss in answer quality.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def ship(
 
 
 def ship_sedem(trained: Path, place: Path) -> None:
-    """Write SeDeM with its backbone, matrices as int8 rows.
+    """Write SeDeM with its backbone, with matrices as int8 rows.
 
     Args:
         trained: the final checkpoint of its last recipe.
@@ -76,12 +76,12 @@ def ship_sedem(trained: Path, place: Path) -> None:
 
 
 def ship_baseline(method: str, run: Path, rank: int, place: Path) -> None:
-    """Write a trained baseline without its backbone, beside a card.
+    """Write a trained baseline without its backbone, together with a card.
 
     Args:
         method: the baseline.
         run: output of its last training.
-        rank: of every update of a frozen matrix.
+        rank: rank of every update of a frozen matrix.
         place: folder of the small checkpoint.
     """
     trained = reader_class(method).from_pretrained(run / "final")
@@ -131,10 +131,10 @@ def shrunk(trained: TrainedReader, backbone: Backbone, rank: int) -> TrainedRead
     Args:
         trained: has adapters of a larger rank, or is a Beacon with projections of its own.
         backbone: the frozen one, without adapters.
-        rank: of every update.
+        rank: rank of every update.
 
     Raises:
-        ConfigError: the adapters' alpha would not be a whole number at this rank.
+        ConfigError: the adapters' alpha would not be an integer at this rank.
     """
     config: Any = trained.config.with_changes(backbone=NAMED_BACKBONE)
     if config.lora_rank:
@@ -162,7 +162,7 @@ def shrunk(trained: TrainedReader, backbone: Backbone, rank: int) -> TrainedRead
 
 
 def _factors(backbone: Backbone) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both factors of every adapter: the one that narrows, then the one that widens."""
+    """Both factors of every adapter: the down projection, then the up projection."""
     named = dict(backbone.model.named_parameters())
     for name, down in named.items():
         if "lora_A" in name:
@@ -172,7 +172,7 @@ def _factors(backbone: Backbone) -> Iterator[tuple[Tensor, Tensor]]:
 def _fill(factors: tuple[Tensor, Tensor], update: Tensor) -> None:
     """Set two factors so that their product is nearest to an update (Eckart-Young).
 
-    Both factors share its scale.
+    The scale is split between both factors.
     """
     down, up = (factor.zero_() for factor in factors)
     left, sizes, right = torch.linalg.svd(update.float(), full_matrices=False)

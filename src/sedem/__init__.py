@@ -7,12 +7,12 @@ which answers.
 The dimension key, used in docstrings and as suffixes of tensors:
 
     B batch                         N memory blocks
-    S segments                      J slots of a block (N_B)
-    T tokens of a segment           K selected blocks
-    C tokens of a slot              U restored states of one question
-    M slots of a segment (N_M)      Q question tokens
+    S segments                      J slots per block (N_B)
+    T tokens per segment            K selected blocks
+    C tokens per slot               U restored states of one question
+    M slots per segment (N_M)       Q question tokens
     E encoder width                 P positions of one call
-    D decoder width                 R selector heads, H width of one
+    D decoder width                 R selector heads, H head width
     X extraction layers             V vocabulary
 """
 

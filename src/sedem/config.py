@@ -62,24 +62,24 @@ class SedemConfig(Settings):
         selector_heads: R.
         selector_dim: H, width of one selector head; None means d_dec / R.
         k: default number of selected blocks; or "all"; or "auto", as many as a question needs,
-            which takes guidance.
+            which requires guidance.
         block_order: order of the selected blocks in the decoder.
-        block_context: what a restored state sees. "joint", the paper's: all states before it.
-            "separate": the start token and its own block. "independent": the same, and every block
-            has the positions from 1 on, so its keys and values depend on nothing but the block.
+        block_context: what a restored state sees. "joint", as in the paper: all states before it.
+            "separate": the start token and its own block. "independent": the same, and the
+            positions of every block start at 1, so its keys and values depend only on the block.
         guidance: question and answer add (s_n - max s) / tau to their attention logits on block n,
             with a trained tau; the paper discards scores after selection.
         guidance_floor: the lowest bias of guidance; None means no limit.
         condition: default form in which the decoder reads the selected blocks. "memory" is the
-            paper's; "text" puts their own words before the question; "both" is the best one as
-            text and the others as memory.
-        chat_template: whether questions stand in a user's turn of the tokenizer's chat template, in
-            training and in answers, as backbones that follow instructions know them.
+            paper's; "text" puts their text before the question; "both" is the best one as text and
+            the others as memory.
+        chat_template: whether questions are put in a user's turn of the tokenizer's chat template,
+            in training and in answers, as instruction-tuned backbones expect.
         auto_mass: with k "auto", the mass of softmax(s / tau) over the `auto_max` best blocks that
-            the selected ones reach.
+            the selected ones must reach.
         auto_min: the fewest blocks of k "auto".
         auto_max: the most blocks of k "auto".
-        confidence: whether the checkpoint tells how likely the evidence is in the documents;
+        confidence: whether the checkpoint estimates how likely the evidence is in the documents;
             `sedem calibrate` fits this after training.
         start_placement: start token before the memory, or between memory and question.
         lora_rank: rank of the decoder's adapters; 0 means no adapters.

@@ -1,4 +1,4 @@
-"""Files and folders that survive a crash whole, and digests that tell contents apart."""
+"""Files and folders that stay intact in a crash, and digests that identify contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     leaves the old file or the new one, never a part of one.
 
     Args:
-        path: the file; one that exists is replaced.
+        path: the file; an existing one is replaced.
 
     Yields:
         A temporary path in the same folder. Write and close it inside the `with` block; if the
@@ -53,11 +53,11 @@ def write_text(path: Path, text: str) -> None:
 def build_once(
     folder: Path, is_complete: Callable[[Path], bool], build: Callable[[Path], None], what: str
 ) -> None:
-    """Build a folder of a cache, unless it is complete or another process completes it.
+    """Build a cache folder, unless it is complete or another process completes it.
 
-    One process builds, under a lock and in a hidden folder beside; the others wait for it. The
-    folder appears with one rename. What a killed process has left in the hidden folder is there
-    when the next one builds.
+    One process builds, under a lock and in a hidden folder next to it; the others wait. The folder
+    appears with one rename. What a killed process left in the hidden folder is kept for the next
+    build.
 
     Args:
         folder: the folder.
@@ -94,17 +94,17 @@ def build_once(
 
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
-    """Write a folder that appears, or takes the place of an existing one, only when it is complete.
+    """Write a folder that appears, or replaces an existing one, only when it is complete.
 
     Every file is synced first. Then the old folder is renamed aside, the new one gets its name, and
-    the old one is removed. A crash at any point leaves the old folder or the new one, as
-    `whole_folder` finds it; what else it leaves beside is cleared by the next writer.
+    the old one is removed. A crash at any point leaves the old folder or the new one, which
+    `whole_folder` finds; the next writer removes all other leftovers.
 
     Args:
         folder: the folder; parents that do not exist are created.
 
     Yields:
-        A new hidden folder beside. Write into it inside the `with` block; if the block raises,
+        A new hidden folder next to it. Write into it inside the `with` block; if the block raises,
         `folder` stays as it was.
 
     Raises:
@@ -135,8 +135,8 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
 
 
 def whole_folder(folder: Path) -> Path:
-    """A folder that `replaced_folder` writes, or the old one if a crash left that one aside."""
-    with suppress(OSError, ValueError):  # it may be no name that a folder can have
+    """Return a folder that `replaced_folder` writes, or the old one if a crash left it aside."""
+    with suppress(OSError, ValueError):  # the name may not be a valid one
         old = _beside(folder.resolve(), "old")
         if old.is_dir() and not folder.exists():
             return old
@@ -183,7 +183,7 @@ def _beside(folder: Path, kind: str) -> Path:
 
 
 def _clear_beside(folder: Path) -> None:
-    """Give an old folder that a crash left aside its name back, and remove all else beside it."""
+    """Restore the name of an old folder that a crash left aside, and remove all other leftovers."""
     old = _beside(folder, "old")
     if old.exists() and not folder.exists():
         old.rename(folder)
@@ -194,7 +194,7 @@ def _clear_beside(folder: Path) -> None:
 
 @contextmanager
 def _locked_by_one(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which leaves no file; refuse a second writer."""
+    """Hold the lock of a folder and delete its file at the end; refuse a second writer."""
     path = _beside(folder, "lock")
     lock = FileLock(path)
     try:
@@ -212,7 +212,7 @@ def _locked_by_one(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a folder; say so if it takes waiting."""
+    """Hold the lock of a folder; log a warning if it has to wait."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -234,7 +234,7 @@ def check_free_space(folder: Path, size: int, what: str) -> None:
         what: what is written, for the message.
 
     Raises:
-        ConfigError: fewer bytes are free, with both numbers.
+        ConfigError: fewer bytes are free; the message has both numbers.
     """
     free = shutil.disk_usage(folder).free
     if size > free:
@@ -245,10 +245,10 @@ def check_free_space(folder: Path, size: int, what: str) -> None:
 
 
 def reserve(path: Path, size: int, what: str) -> None:
-    """Give a file all its bytes on disk now: writing to a mapped file on a full disk is fatal.
+    """Allocate a file on disk now, because writing to a mapped file on a full disk is fatal.
 
     Args:
-        path: the file; bytes that it has are kept.
+        path: the file; existing bytes are kept.
         size: bytes of the file.
         what: its content, for the message.
 
@@ -265,7 +265,7 @@ def reserve(path: Path, size: int, what: str) -> None:
 
 
 def bytes_text(size: int) -> str:
-    """A number of bytes for people, such as "481 GB"."""
+    """Format a number of bytes for people, such as "481 GB"."""
     amount = float(size)
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if amount < 999.5:
@@ -310,7 +310,7 @@ def _sync(path: Path) -> None:
 
 
 def sha256(*paths: Path) -> str:
-    """SHA-256, in hexadecimal, of a file's content, or of several files' joined in this order."""
+    """Return the hexadecimal SHA-256 of a file, or of several files joined in this order."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:

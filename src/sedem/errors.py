@@ -22,19 +22,19 @@ class BankError(SedemError):
 
 
 class DamagedCatalogError(BankError):
-    """A catalog of a memory bank that is damaged, as far as it was read."""
+    """A damaged catalog of a memory bank; the damage was found while reading it."""
 
 
 class ChangedFileError(BankError):
-    """A file of a memory bank that was exchanged or written to since it was opened."""
+    """A file of a memory bank that was replaced or written to after it was opened."""
 
 
 class NoTextError(BankError):
-    """A text that a memory bank does not hold, and that cannot be read from its source either."""
+    """A text that a memory bank does not hold and that cannot be read from its source."""
 
 
 class UnknownDocumentError(BankError):
-    """A document that was asked for and that a memory bank does not have."""
+    """A requested document that a memory bank does not have."""
 
 
 class BankMismatchError(BankError):
@@ -50,7 +50,7 @@ class QueueFullError(UnavailableError):
 
     Args:
         message: what is full.
-        retry_after: seconds after which the queue will be short.
+        retry_after: seconds after which to ask again.
     """
 
     def __init__(self, message: str, retry_after: int = 1) -> None:
@@ -59,9 +59,9 @@ class QueueFullError(UnavailableError):
 
 
 class CancelledError(SedemError):
-    """An answer that its reader gave up; nothing more of it comes."""
+    """An answer that its reader cancelled; nothing more of it comes."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of another library; the name of its class if it says nothing."""
+    """The first line of another library's error; its class name if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -72,7 +72,7 @@ class SeDeM(SedemModules):
 
         Args:
             documents: texts with distinct names.
-            progress: once all are cut, called after every batch with segments done and of all.
+            progress: called after every batch, once all are cut, with segments done and of all.
 
         Raises:
             DataError: there are no documents, two have the same name, or one has no tokens.
@@ -132,15 +132,15 @@ class SeDeM(SedemModules):
             blocks: use exactly these blocks instead of selecting.
             condition: read them as "memory", as "text", or "both": the best one as text and the
                 others as memory; None means the model's default.
-            min_confidence: below this confidence that the documents have the evidence, the answer
-                is that they do not tell, and nothing is generated; None always answers.
-            documents: use blocks of these documents alone, given by name or index.
+            min_confidence: below this confidence that the documents have the evidence, the question
+                is declined and nothing is generated; None always answers.
+            documents: use only blocks of these documents, given by name or index.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
             ConfigError: an option cannot be used, or states exceed the decoder's positions.
-            UnknownDocumentError: the bank has no document of a name.
+            UnknownDocumentError: the bank has no document of a given name.
         """
 
         def asked(one: str) -> Request:
@@ -188,7 +188,7 @@ class SeDeM(SedemModules):
         return AnswerStream(respond(self, self.engine, [request], decoding, self.name))
 
     def scheduler(self, *, rows: int | None = None, waiting: int = WAITING) -> Scheduler:
-        """Open a scheduler: many readers ask this model at once; arguments as in `Scheduler`."""
+        """Open a scheduler, so that many readers share this model; arguments as in `Scheduler`."""
         return Scheduler(self, self.engine, self.name, rows=rows, waiting=waiting)
 
     def scores(self, memory: BankReader, question: str) -> Tensor:
@@ -206,7 +206,7 @@ class SeDeM(SedemModules):
         """Compute keys and values of independent blocks before the first question.
 
         They are kept in memory, up to the budget given to `from_pretrained`, and freed with the
-        bank. `sedem bank warm` stores them beside the bank, for later processes.
+        bank. `sedem bank warm` stores them next to the bank, for later processes.
 
         Args:
             memory: the bank.
@@ -226,7 +226,7 @@ class SeDeM(SedemModules):
     def rehearse(
         self, memory: BankReader, *, k: Budget | None = None, decoding: Decoding = GREEDY
     ) -> None:
-        """Make buffers and graphs for questions of usual length ahead; arguments as in `answer`."""
+        """Prepare buffers and graphs for questions of usual length; arguments as in `answer`."""
         rehearse(self, self.engine, memory, k, decoding, self.name)
 
     # Checkpoints
@@ -254,7 +254,7 @@ class SeDeM(SedemModules):
             device: where to put the model; None means a GPU if there is one.
             attention: "sdpa" or "eager".
             engine: a name of `engine.open`. All but "eager" merge weights, which ends training.
-            kept: how many keys and values of independent blocks stay in memory between answers;
+            kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
             light: the model will only read and answer, on a CPU. An int8 backbone of the plain
                 Llama layout is then opened without transformers' models, which take seconds.
@@ -270,12 +270,12 @@ class SeDeM(SedemModules):
         folder = checkpoint.locate(str(name), revision)
         with checkpoint.opening(folder):
             config = SedemConfig.load(folder, extra=checkpoint.EXTRA_ENTRIES)
-            # On a GPU the reference engine may have to run, which needs transformers' layers.
+            # On a GPU, the reference engine may have to run, which needs transformers' layers.
             light = light and engine != "eager" and device.type == "cpu"
             encoder, decoder = checkpoint.open_backbones(
                 config, folder, dtype=dtype, device=device, attention=attention, light=light
             )
-            # Absolute, since banks record it and may be asked from another folder.
+            # Absolute, since banks record it and may be used from another folder.
             source = str(Path(name).resolve()) if Path(name).is_dir() else str(name)
             model = cls(config, encoder, decoder, Path(name).resolve().name, source)
             checkpoint.read_weights(folder, model.parts())
@@ -300,8 +300,8 @@ class SeDeM(SedemModules):
             with_backbone: copy the backbone's folder into it. A backbone that came inside a
                 checkpoint is always copied.
             int8: store trained matrices as int8 rows with one scale each, and adapters as
-                bfloat16: a quarter of the size. Rounding changes the weights, so banks of this
-                model are not banks of the rounded one.
+                bfloat16: a quarter of the size. Rounding changes the weights, so the rounded model
+                cannot use banks of this one.
 
         Raises:
             ConfigError: the backbone is not a folder or there are two, so it cannot be copied.
@@ -330,7 +330,7 @@ class SeDeM(SedemModules):
 
         Args:
             repo_id: the repository, as "owner/name"; it is created if it does not exist.
-            private: whether a repository that is created is private.
+            private: whether a new repository is private.
             token: access token; None means that of the logged-in user.
             with_backbone: as in `save_pretrained`.
             int8: as in `save_pretrained`.
@@ -342,7 +342,7 @@ class SeDeM(SedemModules):
             ConfigError: a backbone is in a folder that only this machine has.
             CheckpointError: the hub refuses the upload.
         """
-        from sedem.inference.hub import upload  # with the hub's HTTP client
+        from sedem.inference.hub import upload  # imports the hub's HTTP client
 
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"

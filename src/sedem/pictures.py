@@ -1,4 +1,4 @@
-"""Pictures in files: set up once, so that equal pictures are equal files, and small ones."""
+"""Figures saved as small files, with one setup, so that equal figures give equal files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 _PLACES = re.compile(r' (?:x|y|d|transform)="[^"]*"')
 _IDLE = re.compile(r' transform="rotate\(-?0 [^"]*"| id="[a-z0-9.]+_\d+"')
-"""Turns by nothing, and names of parts that nothing refers to."""
+"""Rotations by 0, and ids of parts that nothing refers to."""
 _STYLE = re.compile(r' style="([^"]*)"')
 _DIGITS = re.compile(r"(\.\d)\d+")
 
 
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
-"""Without any of them an SVG has no description of itself, which is half a kilobyte."""
+"""Without any of them, an SVG has no metadata block, which is half a kilobyte."""
 
 
 def pyplot_module() -> Any:
@@ -23,11 +23,11 @@ def pyplot_module() -> Any:
     import matplotlib
 
     matplotlib.use("agg")
-    # Names inside an SVG are made from this and not at random.
+    # Ids inside an SVG are derived from this instead of being random.
     matplotlib.rcParams["svg.hashsalt"] = "sedem"
-    # Words stay words: they can be searched and read aloud, and the file is half as large.
+    # Text stays text: it can be searched and read aloud, and the file is half as large.
     matplotlib.rcParams["svg.fonttype"] = "none"
-    # Every word names its fonts.
+    # Every text element lists its fonts.
     matplotlib.rcParams["font.sans-serif"] = ["DejaVu Sans"]
     from matplotlib import pyplot
 
@@ -35,16 +35,16 @@ def pyplot_module() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure without its date and maker, and close it.
+    """Write a figure without its date and creator, and close it.
 
     Args:
         figure: from `pyplot_module`.
-        path: the file; its ending sets the format.
+        path: the file; its suffix sets the format.
     """
     from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
     is_svg = path.suffix == ".svg"
-    # A layout that is done would be drawn for a second time, into nothing.
+    # A finished layout would make savefig draw the figure twice, once for nothing.
     if isinstance(figure.get_layout_engine(), PlaceHolderLayoutEngine):
         figure.set_layout_engine(None)
     figure.savefig(path, metadata=_NO_METADATA if is_svg else None, dpi=130)
@@ -52,12 +52,12 @@ def save(figure: Any, path: Path) -> None:
     if is_svg:
         lines = map(str.lstrip, path.read_text("utf-8").splitlines(keepends=True))
         picture = _IDLE.sub("", _PLACES.sub(_rounded, "".join(lines)))
-        picture = picture.replace(" \nL ", "L")  # lines to a place need not begin lines of the file
+        picture = picture.replace(" \nL ", "L")  # line commands need no line of their own
         path.write_text(_with_classes(picture), "utf-8")
 
 
 def _with_classes(picture: str) -> str:
-    """A picture whose repeated styles are named once; they are a third of a file."""
+    """Replace repeated styles by named classes; they are a third of a file."""
     counts = Counter(_STYLE.findall(picture))
     repeated = [style for style, count in counts.items() if count > 1]
     names = {style: f"s{number}" for number, style in enumerate(repeated)}
@@ -70,5 +70,5 @@ def _with_classes(picture: str) -> str:
 
 
 def _rounded(place: re.Match[str]) -> str:
-    """A place in tenths of a point; six digits are a fifth of a file."""
+    """Round coordinates to tenths of a point; six digits are a fifth of a file."""
     return _DIGITS.sub(r"\1", place[0])

@@ -60,7 +60,7 @@ def _commit() -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # Fails if the repository around this file is not that of sedem.
+        # Fails if this file is not in a repository of sedem.
         git("ls-files", "--error-unmatch", Path(__file__).name)
         return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):

@@ -1,6 +1,6 @@
 """Stored vectors: bfloat16, or int8 and fp8 with one scale per vector.
 
-Letters: D width of a vector.
+Letters: D vector width.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Quantized:
-    """Stored vectors, with a scale each where their type needs one.
+    """Stored vectors, with one scale each if their type needs it.
 
     Attributes:
         values: `[..., D]`.
@@ -65,7 +65,7 @@ class Quantized:
         return whole and bool(numbers.isfinite().all())
 
     def cast(self, dtype: str) -> Quantized:
-        """Store the vectors as another type; the same object if they have it already.
+        """Convert the vectors to another type; return the same object if they have it already.
 
         Raises:
             ConfigError: there is no such type.
@@ -75,7 +75,7 @@ class Quantized:
         return quantize(self.dequantize(), dtype)
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Quantized:
-        """Copy to a device; from pinned memory it need not be waited for."""
+        """Copy to a device, without waiting if `non_blocking` and from pinned memory."""
         scales = self.scales
         if scales is not None:
             scales = scales.to(device, non_blocking=non_blocking)
@@ -111,7 +111,7 @@ def join(parts: Sequence[Quantized]) -> Quantized:
 
 
 def vector_bytes(width: int, dtype: str) -> int:
-    """Bytes of one vector of `width` values, its scale included."""
+    """Bytes of one vector of `width` values, including its scale."""
     torch_dtype = DTYPES[dtype]
     return width * torch_dtype.itemsize + (_SCALE_BYTES if torch_dtype in _LARGEST else 0)
 
@@ -120,7 +120,7 @@ def check_dtype(dtype: str) -> str:
     """Return the name of a type of stored vectors, if there is one.
 
     Raises:
-        ConfigError: there is no such type, with those that there are.
+        ConfigError: there is no such type; the message lists the types.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"vectors cannot be stored as '{dtype}'; use {', '.join(DTYPES)}")

@@ -17,7 +17,7 @@ class Document:
 
     Attributes:
         name: shown in citations; unique within a bank.
-        text: what is read.
+        text: the text to read.
         pages: first character of each page; empty if the text has no pages.
 
     Raises:
@@ -46,10 +46,10 @@ class Document:
 
 
 def are_pages(pages: Sequence[int], characters: int) -> bool:
-    """Whether pages begin with the text, are in order, and end with it.
+    """Whether pages start at the first character, are in order, and end within the text.
 
     Args:
-        pages: first character of each page; none is fine too.
+        pages: first character of each page; may be empty.
         characters: length of the text.
     """
     bounds = (0, *pages, characters)
@@ -67,7 +67,7 @@ def page_of(pages: Sequence[int], character: int) -> int | None:
 
 
 def distinct(documents: Iterable[Document]) -> Iterator[Document]:
-    """Pass documents on, but refuse those that cannot be read together.
+    """Yield documents, but refuse those that cannot be read together.
 
     Raises:
         DataError: there are none, or two have the same name.
@@ -106,14 +106,14 @@ def check_tokens(tokens: object) -> None:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Refuse text with halves of surrogate pairs, which no file or tokenizer can represent.
+    """Refuse text with lone surrogates, which no file or tokenizer can represent.
 
     Args:
         text: the text.
         what: what it is, for the message.
 
     Raises:
-        DataError: there is one, with its place.
+        DataError: there is one; the message has its place.
     """
     try:
         text.encode("utf-8")
@@ -162,14 +162,14 @@ class Answer:
         citations: the spans that conditioned it, best first, or in order if none has a score.
         k: number of blocks that were used.
         blocks: number of blocks in the memory.
-        timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always there.
+        timings: milliseconds by stage; `select_ms`, `ttft_ms` and `total_ms` are always present.
         finish_reason: "end" (the model ended it), "stop" (a stop string), "length" (the limit) or
-            "unanswerable" (the documents do not tell; `text` says so, and nothing was generated).
+            "unanswerable" (no evidence found; `text` says so, and nothing was generated).
         cut: one sentence for each part that was left out or cut off; empty if none was.
         model: name of the model that answered.
         conditioning: positions that the decoder's upper layers saw before the first answer token:
             restored states and prompt, or context and prompt if all layers read text.
-        stored_bytes: bytes that the memory keeps to answer from, for all documents.
+        stored_bytes: bytes that the memory stores for answering, for all documents.
         context_tokens: tokens of all documents.
         confidence: probability that the evidence is in the documents; None if the method or the
             checkpoint gives none.

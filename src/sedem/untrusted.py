@@ -1,8 +1,8 @@
-"""Files and texts that anybody may have written: read within limits, refused in one sentence.
+"""Read untrusted files and texts within limits; refuse them with a one-sentence error.
 
-No reader here waits for a pipe, follows a device, expands an alias or recurses without end. Each
-takes the class of the error that its caller raises. A missing file stays a FileNotFoundError: only
-the caller knows what it was needed for.
+No reader here waits for a pipe, reads a device, expands an alias or recurses without limit. Each
+takes the class of the error to raise. A missing file stays a FileNotFoundError, because only the
+caller knows what it was needed for.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ SETTINGS_BYTES = 2**24
 YAML_BYTES = 2**15
 """Limit of a YAML file or value; its parser takes seconds for a megabyte."""
 LINE_CHARACTERS = 2**25
-"""Limit of a line of JSON lines."""
+"""Limit of a line of a JSON Lines file."""
 DEPTH = 64
-"""Limit of lists and objects inside each other."""
+"""Limit of nested lists and objects."""
 WHOLE_BITS = 64
-"""Limit of a whole number in YAML; JSON has that of Python, 4,300 digits."""
+"""Limit of a whole number in YAML; JSON has Python's limit of 4,300 digits."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -46,26 +46,26 @@ _TOO_DEEP = f"nests lists or objects more than {DEPTH} deep; flatten it"
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a path is a folder; False too for a name that no file can have."""
+    """Whether a path is a folder; also False for an invalid name."""
     return os.path.isdir(path)
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file or folder; False too for a name that no file can have."""
+    """Whether there is a file or folder; also False for an invalid name."""
     return os.path.exists(path)
 
 
 def check_file(path: Path, error: type[SedemError], limit: int | None = None) -> None:
-    """Refuse what is no regular file, before it is opened by name.
+    """Refuse anything but a regular file, before it is opened by name.
 
     Args:
-        path: the file; a link counts as what it leads to.
+        path: the file; links are followed.
         error: class of the error.
-        limit: the most bytes it may have; None means any number.
+        limit: largest size in bytes; None means any size.
 
     Raises:
         SedemError: of the class `error`: it is a folder, a pipe, a socket or a device, cannot be
-            looked at, or is larger.
+            inspected, or is too large.
         FileNotFoundError: there is no such file.
     """
     try:
@@ -88,7 +88,7 @@ def open_file(path: Path, error: type[SedemError], limit: int | None = None) -> 
     """
     check_file(path, error, limit)
     try:
-        # What was a file a moment ago may be a pipe now; opening that must not wait.
+        # What was a file a moment ago may be a pipe now; opening it must not wait.
         descriptor = os.open(path, os.O_RDONLY | _OPENING)
     except OSError as problem:
         raise _unreadable(path, problem, error) from None
@@ -106,7 +106,7 @@ def read_bytes(path: Path, error: type[SedemError], limit: int) -> bytes:
     Args:
         path: the file.
         error: class of the error.
-        limit: the most bytes it may have.
+        limit: largest size in bytes.
 
     Raises:
         SedemError: as `open_file`.
@@ -128,7 +128,7 @@ def read_text(path: Path, error: type[SedemError], limit: int) -> str:
     Args:
         path: the file.
         error: class of the error.
-        limit: the most bytes it may have.
+        limit: largest size in bytes.
 
     Raises:
         SedemError: as `open_file`, or it is not UTF-8.
@@ -149,7 +149,7 @@ def read_json(path: Path, error: type[SedemError], limit: int = SETTINGS_BYTES) 
     Args:
         path: the file.
         error: class of the error.
-        limit: the most bytes it may have.
+        limit: largest size in bytes.
 
     Raises:
         SedemError: as `read_text` and `parse_json`.
@@ -167,8 +167,8 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
         error: class of the error.
 
     Raises:
-        SedemError: it is not JSON, nests too deeply, repeats a key of an object or has a number of
-            too many digits.
+        SedemError: it is not JSON, nests too deeply, repeats a key of an object or has a number
+            with too many digits.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unrepeated)
@@ -187,7 +187,7 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
 
 
 def check_depth(value: Any, place: str, error: type[SedemError]) -> None:
-    """Refuse lists and objects that are too deep inside each other.
+    """Refuse lists and objects that are nested too deeply.
 
     Args:
         value: what was read.
@@ -226,7 +226,7 @@ def read_yaml(path: Path, error: type[SedemError]) -> Any:
 
 
 def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
-    """Parse YAML without aliases, which may stand for more than any memory holds.
+    """Parse YAML without aliases, which may expand to more than fits in memory.
 
     Args:
         text: the YAML.
@@ -234,8 +234,8 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
         error: class of the error.
 
     Raises:
-        SedemError: it is not YAML, too long, too deep, repeats a key, has an alias or a value that
-            is none.
+        SedemError: it is not YAML, too long, too deep, repeats a key, has an alias or an invalid
+            value.
     """
     import yaml
 
@@ -246,7 +246,7 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
         return _yaml_loader()(text).get_single_data()
     except yaml.YAMLError as problem:
         reason = str(problem)
-    # A value such as 2024-99-99 fails as the constructor of its Python type does.
+    # A value such as 2024-99-99 raises the error of its Python type's constructor.
     except (ValueError, ArithmeticError, AttributeError, TypeError, LookupError) as problem:
         reason = f"a value cannot be read ({problem})"
     raise error(f"{subject} not YAML: {' '.join(reason.split())}")
@@ -254,7 +254,7 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
 
 @cache
 def _yaml_loader() -> Any:
-    """The loader of PyYAML that builds plain values alone, with the limits of this module."""
+    """The PyYAML loader that builds only plain values, with the limits of this module."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -318,7 +318,7 @@ def _too_large(path: Path, size: int, limit: int, error: type[SedemError]) -> Se
 
 
 def _unreadable(path: Path, problem: Exception, error: type[SedemError]) -> Exception:
-    """The error to raise for one of opening or reading; a missing file stays what it is."""
+    """Return the error to raise for a failed open or read; FileNotFoundError is kept."""
     if isinstance(problem, FileNotFoundError):
         return problem
     reason = problem.strerror if isinstance(problem, OSError) else str(problem)

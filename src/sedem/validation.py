@@ -22,7 +22,7 @@ from sedem.errors import ConfigError
 
 
 def _not_a_bool(value: Any) -> Any:
-    # A bool is a number to Python, not to people.
+    # A bool is a number in Python, but not a valid number here.
     if isinstance(value, bool):
         raise PydanticCustomError("float_type", "a number is needed")
     return value
@@ -38,9 +38,9 @@ Flag = Annotated[bool, Strict()]
 """true or false; neither 1 nor "yes"."""
 
 LARGEST = 2**63 - 1
-"""The largest whole number of a setting: what 64 bits hold."""
+"""The largest whole number of a setting: that of 64 bits."""
 WIDEST = 2**16
-"""The largest width, rank or number of heads: shapes of modules, allocated before weights come."""
+"""The largest width, rank or number of heads; modules are allocated before weights are read."""
 
 Whole = Annotated[int, Strict(), Field(ge=-LARGEST, le=LARGEST)]
 WholeAbove0 = Annotated[int, Strict(), Field(gt=0, le=LARGEST)]
@@ -114,7 +114,7 @@ def explain(error: ValidationError, source: str, kind: Any) -> str:
     """Turn a validation error into one sentence: what was given, where, and what is needed.
 
     The sentence reports the first problem and counts the others. Unknown keys come first, because a
-    missing key is often an unknown one misspelled.
+    missing key is often one that was misspelled.
 
     Args:
         error: the error that pydantic raised.
@@ -208,7 +208,7 @@ def _shown(value: Any, longest: int = 80) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like a wrong one; None if none is like it."""
+    """The known name most similar to a wrong one; None if none is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 
@@ -217,7 +217,7 @@ def _place(kind: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
     place, at = "", _bare(kind)
     for step in loc:
         if get_origin(at) in (Union, UnionType):
-            # This step names the union member that was tried; it is no key.
+            # This step names the union member that was tried; it is not a key.
             members = (member for member in map(_bare, get_args(at)))
             at = next((m for m in members if getattr(m, "__name__", None) == step), Any)
             continue

@@ -6,13 +6,13 @@ _hidden = False
 
 
 def hide_bars() -> None:
-    """Open weights without transformers' bars from now on; this does not import transformers."""
+    """Hide transformers' bars from now on; this does not import transformers."""
     global _hidden
     _hidden = True
 
 
 def pass_on() -> None:
-    """Tell transformers."""
+    """Apply the choice to transformers."""
     from transformers.utils.logging import disable_progress_bar
 
     if _hidden:

@@ -1,7 +1,7 @@
 """What a tokenizer's chat template puts around a user's words, as tokens.
 
-A template is a Jinja program; transformers runs it in Jinja's sandbox, without any data but two
-fixed messages. What it wrote around them serves all questions, so no question can change it.
+A template is a Jinja program; transformers runs it in Jinja's sandbox, with two fixed messages as
+its only data. The text around them is reused for all questions, so no question can change it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 WORDS, REPLY = "words-of-the-user", "words-of-the-model"
-"""Stand for the contents of the two turns."""
+"""Placeholders for the contents of the two turns."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ChatTemplate:
     Attributes:
         before: those between the start token and the words.
         after: those between the words and the answer.
-        ends: those that end an answer; the first one is what the template ends it with.
+        ends: those that end an answer; the first one is the template's own.
     """
 
     before: list[int]
@@ -37,16 +37,16 @@ class ChatTemplate:
 def read_chat_template(
     tokenizer: PreTrainedTokenizerBase, name: str, start: int, ends: Sequence[int]
 ) -> ChatTemplate:
-    """Run a chat template once; thinking is off where it takes `enable_thinking`.
+    """Run a chat template once; thinking is off if it supports `enable_thinking`.
 
     Args:
         tokenizer: has the template.
         name: folder or hub id of the backbone, for messages.
-        start: the start token, which stands before the template, once.
-        ends: tokens that end an answer without a template too.
+        start: the start token, which comes before the template, once.
+        ends: tokens that also end an answer without a template.
 
     Raises:
-        ConfigError: the tokenizer has no template, or one that does not hold the user's words once.
+        ConfigError: the tokenizer has no template, or it does not contain the user's words once.
     """
     if not tokenizer.chat_template:
         raise ConfigError(

@@ -8,11 +8,11 @@ from sedem.errors import ConfigError
 
 
 def check_compiler(device: torch.device | str, needed_by: str) -> None:
-    """Compile a trivial function, so that a missing compiler is told before any work is done.
+    """Compile a trivial function, so that a missing compiler is reported before any work is done.
 
     Args:
         device: what the code would be compiled for.
-        needed_by: the setting or method that asks for it, for the message.
+        needed_by: the setting or method that requires it, for the message.
 
     Raises:
         ConfigError: nothing can be compiled.

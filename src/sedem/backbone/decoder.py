@@ -36,7 +36,7 @@ EAGER_FAMILIES = (
 """Layouts that only the eager engine runs, layer by layer; the fast one cannot fuse them yet."""
 ATTENTION = ("sdpa", "eager")
 SINK_FAMILIES = ("gpt_oss",)
-"""Layouts whose softmax has one logit more, a trained sink; SDPA has no place for it."""
+"""Layouts whose softmax has one extra logit, a trained sink, which SDPA does not support."""
 
 
 class Backbone(LoraModel):
@@ -69,7 +69,7 @@ class Backbone(LoraModel):
         self.depth = len(model.get_decoder().layers)
         self.vocabulary = tokenizer_description(tokenizer)
         # Computed now, because adapters change the names of the weights. Rounded, so that a model
-        # opened in float32 and in bfloat16 has one digest.
+        # has the same digest in float32 and in bfloat16.
         self.digest = weights_digest(model.state_dict(), self.vocabulary, torch.bfloat16)
 
     @property
@@ -111,7 +111,7 @@ class Backbone(LoraModel):
         return list(self.tokenize([text])["input_ids"][0])
 
     def tokenize(self, texts: list[str], *, offsets: bool = False) -> dict[str, Any]:
-        """Tokens of several texts, as `token_ids` cuts them, with character offsets on request."""
+        """Tokens of several texts, as in `token_ids`, with character offsets on request."""
         return dict(self._encode(texts, return_offsets_mapping=offsets))
 
     def encodings(self, texts: list[str]) -> list[Encoding]:
@@ -131,7 +131,7 @@ class Backbone(LoraModel):
     def embed(self, ids_BP: Tensor) -> Tensor:
         """Token embeddings `[B, P, D]`, the states before the first layer."""
         embedded_BPD = self.model.get_input_embeddings()(ids_BP)
-        # Granite scales them outside of the module, Gemma inside.
+        # Granite scales them outside the module, Gemma inside.
         scale = getattr(self.model.config, "embedding_multiplier", None)
         return embedded_BPD if scale is None else embedded_BPD * scale
 
@@ -150,14 +150,14 @@ class Backbone(LoraModel):
 
         Args:
             hidden_BPD: states after `first` layers `[B, P, D]`.
-            first: number of layers that have run before.
-            last: number of layers that have run afterwards. The result is `hidden_states[last]` of
-                Hugging Face for last < depth; its final entry is after the closing norm, this one
+            first: number of layers that have run before this call.
+            last: number of layers that have run after it. For last < depth, the result is Hugging
+                Face's `hidden_states[last]`; its final entry is after the final norm, this result
                 never is.
             positions_BP: rotary positions.
             valid_BP: False where a position is padding; required with `keys`.
-            keys: the columns that attention sees, those of this call included. None means causal
-                attention over this call alone; padding must then stand on the right.
+            keys: the columns that attention sees, including those of this call. None means causal
+                attention over this call only; padding must then be on the right.
             cache: keys and values of earlier calls; those of this call are added to it.
             block_BP: block of each position, -1 for text, where `keys` has blocks; None means that
                 all are text.
@@ -166,7 +166,7 @@ class Backbone(LoraModel):
             States after `last` layers `[B, P, D]`.
 
         Raises:
-            ConfigError: a layer is to run without its adapters, but they are merged.
+            ConfigError: a layer must run without its adapters, but they are merged.
         """
         if self._adapters_off and self.merged_from is not None and last > self.merged_from:
             raise ConfigError(
@@ -197,7 +197,7 @@ class Backbone(LoraModel):
         return hidden_BPD
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits `[..., V]` from states after the last layer: closing norm and head."""
+        """Next-token logits `[..., V]` from states after the last layer: final norm and head."""
         head, config = self.model.get_output_embeddings(), self.model.config
         logits = head(self.model.get_decoder().norm(hidden))
         if (scale := getattr(config, "logits_scaling", None)) is not None:
@@ -207,26 +207,26 @@ class Backbone(LoraModel):
         return logits
 
     def compile_layers(self, backend: str = "inductor") -> None:
-        """Let torch.compile fuse each layer, at its first call; names of weights stay.
+        """Let torch.compile fuse each layer at its first call; weight names do not change.
 
-        Shapes of batches differ, so they are compiled as unknown. Calling it again does nothing.
+        Batch shapes vary, so they are compiled as dynamic. Calling it again does nothing.
 
         Args:
-            backend: of torch.compile.
+            backend: backend of torch.compile.
         """
         for layer in self.model.get_decoder().layers:
             if layer._compiled_call_impl is None:
                 layer.compile(dynamic=True, backend=backend)
 
     def _rope_kind(self, index: int) -> str | None:
-        """The kind of layer whose rotary embedding a layer has; None if all layers share one."""
+        """The kind of a layer's rotary embedding; None if all layers share one."""
         by_kind = hasattr(self.model.get_decoder().rotary_emb, "layer_types")
         return self.model.config.layer_types[index] if by_kind else None
 
     def _ropes(
         self, hidden_BPD: Tensor, positions_BP: Tensor
     ) -> dict[str | None, tuple[Tensor, Tensor]]:
-        """The rotary embeddings of these positions, by the kind of layer that they are for."""
+        """The rotary embeddings of these positions, by kind of layer."""
         rotary = self.model.get_decoder().rotary_emb
         kinds = {self._rope_kind(index) for index in range(self.depth)}
         return {
@@ -235,7 +235,7 @@ class Backbone(LoraModel):
         }
 
     def window(self, index: int) -> int | None:
-        """How many positions a layer attends to; None for all before it."""
+        """Number of positions that a layer attends to; None for all earlier ones."""
         config = self.model.config
         window = getattr(config, "sliding_window", None)
         kinds = getattr(config, "layer_types", None)
@@ -277,7 +277,7 @@ class Backbone(LoraModel):
 
 
 def tokenizer_description(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Everything that decides how a tokenizer cuts text, as JSON."""
+    """Everything that determines how a tokenizer splits text, as JSON."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     return json.dumps(
         {k: description[k] for k in ("normalizer", "pre_tokenizer", "model", "added_tokens")},
@@ -293,7 +293,7 @@ def check_family(model_type: str, name: str) -> None:
         name: folder or hub id, for the message.
 
     Raises:
-        ConfigError: the layout is not supported, with those that are.
+        ConfigError: the layout is not supported; the message lists those that are.
     """
     known = FAMILIES + EAGER_FAMILIES
     if model_type not in known:
@@ -318,7 +318,7 @@ def _check_layout(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, na
 
 def _bos_token_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> int:
     # The first token of any sequence becomes an attention sink, so every sequence starts with a
-    # token to spare. Families without a BOS (Qwen) use their end-of-text token.
+    # spare token. Families without a BOS (Qwen) use their end-of-text token.
     for candidate in (tokenizer.bos_token_id, model.config.bos_token_id, tokenizer.eos_token_id):
         if isinstance(candidate, int):
             return candidate

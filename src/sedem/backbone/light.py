@@ -1,8 +1,8 @@
-"""A backbone for a fused engine alone: weights in modules that hold them and cannot be run.
+"""A backbone for fused engines only: its modules hold the weights and cannot be run.
 
-Importing transformers' models and PEFT takes longer than opening a small model and answering from
-it. A fused engine needs neither: it takes matrices, and runs them itself. Only the plain Llama
-layout is opened so; what differs in any entry of its config.json is left to transformers.
+Importing transformers' models and PEFT takes longer than opening a small model and answering with
+it. A fused engine needs neither, because it takes the matrices and runs them itself. Only the plain
+Llama layout is opened this way; a config.json that differs in any entry is left to transformers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def open_light(folder: Path, dtype: torch.dtype, attention: str) -> LightBackbon
     Args:
         folder: the backbone.
         dtype: type of weights and hidden states.
-        attention: name of the attention, for what asks the configuration.
+        attention: name of the attention implementation, for the configuration.
 
     Returns:
-        The backbone on the CPU; None if it is another one or is damaged, so that opening it with
-        transformers says what is wrong.
+        The backbone on the CPU; None if it has another layout or is damaged, so that opening it
+        with transformers reports what is wrong.
 
     Raises:
         CheckpointError: its weights are damaged.
@@ -65,7 +65,7 @@ class _Rope(TypedDict):
 
 
 class LightConfig(Sizes):
-    """A config.json of the plain Llama layout, whose every entry is known."""
+    """A config.json of the plain Llama layout, in which every entry is known."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -86,7 +86,7 @@ class LightConfig(Sizes):
     max_position_embeddings: WholeAbove0
     bos_token_id: int
     eos_token_id: int
-    # Entries that say nothing about what an answer computes.
+    # Entries that do not affect how answers are computed.
     pad_token_id: int | None = None
     architectures: list[str] | None = None
     attention_dropout: float = 0.0
@@ -101,11 +101,11 @@ class LightConfig(Sizes):
     _attn_implementation: str
 
     def open_as(self, folder: Path, dtype: torch.dtype, attention: str) -> None:
-        """Note where it is from and how its model is opened."""
+        """Record where it is from and how its model is opened."""
         self._folder, self._opened_as, self._attn_implementation = folder, dtype, attention
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as transformers writes them, by which keys and values are kept."""
+        """The settings as transformers writes them, for the fingerprint of kept keys and values."""
         from transformers import LlamaConfig
 
         config = LlamaConfig.from_pretrained(str(self._folder))
@@ -117,7 +117,7 @@ class LightModel(nn.Module):
     """The weights of a decoder, by their names in Hugging Face's modules.
 
     Args:
-        config: of the plain Llama layout.
+        config: settings of the plain Llama layout.
         file: int8 rows.
 
     Raises:
@@ -129,7 +129,7 @@ class LightModel(nn.Module):
         self.config = config
         layers, tied = config.num_hidden_layers, config.tie_word_embeddings
         weights = read_int8(file, config._opened_as, layers=layers, tied=tied)
-        with torch.device("meta"):  # shapes alone; the weights take their place
+        with torch.device("meta"):  # only shapes; the weights replace them
             self.model = _Trunk(config)
             self.lm_head: nn.Module = _Linear(config.hidden_size, config.vocab_size)
         check_weights(self.state_dict(), weights, str(file))
@@ -234,7 +234,7 @@ class _Mlp(nn.Module):
 
 
 class _Linear(nn.Module):
-    """A matrix that nothing initializes: on the meta device, torch would import its compiler."""
+    """An uninitialized matrix: initializing on the meta device makes torch import its compiler."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class _Rotary(nn.Module):
 
 
 class _Adapted(nn.Module):
-    """A projection and its adapter, with what `engine.fuse` uses of PEFT's module."""
+    """A projection and its adapter, with the parts of PEFT's module that `engine.fuse` uses."""
 
     def __init__(self, base_layer: _Linear, rank: int, scale: float) -> None:
         super().__init__()

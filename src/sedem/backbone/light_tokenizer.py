@@ -1,4 +1,4 @@
-"""A tokenizer that tokenizer.json describes fully, without transformers around it.
+"""A tokenizer that tokenizer.json describes fully, used without transformers.
 
 Importing transformers takes longer than opening a small model.
 """
@@ -17,7 +17,7 @@ from sedem.untrusted import DOCUMENT_BYTES, exists, read_json
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 OTHER_FILES = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
-"""Files that change a tokenizer; one with any of them is left to transformers."""
+"""Files that change a tokenizer; a folder with any of them is left to transformers."""
 
 
 class LightEncodings(dict[str, Any]):
@@ -31,7 +31,7 @@ class LightEncodings(dict[str, Any]):
 
 
 class LightTokenizer:
-    """What sedem uses of transformers' tokenizers, to the token.
+    """The part of transformers' tokenizers that sedem uses, with identical tokens.
 
     Args:
         backend: the tokenizer.
@@ -60,7 +60,7 @@ class LightTokenizer:
         verbose: bool,
         return_offsets_mapping: bool = False,
     ) -> LightEncodings:
-        """Cut texts; special tokens written in them stay plain text."""
+        """Tokenize texts; special tokens written in them stay plain text."""
         encodings = self.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
         result = LightEncodings(input_ids=[encoding.ids for encoding in encodings])
         if return_offsets_mapping:
@@ -80,7 +80,7 @@ class LightTokenizer:
 
 
 class _Settings(BaseModel):
-    """A tokenizer_config.json that says nothing beyond tokenizer.json; any other is refused."""
+    """A tokenizer_config.json that adds nothing to tokenizer.json; any other is refused."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -88,7 +88,7 @@ class _Settings(BaseModel):
     bos_token: str
     eos_token: str
     pad_token: str | None = None
-    # Entries that say nothing about how text is cut, or what is decoded here.
+    # Entries that do not affect how text is tokenized or decoded here.
     clean_up_tokenization_spaces: bool = False
     backend: str | None = None
     model_max_length: int | None = None
@@ -99,7 +99,7 @@ def open_light_tokenizer(folder: Path) -> LightTokenizer | None:
 
     Returns:
         None if tokenizer.json does not describe it fully or is damaged, so that opening it with
-        transformers says what is wrong.
+        transformers reports what is wrong.
     """
     if any(exists(folder / name) for name in OTHER_FILES):
         return None

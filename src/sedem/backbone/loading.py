@@ -2,7 +2,7 @@
 
 Code that comes with a backbone never runs, and weights are read as safetensors only. All of sedem
 opens configurations, tokenizers and models through this module. Importing transformers takes long,
-and a light backbone needs none of it, so it is imported where it is used.
+and a light backbone does not need it, so it is imported where it is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 ADAPTER_FILE = "adapter_config.json"
 
 SLACK = 10**7
-"""Weights that may be missing in a small backbone's files before their names are looked at."""
+"""Number of missing weights in a small backbone that are not refused by count alone."""
 
 
 def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
@@ -45,7 +45,7 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
         revision: hub revision.
 
     Raises:
-        ConfigError: the backbone needs code of its own, or a size is not allowed.
+        ConfigError: the backbone needs custom code, or a size is not allowed.
         CheckpointError: config.json cannot be read.
         OSError: transformers cannot find it.
         ValueError: transformers does not know its layout.
@@ -55,7 +55,7 @@ def read_config(name: str, revision: str | None = None) -> PretrainedConfig:
 
     with _refusing_own_code(name):
         _check_files(name)
-        # Some layouts make lists as long as they have layers, so sizes are checked before.
+        # Some layouts build lists with one entry per layer, so sizes are checked first.
         if (path := cached_file(name, CONFIG_FILE, revision=revision)) is not None:
             check_sizes(read_json(Path(path), CheckpointError), path)
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
@@ -69,7 +69,7 @@ def read_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
         revision: hub revision.
 
     Raises:
-        ConfigError: the tokenizer needs code of its own.
+        ConfigError: the tokenizer needs custom code.
         CheckpointError: its files cannot be read.
         OSError: transformers cannot find it.
         ValueError: its files are not those of a tokenizer.
@@ -89,7 +89,7 @@ def empty_model(config: PretrainedConfig, **options: Any) -> PreTrainedModel:
         options: dtype and attn_implementation.
 
     Raises:
-        ConfigError: the model needs code of its own, or its settings do not fit together.
+        ConfigError: the model needs custom code, or its settings do not fit together.
     """
     from transformers import AutoModelForCausalLM
 
@@ -115,7 +115,7 @@ def open_backbone(
     """Open a backbone from a folder or the hub.
 
     A folder may hold the weights as int8 rows with one scale per row (`model.int8.safetensors`).
-    Experts in MXFP4 are turned into `dtype`, which all layers are run and trained in.
+    Experts in MXFP4 are converted to `dtype`, in which all layers run and train.
 
     Args:
         name: folder or hub id.
@@ -124,11 +124,11 @@ def open_backbone(
         device: where to put the weights.
         attention: "sdpa" or "eager"; a layout whose attention has sinks is always opened with
             "eager".
-        light: whether a fused engine alone will run it; int8 rows of the plain Llama layout are
-            then opened without transformers' models.
+        light: whether only a fused engine will run it; int8 rows of the plain Llama layout are then
+            opened without transformers' models.
 
     Raises:
-        ConfigError: it cannot be found, its layout is not supported or it needs code of its own.
+        ConfigError: it cannot be found, its layout is not supported or it needs custom code.
         CheckpointError: its weights or its tokenizer are missing or damaged, or its weights are
             not in safetensors format.
     """
@@ -155,7 +155,7 @@ def open_backbone(
         model = _from_int8(int8_file, config, options)
     else:
         if (getattr(config, "quantization_config", None) or {}).get("quant_method") == "mxfp4":
-            # On a GPU transformers would keep them, behind a module without plain weights.
+            # On a GPU, transformers would keep MXFP4, in a module without plain weights.
             from transformers import Mxfp4Config
 
             options["quantization_config"] = Mxfp4Config(dequantize=True)
@@ -174,7 +174,7 @@ def _from_int8(file: Path, config: PretrainedConfig, options: dict[str, Any]) ->
         layers=config.num_hidden_layers,
         tied=config.tie_word_embeddings,
     )
-    with torch.device("meta"):  # shapes alone, so that nothing is allocated for wrong ones
+    with torch.device("meta"):  # only shapes, so that nothing is allocated for wrong ones
         check_weights(empty_model(config, **options).state_dict(), weights, str(file))
     with no_init_weights():
         model = empty_model(config, **options)
@@ -217,7 +217,7 @@ def _from_pretrained(
 
 
 def _check_files(name: str) -> None:
-    """Refuse a folder with a pipe, a device or a giant description, which a library would read."""
+    """Refuse a folder with a pipe, a device or a huge JSON file, which a library would read."""
     if not is_folder(Path(name)):
         return
     for file in Path(name).iterdir():
@@ -230,8 +230,8 @@ def _check_files(name: str) -> None:
 def _check_amount(name: str, config: PretrainedConfig, options: dict[str, Any]) -> None:
     """Refuse a folder whose config.json describes far more weights than its files hold.
 
-    transformers allocates what is missing, and what is missing is named afterwards; so this is for
-    amounts that no mistake explains.
+    transformers allocates missing weights, and they are reported afterwards, so this check is only
+    for amounts that no mistake explains.
     """
     folder = Path(name)
     files = _shards(name) if exists(folder / INDEX_FILE) else [WEIGHTS_FILE]
@@ -294,10 +294,10 @@ def _pickled(name: str, file: str) -> CheckpointError:
 
 @contextmanager
 def _refusing_own_code(name: str) -> Iterator[None]:
-    """Turn transformers' refusal to run a backbone's own code into one sentence.
+    """Turn transformers' refusal to run a backbone's custom code into one sentence.
 
-    The message of transformers names the flag that would let the code run. What else damaged files
-    make it raise, whatever that is, becomes a ValueError.
+    The message of transformers names the flag that would let the code run. Any other error, such as
+    one of damaged files, becomes a ValueError.
     """
     try:
         yield

@@ -1,6 +1,6 @@
 """Attach LoRA adapters to a Hugging Face decoder, switch them off, save and load them.
 
-PEFT is imported when it is used: that takes longer than opening a small model.
+PEFT is imported only when used: importing it takes longer than opening a small model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOINED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
 }
-"""The matrix that holds another one in layouts (Phi-3) that join several."""
+"""The joined matrix that contains each one, in layouts that join several (Phi-3)."""
 
 
 class LoraModel(nn.Module):
@@ -40,7 +40,7 @@ class LoraModel(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        # Adapters of the layers after this many are merged into weights that are then gone.
+        # Adapters of the layers after this many are merged; the original weights are gone.
         self.merged_from: int | None = None
         self._adapters_off = False
 
@@ -64,11 +64,11 @@ class LoraModel(nn.Module):
             rank: r.
             alpha: numerator of the scale.
             targets: names of the matrices; the query, key, value and output projections by default.
-                One that is part of a joined matrix stands for that.
+                The name of a part of a joined matrix means the joined matrix.
             dropout: share of the adapters' inputs that is dropped in training.
 
         Raises:
-            ConfigError: some layer has no such matrix, as where experts stand for the MLP.
+            ConfigError: a layer has no such matrix, such as with experts instead of an MLP.
         """
         from peft import LoraConfig
 
@@ -101,7 +101,7 @@ class LoraModel(nn.Module):
 
     @contextmanager
     def without_lora(self) -> Iterator[None]:
-        """Run the frozen weights alone inside the `with` block, as the encoder must."""
+        """Run only the frozen weights inside the `with` block, as the encoder must."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         adapted = (m for m in self.model.modules() if isinstance(m, BaseTunerLayer))

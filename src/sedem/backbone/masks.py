@@ -15,19 +15,19 @@ from torch import Tensor
 class KeyAxis:
     """The columns in the cache of a range of layers.
 
-    Columns may stand in any order: positions alone decide who sees whom.
+    Columns may be in any order: only positions decide what sees what.
 
     Attributes:
         positions: position of each column `[B, K]`.
         valid: False where a column is padding `[B, K]`.
-        padded: whether any column is padding that order alone does not hide, as it hides padding
-            after all others. Kept on the host, so that no step waits for a device.
-        span: number of positions from the first to the last one, on the host too. Larger than the
-            number of columns where the stream has positions that these layers do not see.
+        padded: whether any column is padding that causal order does not hide; it hides padding at
+            the end. Kept on the host, so that no step waits for a device.
+        span: number of positions from the first to the last one, also kept on the host. It exceeds
+            the number of columns if the stream has positions that these layers do not see.
         block: number of the block that each column belongs to, -1 for text `[B, K]`. Positions of a
-            block see text and their own block only. None if all see all that is before them.
-        bias: added to the logits of text on each column `[B, K]`, 0 where nothing is to be added;
-            None adds nothing.
+            block see only text and their own block. None if every position sees all earlier ones.
+        bias: added to the logits of text on each column `[B, K]`, 0 where there is no bias; None
+            adds nothing.
     """
 
     positions: Tensor
@@ -39,7 +39,7 @@ class KeyAxis:
 
     @property
     def plain(self) -> bool:
-        """Whether order alone decides who sees whom."""
+        """Whether causal order alone decides what sees what."""
         return not self.padded and self.block is None and self.bias is None
 
     def extended(self, positions_BP: Tensor, valid_BP: Tensor) -> KeyAxis:
@@ -73,7 +73,7 @@ class KeyAxis:
         Args:
             positions_BP: positions that attend.
             valid_BP: False where such a position is padding.
-            window: how many positions a layer attends to; None for all before it.
+            window: number of positions that a layer attends to; None for all earlier ones.
             block_BP: block of each of these positions, -1 for text; None if all are text.
         """
         back_BPK = positions_BP[:, :, None] - self.positions[:, None, :]
@@ -92,7 +92,7 @@ class KeyAxis:
         hidden: float = -torch.inf,
         block_BP: Tensor | None = None,
     ) -> Tensor:
-        """What attention adds to its logits `[B, P, K]`.
+        """Return what attention adds to its logits `[B, P, K]`.
 
         Args:
             visible_BPK: from `visible_to`.

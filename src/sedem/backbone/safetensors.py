@@ -29,7 +29,7 @@ def save_tensors(
 ) -> None:
     """Write tensors to a file with the permissions of any new file.
 
-    safetensors itself lets the owner alone read it, so nobody else could open a shared folder.
+    safetensors makes files readable only by their owner, so others could not open a shared folder.
     """
     path.touch()
     mode = path.stat().st_mode
@@ -89,7 +89,7 @@ def read_int8(path: Path, dtype: torch.dtype, *, layers: int, tied: bool) -> dic
     Args:
         path: the file.
         dtype: type of the result.
-        layers: how many layers its config.json has.
+        layers: number of layers in its config.json.
         tied: whether its output head is its embedding.
 
     Raises:
@@ -106,14 +106,14 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
     Raises:
-        CheckpointError: the file is missing, no regular file, truncated or not safetensors.
+        CheckpointError: the file is missing, not a regular file, truncated or not safetensors.
     """
     try:
         check_file(path, CheckpointError)
         return load_file(path)
     except FileNotFoundError:
         raise CheckpointError(f"'{path}' is missing; the checkpoint is incomplete") from None
-    # A type of values that torch does not have is a KeyError.
+    # A value type that torch does not have raises a KeyError.
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise CheckpointError(
             f"'{path}' is truncated or not a safetensors file ({first_line(error)}); fetch it again"
@@ -129,7 +129,7 @@ def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], s
         source: the file, for the message.
 
     Raises:
-        CheckpointError: they differ, with the first name and both shapes.
+        CheckpointError: they differ; the message has the first name and both shapes.
     """
     missing = sorted(expected.keys() - given.keys())
     extra = sorted(given.keys() - expected.keys())
@@ -150,14 +150,14 @@ def check_weights(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], s
 def weights_digest(
     weights: Mapping[str, Tensor], text: str = "", dtype: torch.dtype | None = None
 ) -> str:
-    """Hash of a set of weights, every value; it does not depend on where their files are.
+    """Hash of every value of a set of weights; it does not depend on where their files are.
 
-    Pieces of the tensors are hashed by as many threads as there are cores.
+    Pieces of the tensors are hashed in parallel, with one thread per core.
 
     Args:
         weights: tensors by name.
         text: hashed with them.
-        dtype: type that values are rounded to before; None takes every byte as it is.
+        dtype: type that values are rounded to first; None hashes every byte as it is.
     """
     digest = hashlib.sha256(text.encode())
     names = sorted(weights)

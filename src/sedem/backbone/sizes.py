@@ -1,4 +1,4 @@
-"""Sizes in a config.json, by which memory is allocated before any weight is read."""
+"""Sizes in a config.json, which determine the memory allocated before any weight is read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_sizes(entries: Any, source: str) -> None:
         source: its path, for the message.
 
     Raises:
-        ConfigError: a size is no whole number above 0, or too large.
+        ConfigError: a size is not a whole number above 0, or is too large.
     """
     try:
         Sizes.model_validate(entries)
@@ -47,11 +47,11 @@ def check_sizes(entries: Any, source: str) -> None:
 
 
 def check_layers(layers: int, tensors: int, source: str) -> None:
-    """Refuse more layers than there are tensors: building them alone would take long.
+    """Refuse more layers than there are tensors, because building them would take long.
 
     Args:
-        layers: how many config.json has.
-        tensors: how many the files of weights hold.
+        layers: number of layers in config.json.
+        tensors: number of tensors in the weight files.
         source: where they are, for the message.
 
     Raises:

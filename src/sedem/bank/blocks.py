@@ -1,4 +1,4 @@
-"""Blocks: the span of text behind each, the slots in it, and its memory.
+"""Blocks: the text span, the slots and the memory of each.
 
 Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a block, D decoder width.
 """
@@ -24,7 +24,7 @@ SCAN = 256
 """Blocks loaded at once when a whole bank is scanned: 32 MB in float32 for a 1B model."""
 
 MOST_SLOT_TOKENS = 255
-"""Tokens of a slot that a bank can count."""
+"""Largest number of tokens of a slot that a bank can store."""
 
 
 def scan_ranges(blocks: int) -> Iterator[range]:
@@ -35,13 +35,13 @@ def scan_ranges(blocks: int) -> Iterator[range]:
 
 @dataclass(frozen=True)
 class BlockRow:
-    """What is known of one block besides its memory.
+    """What is stored about one block, except its memory.
 
     Attributes:
         document: index of the document it comes from.
         start: first character of its span in the document's text.
         end: character after its span.
-        slot_tokens: how many real tokens each of its J slots stands for; 0 is padding.
+        slot_tokens: real tokens behind each of its J slots; 0 is padding.
     """
 
     document: int
@@ -52,7 +52,7 @@ class BlockRow:
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Sequence[BlockRow]):
-    """What is known of many blocks, in columns: a million rows as objects would take a gigabyte.
+    """The rows of many blocks, as columns: a million row objects would take a gigabyte.
 
     Attributes:
         documents: index of the document of each block `[N]`, int64.
@@ -68,10 +68,10 @@ class Blocks(Sequence[BlockRow]):
 
     @classmethod
     def of(cls, rows: Sequence[BlockRow]) -> Blocks:
-        """Turn rows into columns; columns are returned as they are.
+        """Convert rows to columns; columns are returned unchanged.
 
         Raises:
-            DataError: a slot has more tokens than a byte counts.
+            DataError: a slot has more tokens than a byte can count.
         """
         if isinstance(rows, cls):
             return rows
@@ -91,17 +91,17 @@ class Blocks(Sequence[BlockRow]):
         ends: NDArray[np.int64],
         slot_tokens: NDArray[np.int64],
     ) -> Blocks:
-        """Return the blocks of one document; see the attributes.
+        """Return the blocks of one document; see the class attributes.
 
         Raises:
-            DataError: a slot has more tokens than a byte counts.
+            DataError: a slot has more tokens than a byte can count.
         """
         documents = np.full(len(starts), document, np.int64)
         return cls(documents, starts, ends, _as_bytes(slot_tokens))
 
     @classmethod
     def join(cls, parts: Sequence[Blocks]) -> Blocks:
-        """Put blocks one after the other; parts without blocks may have any number of slots."""
+        """Concatenate blocks; parts without blocks may have any number of slots."""
         parts = [part for part in parts if len(part)]
         if not parts:
             return cls.of([])
@@ -110,11 +110,11 @@ class Blocks(Sequence[BlockRow]):
 
     @property
     def slots(self) -> int:
-        """J, slots of a block; 0 without blocks."""
+        """J, slots per block; 0 if there are no blocks."""
         return self.slot_tokens.shape[1]
 
     def take(self, indices: NDArray[Any] | slice) -> Blocks:
-        """Return the blocks at some indices, in a slice (a view), or where a mask is True."""
+        """Select blocks by indices, by a slice (a view) or by a boolean mask."""
         return Blocks(
             self.documents[indices],
             self.starts[indices],
@@ -123,7 +123,7 @@ class Blocks(Sequence[BlockRow]):
         )
 
     def of_documents(self, documents: NDArray[np.int64]) -> Blocks:
-        """Return the same blocks with other indices of their documents `[N]`."""
+        """Return the same blocks with new document indices `[N]`."""
         return replace(self, documents=documents)
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class Piece(Protocol):
     """The memory of a part of a bank's blocks, in RAM or in a file."""
 
     def __len__(self) -> int:
-        """Number of rows; rows of removed documents are counted."""
+        """Number of rows, including rows of removed documents."""
         ...
 
     def take(self, rows: Sequence[int]) -> Quantized:
@@ -182,7 +182,7 @@ class InMemory:
 
 
 LAST_CHARACTER = 2**62
-"""After every character of a document."""
+"""A position after every character of any document."""
 
 
 def to_blocks(

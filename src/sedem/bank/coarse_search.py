@@ -1,8 +1,8 @@
 """Search in large banks: pooled keys give candidates, and only candidates are scored exactly.
 
 The keys of neighbouring slots in a block are averaged and scaled to unit length. A question is
-compared with these pooled keys as it would be with keys. docs/bank-format.md has measurements of
-how many of the best blocks are among the candidates.
+compared with these pooled keys in the same way as with keys. docs/bank-format.md reports how many
+of the best blocks were measured to be among the candidates.
 
 Letters: B questions, Q question tokens, N blocks, J slots of a block, G pooled keys of a block,
 R heads, H width of a head.
@@ -24,13 +24,13 @@ from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, Quantized, join, quantize
 
 FROM = 100_000
-"""Largest bank whose blocks are all scored; larger banks are searched for candidates."""
+"""Largest bank in which all blocks are scored; larger banks are searched for candidates."""
 
 COUNT = 4096
 """Candidates for each question."""
 
 GROUPS = 8
-"""Pooled keys of each block, G; `pool_keys` says what happens if it does not divide J."""
+"""Pooled keys per block, G; see `pool_keys` for the case that it does not divide J."""
 
 
 @torch.no_grad()
@@ -40,8 +40,8 @@ def candidate_scores(
     """Score each question's candidates exactly.
 
     Args:
-        bank: the bank that is asked.
-        selector: the selector of the model that is asked.
+        bank: the bank to search.
+        selector: the selector of the model that answers.
         query_BQRH: unit vectors, one for each question token and head.
         query_mask_BQ: False where a question token is padding.
 
@@ -65,7 +65,7 @@ def _coarse_scores(
 ) -> Tensor:
     index, slots = key_index(bank, selector), bank.blocks.slots
     if index.pooled is None:
-        # Pooling converts to float32, so cached keys, which come as one part, are cut into ranges.
+        # Pooling converts to float32, so cached keys, which are one part, are split into ranges.
         parts = [
             pool_keys(
                 part[rows.start : rows.stop],
@@ -101,5 +101,5 @@ def pool_keys(
     keys_NGSRH = keys_NJRH.dequantize().float().unflatten(1, (groups, -1))
     weights_NGS = (real_NGS / real_NGS.sum(-1, keepdim=True).clamp_min(1)).to(keys_NGSRH)
     means_NGRH = torch.einsum("ngsrh,ngs->ngrh", keys_NGSRH, weights_NGS)
-    # A mean of unlike keys is short; without scaling it would lose to a mean of like keys.
+    # A mean of dissimilar keys is short; unscaled, it would lose to a mean of similar keys.
     return quantize(F.normalize(means_NGRH, dim=-1), BFLOAT16), ~real_NGS.any(-1)

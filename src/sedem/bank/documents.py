@@ -1,4 +1,4 @@
-"""The documents of a bank: names at hand, each text where it is kept until it is asked for."""
+"""The documents of a bank: names are loaded, each text is read only when it is needed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sedem.errors import UnknownDocumentError
 from sedem.types import Document
 
 Source = Callable[[str], str | None]
-"""Reads the text of a document again by its name; None if there is none any more."""
+"""Rereads the text of a document by its name; None if it no longer exists."""
 
 LISTED = 10
-"""Names that an error about an unknown document lists; a bank may have millions."""
+"""Number of names listed in an unknown-document error; a bank may have millions."""
 
 
 def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocumentError:
-    """Return the error about a name that no document of a bank has.
+    """Return the error for a name that no document of a bank has.
 
     Args:
-        bank: what the sentence calls the bank.
+        bank: how the message refers to the bank.
         name: the unknown name.
         known: the names of all its documents.
     """
@@ -44,7 +44,7 @@ class Documents(Sequence[Document]):
 
     @abstractmethod
     def text(self, index: int, start: int, end: int) -> str:
-        """Return a span of a document's text; other parts of it need not be read.
+        """Return a span of a document's text; the rest of the text need not be read.
 
         Raises:
             NoTextError: the bank does not hold it, and it cannot be read from its source.

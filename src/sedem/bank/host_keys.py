@@ -1,4 +1,4 @@
-"""Keys that a GPU has no room for: kept in pinned host memory, and copied there part by part.
+"""Keys that do not fit on a GPU: kept in pinned host memory and copied to it part by part.
 
 Letters: N blocks, J slots of a block, R heads, H width of a head.
 """
@@ -14,18 +14,18 @@ import torch
 from sedem.quantization import Quantized, join
 
 HOST_SHARE = 4
-"""Divisor of the host's free memory for pinned keys, which cannot be swapped out."""
+"""Pinned keys, which cannot be swapped out, may take 1/HOST_SHARE of the host's free memory."""
 
 
 def host_limit(device: torch.device) -> int:
-    """Bytes of keys that the host may keep for a device; none for a CPU, which is the host."""
+    """Bytes of keys that the host may keep for a device; 0 for a CPU, which is the host."""
     if device.type == "cpu":
         return 0
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // HOST_SHARE
 
 
 class HostKeys:
-    """The keys of consecutive blocks, in parts as they were made."""
+    """The keys of consecutive blocks, in the parts in which they were made."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -35,7 +35,7 @@ class HostKeys:
         """Keep the keys of the next blocks.
 
         Args:
-            start: index of the first; that after the last one before.
+            start: index of the first block; it follows the last block added before.
             keys_NJRH: keys on any device.
         """
         self._starts.append(start)
@@ -47,7 +47,7 @@ class HostKeys:
             yield range(start, start + len(part)), part.to(device, non_blocking=True)
 
     def take(self, blocks: Sequence[int], device: torch.device) -> Quantized:
-        """Return the keys `[n, J, R, H]` of some blocks, in their order, on a device."""
+        """Return the keys `[n, J, R, H]` of some blocks, in the given order, on a device."""
         found = []
         for block in blocks:
             part = bisect_right(self._starts, block) - 1

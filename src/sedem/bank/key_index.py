@@ -1,8 +1,8 @@
-"""The selector's keys of a bank's blocks: made from memory, cached, or read from disk.
+"""The selector's keys of a bank's blocks: computed from memory, cached, or read from disk.
 
-A question is compared with keys. Making keys costs far more than comparing them, so they are cached
-for the next question if they fit. `prepare` caches keys of any size; `save_keys` stores them beside
-the shards. Keys belong to one selector: those of another are ignored and made again.
+A question is compared with keys. Computing keys costs far more than comparing them, so they are
+cached for the next question if they fit. `prepare` caches keys of any size; `save_keys` stores them
+next to the shards. Keys belong to one selector: those of another are ignored and recomputed.
 
 Letters: N blocks, J slots of a block, R heads, H width of a head.
 """
@@ -31,22 +31,22 @@ from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, DTYPES, Quantized, check_dtype, join, quantize
 
 CACHE_BYTES = 2**30
-"""Bytes of keys that may be cached without `prepare`; on a GPU more, if it has the memory."""
+"""Bytes of keys that may be cached without `prepare`; more on a GPU that has the memory."""
 GPU_SHARE = 4
-"""Divisor of a GPU's free memory for that limit: keys exist twice while their parts are joined, and
-decoding needs room beside them."""
+"""On a GPU the limit is 1/GPU_SHARE of its free memory: keys exist twice while their parts are
+joined, and decoding needs memory too."""
 
 
 @dataclass
 class KeyIndex:
-    """The keys of one snapshot of a bank that exist so far.
+    """The keys of one snapshot of a bank that have been computed so far.
 
     Attributes:
         selector: digest of the selector that made them.
         padding: indices of padding among the bank's N * J slots, in order.
-        stored: mapped keys on disk by piece of the bank; they cover every row of the shard.
+        stored: memory-mapped keys on disk by piece of the bank; they cover every row of the shard.
         cached: keys of all blocks `[N, J, R, H]` on the selector's device.
-        on_host: keys of all blocks that a GPU has no room for; None if there are none.
+        on_host: keys of all blocks in host memory, if they do not fit on the GPU; else None.
         pooled: pooled keys for the coarse search, and the indices of padding among them.
     """
 
@@ -68,7 +68,7 @@ _INDEXES: WeakKeyDictionary[Snapshot, KeyIndex] = WeakKeyDictionary()
 
 
 def key_index(bank: BankReader, selector: Selector) -> KeyIndex:
-    """Return the index of a bank for a selector, a new one if bank or selector have changed."""
+    """Return the index of a bank for a selector; a new one if the bank or selector changed."""
     digest, now = selector.digest(), bank.snapshot()
     index = _INDEXES.get(now)
     if index is None or index.selector != digest:
@@ -100,8 +100,8 @@ def cache_limit(device: torch.device) -> int:
 def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Quantized]]:
     """Yield block indices and keys `[n, J, R, H]` of all blocks, in order and part by part.
 
-    The keys are cached for the next question if they fit into `cache_limit`, or else into
-    `host_limit`.
+    The keys are cached for the next question if they fit into `cache_limit` or, failing that,
+    into `host_limit`.
     """
     bank = bank.snapshot()
     index = key_index(bank, selector)
@@ -153,7 +153,7 @@ def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quan
 
 @torch.no_grad()
 def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) -> None:
-    """Make a bank's keys now and cache them on the selector's device, whatever their size.
+    """Make a bank's keys now and cache them on the selector's device, regardless of size.
 
     Args:
         bank: the bank.
@@ -169,7 +169,7 @@ def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) 
     if not len(bank):
         raise BankError("the bank holds no documents, so there are no keys to make")
     bank = bank.snapshot()
-    # Keys that are cached already may be rounded.
+    # Keys that are already cached may be rounded.
     index = key_index(bank, selector)
     index.cached = index.on_host = None
     parts = (part for _, part in key_parts(bank, selector))
@@ -180,7 +180,7 @@ def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) 
 
 @torch.no_grad()
 def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> int:
-    """Store a bank's keys beside its shards; keys of this selector and type are left as they are.
+    """Store a bank's keys next to its shards; existing keys of this selector and type are kept.
 
     Args:
         bank: a bank on local disk.
@@ -240,7 +240,7 @@ def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
 def _keys(
     bank: BankReader, selector: Selector, index: KeyIndex, blocks: Sequence[int]
 ) -> Quantized:
-    """Keys of blocks that lie in one piece with stored keys, or in pieces without."""
+    """Return keys of blocks that are all in one piece with stored keys, or in pieces without."""
     piece = int(bank.places[blocks[0], 0])
     if piece not in index.stored:
         return Quantized(_project(selector, bank.stored(blocks)))
@@ -248,12 +248,12 @@ def _keys(
 
 
 def _runs(bank: BankReader, index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Cut `blocks` into runs for `_keys` of at most `SCAN` blocks: yields start and stop."""
+    """Split `blocks` into runs of at most `SCAN` for `_keys`; yields start and stop."""
 
     if not index.stored:
         yield from ((part.start, part.stop) for part in scan_ranges(len(blocks)))
         return
-    # Columns, because lists of a million numbers would take more than the keys of a part.
+    # Arrays, because lists of a million numbers would take more memory than a part's keys.
     chosen = slice(blocks.start, blocks.stop) if isinstance(blocks, range) else list(blocks)
     pieces_N = bank.places[chosen, 0]
     runs_N = np.where(np.isin(pieces_N, [*index.stored]), pieces_N, -1)

@@ -1,4 +1,4 @@
-"""MemoryBank: documents read once, which can be asked, changed and saved.
+"""MemoryBank: documents that are read once and can be queried, changed and saved.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -26,21 +26,21 @@ from sedem.types import Document
 
 
 class MemoryBank(BankReader):
-    """What `SeDeM.read` returns: documents read once, to be asked any number of times.
+    """The result of `SeDeM.read`: documents read once, to be queried any number of times.
 
-    A change makes another snapshot and exchanges it for the last one. So threads may ask the bank
-    while another one changes it.
+    A change makes a new snapshot and replaces the current one with it. So threads may query the
+    bank while another thread changes it.
 
     Args:
         fingerprint: hash of the model that made it; other models refuse the bank.
         made_by: the settings behind the fingerprint, for people: model, layers, T, C.
         documents: the texts, in reading order.
         blocks: the span behind each block, in reading order.
-        pieces: the memory of all blocks, in parts and in their order.
+        pieces: the memory of all blocks, in parts, in block order.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
 
     Raises:
-        BankError: there are more or fewer blocks than memory.
+        BankError: the number of blocks is not the number of rows of memory.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MemoryBank(BankReader):
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> MemoryBank:
-        """A bank that can be changed, and begins as a snapshot."""
+        """Return a bank that can be changed and starts as a snapshot."""
         bank = cls.__new__(cls)
         bank._start(snapshot)
         return bank
@@ -77,7 +77,7 @@ class MemoryBank(BankReader):
         self._changing = threading.RLock()
 
     def snapshot(self) -> Snapshot:
-        """Return the bank as it is now; later changes do not change what is returned."""
+        """Return the bank as it is now; later changes do not affect the result."""
         return self._now
 
     @property
@@ -88,7 +88,7 @@ class MemoryBank(BankReader):
     def append(self, other: BankReader) -> None:
         """Add another bank's documents; each replaces a document of the same name.
 
-        A document that the bank has with the same text is left as it is. A stored bank is extended
+        A document that the bank already has with the same text is kept. A stored bank is extended
         in its store, in one commit.
 
         Raises:
@@ -121,10 +121,10 @@ class MemoryBank(BankReader):
             self._now = Snapshot(_without(now, {name}))
 
     def compact(self) -> Compacted:
-        """Give the space of removed documents back, and merge small shards; answers stay the same.
+        """Free the space of removed documents and merge small shards; answers do not change.
 
         Raises:
-            BankError: the bank is in no folder, another process writes it, or a block is damaged.
+            BankError: the bank is only in RAM, another process writes it, or a block is damaged.
         """
         with self._changing:
             compact = getattr(self.store, "compact", None)
@@ -154,7 +154,7 @@ class MemoryBank(BankReader):
 
         Args:
             path: the folder, or a place in an object store such as "s3://bucket/folder".
-            dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the present one.
+            dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the current one.
                 Documents appended later are stored the same way.
             no_text: keep the SHA-256 of each document's text instead of the text.
 
@@ -183,13 +183,13 @@ class MemoryBank(BankReader):
         """Open the bank in a folder; its memory is mapped, not read.
 
         Args:
-            path: the folder, or a place in an object store such as "s3://bucket/folder". From
-                there memory is downloaded when it is first used.
-            check: when a block's checksum is compared: when it is first used ("once"), or whenever
-                it is used ("always").
-            source: reads texts that the bank does not hold, by the names of documents, such as
-                `sedem.data.documents.source_text`. A text counts if its SHA-256 is that of the
-                bank.
+            path: the folder, or a place in an object store such as "s3://bucket/folder". Memory in
+                an object store is downloaded on first use.
+            check: when a block's checksum is verified: on its first use ("once") or on every use
+                ("always").
+            source: reads texts that the bank does not hold, by document name, such as
+                `sedem.data.documents.source_text`. A text is used only if its SHA-256 matches the
+                one in the bank.
 
         Raises:
             BankError: there is no bank, or it is damaged.
@@ -202,7 +202,7 @@ class MemoryBank(BankReader):
         return cls.of(Snapshot(store.open(), store))
 
     def reload(self, prepare: Callable[[Snapshot], None] = lambda snapshot: None) -> None:
-        """See what other processes have written since; a bank in RAM stays as it is.
+        """Load what other processes have written since; a bank in RAM does not change.
 
         Only what is new is read.
 
@@ -223,7 +223,7 @@ def append_to(store: Store, bank: Snapshot) -> None:
 
 
 def _joined(now: Contents, other: Snapshot) -> Contents:
-    """Contents with the documents of another bank, but for those that are there already."""
+    """Return the contents plus another bank's documents, except those already there."""
     index = {name: number for number, name in enumerate(now.documents.names)}
     same = {
         document.name
@@ -250,7 +250,7 @@ def _joined(now: Contents, other: Snapshot) -> Contents:
 
 
 def _without(now: Contents, names: set[str]) -> Contents:
-    """Contents without some documents; the pieces keep their memory."""
+    """Return the contents without some documents; the pieces keep their memory."""
     remaining = [i for i, name in enumerate(now.documents.names) if name not in names]
     if len(remaining) == len(now.documents):
         return now

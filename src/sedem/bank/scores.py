@@ -14,12 +14,12 @@ from torch import Tensor
 from sedem.quantization import Quantized, join
 
 COLUMNS = 64
-"""On a CPU, a product has a multiple of so many columns: the last ones of a product with others are
-summed in another order. So a block has the same score to the bit in any part of its bank."""
+"""On a CPU, a product has a multiple of this many columns: leftover columns would be summed in
+another order. So a block's score is bit-identical in any part of its bank."""
 PRODUCTS = 2**16
-"""Cosines of one head that are computed at once on a CPU; more do not fit its cache."""
+"""Cosines of one head that are computed at once on a CPU; more would not fit its cache."""
 PRODUCTS_ON_GPU = 2**24
-"""The same on a GPU, which is faster on large products: 256 MB with four heads."""
+"""The same for a GPU, which is faster on large products: 256 MB with four heads."""
 
 
 def key_scores(
@@ -38,7 +38,7 @@ def key_scores(
     """
     blocks, slots = keys_NJRH.values.shape[:2]
     lengths = query_mask_BQ.sum(1).tolist()
-    # Tokens of all questions in a row: a long question causes no padding in the others.
+    # The tokens of all questions are concatenated, so a long question does not pad the others.
     query_XRH = torch.cat([row[:count] for row, count in zip(query_BQRH, lengths, strict=True)])
     on_gpu = query_BQRH.device.type != "cpu"
     score = _scores_of_all_heads if on_gpu else _scores_head_by_head
@@ -51,7 +51,7 @@ def key_scores(
         first, last = torch.searchsorted(padding_P, torch.tensor([start, stop]) * slots).tolist()
         part_padding_P = padding_P[first:last] - start * slots
         if on_gpu:
-            # A copy from memory that is not pinned would wait until the questions are encoded.
+            # A copy from unpinned memory would wait until the questions are encoded.
             part_padding_P = part_padding_P.pin_memory()
         part_padding_P = part_padding_P.to(query_XRH.device, non_blocking=True)
         total_XN = score(query_XRH, keys_NJRH[start:stop], part_padding_P)
@@ -62,7 +62,7 @@ def key_scores(
 
 
 def _scores_head_by_head(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
-    """Best cosines of question tokens, summed over heads `[X, N]`; for a CPU's cache."""
+    """Sum each token's best cosine per block over heads `[X, N]`; fits a CPU's cache."""
     wanted = len(keys_NJRH.values)
     keys_NJRH = _with_whole_columns(keys_NJRH)
     blocks, slots, heads = keys_NJRH.values.shape[:3]
@@ -80,12 +80,12 @@ def _scores_head_by_head(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Ten
 
 
 def _whole(slots: int) -> int:
-    """How many blocks have a multiple of `COLUMNS` slots."""
+    """Return the smallest number of blocks with a multiple of `COLUMNS` slots."""
     return COLUMNS // math.gcd(slots, COLUMNS)
 
 
 def _with_whole_columns(keys_NJRH: Quantized) -> Quantized:
-    """The keys, with as many of the first blocks behind them as `COLUMNS` needs."""
+    """Pad keys with copies of the first blocks to a multiple of `COLUMNS` slots."""
     blocks, slots = keys_NJRH.values.shape[:2]
     missing = -blocks % _whole(slots)
     if not missing:
@@ -94,7 +94,7 @@ def _with_whole_columns(keys_NJRH: Quantized) -> Quantized:
 
 
 def _sum_in_order(tokens_QN: Tensor, dim: int) -> Tensor:
-    """The sum over question tokens; `sum` has another order for the last of many columns."""
+    """Sum over question tokens; `sum` would add the last of many columns in another order."""
     total_N = tokens_QN[0].clone()
     for row_N in tokens_QN[1:]:
         total_N += row_N
@@ -102,7 +102,7 @@ def _sum_in_order(tokens_QN: Tensor, dim: int) -> Tensor:
 
 
 def _scores_of_all_heads(query_XRH: Tensor, keys_NJRH: Quantized, padding_P: Tensor) -> Tensor:
-    """The same in one product, for a GPU, where every call costs more than small arithmetic."""
+    """Do the same in one product, for a GPU, where a call costs more than a little arithmetic."""
     blocks, slots = keys_NJRH.values.shape[:2]
     values_LRH = _multipliable(keys_NJRH.values).flatten(0, 1)
     cosine_RXL = _products(query_XRH.transpose(0, 1), values_LRH.permute(1, 2, 0))
@@ -124,11 +124,11 @@ def _multipliable(values: Tensor) -> Tensor:
 
 
 def _products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return products in float32, under autocast too.
+    """Return products in float32, even under autocast.
 
     Args:
         queries: `[X, H]`, or `[R, X, H]`.
-        keys: `[H, L]`, or `[R, H, L]`; they have heads where they are bfloat16.
+        keys: `[H, L]`, or `[R, H, L]`; bfloat16 keys must have heads.
     """
     with torch.autocast(queries.device.type, enabled=False):
         if keys.dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""Scores of a bank's blocks for some questions: of every block, or of a large bank's candidates.
+"""Score a bank's blocks for some questions: every block, or only a large bank's candidates.
 
 Letters: B questions, Q question tokens, N blocks, E encoder width, R heads, H width of a head.
 """
@@ -23,12 +23,12 @@ def score_questions(
     """Score a bank's blocks for several questions in one pass over the bank.
 
     Args:
-        selector: the selector of the model that is asked.
-        bank: the bank that is asked.
+        selector: the selector of the model that answers.
+        bank: the bank to search.
         hidden_BQE: states of the questions.
         mask_BQ: False where a question token is padding.
-        every: whether to score every block of a large bank too. Otherwise a bank of more than
-            `coarse_search.FROM` blocks has scores for each question's candidates only.
+        every: whether to score every block even of a large bank. Otherwise, in a bank of more than
+            `coarse_search.FROM` blocks, only each question's candidates are scored.
 
     Returns:
         fp32 scores `[B, N]`; -inf for a block that is not a candidate.

@@ -1,4 +1,4 @@
-"""What can be read of a bank, and a snapshot: the bank as of one commit.
+"""The read interface of a bank, and a snapshot: the bank as of one commit.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -27,7 +27,7 @@ from sedem.types import Citation, page_of
 
 
 class BankReader(ABC):
-    """What can be read of a bank; each method reads one snapshot.
+    """The read interface of a bank; each method reads one snapshot.
 
     Attributes:
         store: where the bank is kept; None while it is only in RAM.
@@ -41,7 +41,7 @@ class BankReader(ABC):
 
     @property
     def contents(self) -> Contents:
-        """All that the bank holds now."""
+        """Everything that the bank holds now."""
         return self.snapshot().contents
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class BankReader(ABC):
 
     @property
     def documents(self) -> Documents:
-        """The documents, in reading order; a text is read when it is asked for."""
+        """The documents, in reading order; a text is read when it is needed."""
         return self.contents.documents
 
     @property
@@ -125,7 +125,7 @@ class BankReader(ABC):
     def slot_tokens(self, indices: Sequence[int]) -> Tensor:
         """Number of real tokens behind each slot of some blocks `[n, J]`."""
         rows_NJ = self.contents.blocks.slot_tokens
-        if isinstance(indices, range):  # a slice needs no list of a million numbers
+        if isinstance(indices, range):  # a slice avoids a list of a million numbers
             chosen_nJ = rows_NJ[indices.start : indices.stop : indices.step]
         else:
             chosen_nJ = rows_NJ[list(indices)]
@@ -160,7 +160,7 @@ class BankReader(ABC):
         return now.documents.text(block.document, block.start, block.end)
 
     def check_made_by(self, fingerprint: str) -> None:
-        """Refuse to be used by another model.
+        """Refuse use by another model.
 
         Raises:
             BankMismatchError: the fingerprints differ; the message names both.
@@ -169,12 +169,12 @@ class BankReader(ABC):
 
 
 class Snapshot(BankReader):
-    """A bank as of one commit, which nothing changes: an answer is made from one of them.
+    """An immutable view of a bank as of one commit; each answer uses one snapshot.
 
-    What is derived from the blocks, such as keys, belongs to a snapshot and goes with it.
+    Data derived from the blocks, such as keys, belongs to a snapshot and is dropped with it.
 
     Args:
-        contents: all that the bank holds.
+        contents: everything that the bank holds.
         store: where it is kept; None while it is only in RAM.
     """
 
@@ -188,13 +188,13 @@ class Snapshot(BankReader):
 
     @property
     def contents(self) -> Contents:
-        """All that the bank holds."""
+        """Everything that the bank holds."""
         return self._contents
 
     def part(self, blocks: range) -> Snapshot:
-        """Return some neighbouring blocks as a bank: its block 0 is `blocks.start` of this one.
+        """Return consecutive blocks as a bank: its block 0 is block `blocks.start` of this one.
 
-        Documents keep their indices, those without a block in it too.
+        Documents keep their indices, even those without a block in it.
         """
         rows = slice(blocks.start, blocks.stop)
         now = self.contents

@@ -4,9 +4,9 @@ The source is the official code as the paper runs it: beacons interleaved with t
 coverage, attention to earlier beacons, and an attention sink. The stream [start; context; prompt;
 answer] is read in windows. In each, a beacon token follows every `ratio` tokens. Beacons have their
 own query, key and value projections in every layer; text tokens use the frozen ones. After a full
-window only the KV cache of its beacons stays, plus that of the first tokens of the first window,
+window, only the KV cache of its beacons stays, plus that of the first tokens of the first window,
 the sink. The cached columns are re-indexed to positions 0, 1, 2 ..., and the next window is read
-after them. The rest of a context that fills no window stays uncompressed; prompt and answer follow.
+after them. Context tokens that do not fill a window stay uncompressed; prompt and answer follow.
 
 There are two settings of `window`: 128 tokens, so that contexts of ordinary questions are
 compressed at all, and the paper's 1,024. With a `rank`, a beacon's projection is not a full matrix
@@ -47,7 +47,7 @@ QKV = ("q", "k", "v")
 
 
 class BeaconConfig(ReaderConfig):
-    """Settings of Activation Beacon; all defaults but the window are the paper's.
+    """Settings of Activation Beacon; all defaults except the window are the paper's.
 
     Attributes:
         window: text tokens of a window; their keys and values are dropped after it.
@@ -109,7 +109,7 @@ class ActivationBeacon(TrainedReader):
 
     @staticmethod
     def build_parts(config: Any, shape: PretrainedConfig) -> nn.ModuleDict:
-        """The beacon token, and three projections in every layer, shaped as the backbone's."""
+        """The beacon token, and three projections per layer, shaped like the backbone's."""
         heads = shape.num_attention_heads
         size = getattr(shape, "head_dim", None) or shape.hidden_size // heads
         outputs = {"q": heads, "k": shape.num_key_value_heads, "v": shape.num_key_value_heads}
@@ -174,7 +174,7 @@ class ActivationBeacon(TrainedReader):
         Args:
             ids_BW: tokens of the window.
             active_B: False for rows without this window; their columns are padding.
-            cached: columns that the earlier windows left.
+            cached: columns left by the earlier windows.
             ratio: R.
 
         Returns:
@@ -210,7 +210,7 @@ class ActivationBeacon(TrainedReader):
     # Memory
 
     def compress(self, ids: list[int]) -> CompressedContext:
-        """Cache sink, beacons and the rest that fills no window; keys and values in bfloat16."""
+        """Cache sink, beacons and the tokens that fill no window; keys and values in bfloat16."""
         size = self.config.window
         stream = torch.tensor([[self.backbone.bos_token_id, *ids]], device=self.backbone.device)
         whole = stream.shape[1] // size
@@ -232,7 +232,7 @@ class ActivationBeacon(TrainedReader):
     # Answering
 
     def _columns(self, tokens: int) -> int:
-        """Number of cached columns for so many context tokens and the start token."""
+        """Number of cached columns for the given number of context tokens and the start token."""
         whole, rest = divmod(1 + tokens, self.config.window)
         beacons = whole * (self.config.window // self.config.ratio)
         return beacons + rest + (self.config.sink if whole else 0)
@@ -240,7 +240,7 @@ class ActivationBeacon(TrainedReader):
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
         """Return all tokens, or those of the whole windows whose beacons fit."""
         window, sink = self.config.window, self.config.sink
-        # The start token counts in the prompt and is cached too.
+        # The start token counts as part of the prompt and is cached too.
         room, whole = self.free_positions(prompt, limit) + 1, (1 + tokens) // window
         if not whole:
             return min(tokens, room - 1)
@@ -340,7 +340,7 @@ class ActivationBeacon(TrainedReader):
 def _replaced_at(
     places: Tensor, own: nn.Module, added: bool
 ) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-    """A hook on a frozen projection; at some places `own` replaces or is added to its output."""
+    """A hook on a frozen projection; at some positions `own` replaces or is added to its output."""
 
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         beacons: Tensor = own(inputs[0][:, places].float()) + (output[:, places] if added else 0)

@@ -1,6 +1,6 @@
-"""BM25 and raw text: the reference for every method that selects.
+"""BM25 and raw text: the reference for all selecting methods.
 
-It ranks and reads paragraphs, as all methods here that select text do; a long document is too much
+It ranks and reads paragraphs, like all methods here that select text; a long document is too large
 to select as a whole. `stored_bytes` counts the documents in UTF-8. The index can be rebuilt from
 them and is not counted.
 """

@@ -6,7 +6,7 @@ tokens after them. A shorter context is padded with end tokens that count like a
 memory is the KV cache of the M tokens in every layer. The same backbone without adapters reads
 prompt and answer after that cache. It is trained first to reproduce the text, then to answer.
 
-The limit holds for a whole context, as in the paper: later tokens are dropped, and the answer says
+The limit applies to a whole context, as in the paper: later tokens are dropped, and the answer says
 so. Other deviations: docs/deviations.md.
 
 Letters: B batch, T context tokens, M memory tokens, P prompt and answer tokens, A answer tokens,
@@ -43,7 +43,7 @@ class Compressor500xConfig(ReaderConfig):
         positions: position of the decoder's first token. Cached keys carry the positions where
             they were computed, limit to limit + M - 1. "restart" continues at M, so the memory has
             higher positions than the tokens that attend to it. The official code does this, since
-            it counts only the cache, so the paper ran it. "continue" continues at limit + M, in
+            it counts only the cache, so the paper used it. "continue" continues at limit + M, in
             reading order.
     """
 

@@ -8,8 +8,8 @@ anchors. There is one anchor for each `compression` tokens, initially their mean
 the anchors to the decoder's input, where the same frozen backbone reads them as soft tokens. Only
 fusion, transport and projection are trained.
 
-There are two settings of `piece`: 512 tokens as published, and 128 as SeDeM's segments. A training
-on questions may set it differently from the training on text before it.
+There are two settings of `piece`: 512 tokens as published, and 128 as in SeDeM's segments. Training
+on questions may set it differently from the preceding training on text.
 
 Deviations: docs/deviations.md.
 

@@ -48,7 +48,7 @@ class FullContext:
         return list(documents)
 
     def answer(self, memory: Sequence[Document], question: str) -> Answer:
-        """Answer from all documents, in their order.
+        """Answer from all documents, in order.
 
         Raises:
             DataError: the question is empty, or it alone exceeds the backbone's positions.
@@ -134,8 +134,8 @@ def generate_timed(
     """Generate the answers of a batch; the clock marks `ttft_ms` and `total_ms`.
 
     Args:
-        backbone: its tokenizer and end token are used.
-        logits: of the first answer token `[B, V]`.
+        backbone: gives the tokenizer and the end token.
+        logits: logits of the first answer token `[B, V]`.
         advance: runs one more token of every row.
         decoding: how answers are generated.
         clock: a clock that was started when the question arrived.

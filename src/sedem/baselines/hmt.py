@@ -12,9 +12,9 @@ a segment starts with is
   Their weighted sum is the memory.
 
 Training on text has two stages, first without recall and then with it (`recall_from`). Training on
-questions follows. The adapters on q and v are always on, in reading and in answering. The last
-segment holds the rest of the context, the prompt and the answer; no other segment's memory depends
-on the question.
+questions follows. The adapters on q and v are always on, for reading and answering. The last
+segment contains the rest of the context, the prompt and the answer; no other segment's memory
+depends on the question.
 
 Deviations: docs/deviations.md.
 
@@ -47,7 +47,7 @@ ID_BYTES = 4
 
 
 class HMTConfig(ReaderConfig):
-    """Settings of HMT; the defaults are the official ones, but for M, which is the paper's.
+    """Settings of HMT; the defaults are the official ones, except M, which is the paper's.
 
     Attributes:
         memory: M, memory vectors of a segment.
@@ -87,13 +87,13 @@ class HMTConfig(ReaderConfig):
 
     @property
     def tokens(self) -> int:
-        """New tokens of a segment: all positions but memory and sensory tokens."""
+        """New tokens of a segment: all positions except memory and sensory tokens."""
         return self.segment_length - 2 * self.memory - self.sensory
 
 
 @dataclass(frozen=True)
 class ReadingState:
-    """What is known of a sequence that has been read in part.
+    """State of a sequence that has been read in part.
 
     Attributes:
         memories: stored memory vectors, the newest last `[U, D]`.
@@ -260,7 +260,7 @@ class HMT(TrainedReader):
     # Answering
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
-        """Return all tokens, however many.
+        """Return all tokens, with no limit on their number.
 
         Raises:
             DataError: the last segment and the answer exceed the backbone's positions.

@@ -142,7 +142,7 @@ class ICAE(TrainedReader):
         return self.backbone.without_lora()
 
     def context_tokens_used(self, tokens: int, prompt: int, limit: int) -> int:
-        """Return the tokens of all segments whose slots fit beside FT."""
+        """Return the tokens of all segments whose slots fit together with FT."""
         memory = self.config.memory
         most = max(0, self.free_positions(prompt, limit) - 1) // memory
         count = -(-tokens // (memory * self.config.compression))

@@ -8,7 +8,7 @@ the paper's settings. Nothing is trained, and one backbone both scores and reads
 2. Keep the best paragraphs until their tokens exceed a budget; the one that exceeds it is kept.
 3. Order them by rank, best first, and share the budget by rank.
 4. Prune tokens by contrastive perplexity: how much the question lowers the NLL of the next token.
-   Windows of 200 tokens are pruned in turn, each after what is kept of the windows before it.
+   Windows of 200 tokens are pruned in turn, each after what is kept of the previous windows.
 5. Decode the kept tokens and read them as text.
 
 Deviations: docs/deviations.md.
@@ -69,7 +69,7 @@ class SelectedParagraphs:
         scores: score of every paragraph: minus the mean NLL of the question after it.
         kept: indices of the kept paragraphs, best first.
         rates: share of its tokens that each kept paragraph keeps.
-        notes: one sentence for each thing that was done to the context.
+        notes: one sentence for each change that was made to the context.
     """
 
     ranked: list[int]

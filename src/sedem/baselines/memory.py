@@ -1,4 +1,4 @@
-"""Data that a trained baseline exchanges with the code that all of them share.
+"""Data that a trained baseline exchanges with the code shared by all of them.
 
 Letters: B batch, V vocabulary.
 """
@@ -18,7 +18,7 @@ from sedem.types import Document
 
 @dataclass(frozen=True)
 class CompressedContext:
-    """What a method stores of a context.
+    """What a method stores for a context.
 
     Attributes:
         content: what the method answers from; its type is the method's own.
@@ -38,7 +38,7 @@ class ContextMemory:
     Attributes:
         documents: in the order they were given.
         token_ends: for each token, the index of the character after it in the joined text.
-        compressed: what the method stores of the joined text.
+        compressed: what the method stores for the joined text.
     """
 
     documents: list[Document]
@@ -47,7 +47,7 @@ class ContextMemory:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that are stored to answer from."""
+        """Bytes stored to answer from."""
         if self.compressed.stored_bytes is not None:
             return self.compressed.stored_bytes
         return text_bytes(self.documents)
@@ -58,7 +58,7 @@ class PrefillResult:
     """State of a batch after prefill.
 
     Attributes:
-        logits: of the first answer token `[B, V]`.
+        logits: logits of the first answer token `[B, V]`.
         advance: runs one more token of every row.
         conditioning: number of positions that the decoder saw before the first answer token, row by
             row.

@@ -47,8 +47,8 @@ def split(documents: Sequence[Document], backbone: Backbone, length: int) -> lis
     """Split documents into paragraphs, in document order.
 
     Args:
-        documents: blank lines separate their paragraphs.
-        backbone: its tokenizer counts the tokens.
+        documents: documents whose paragraphs are separated by blank lines.
+        backbone: gives the tokenizer that counts tokens.
         length: longest paragraph in tokens; longer ones are cut into pieces of this length.
     """
     found = []
@@ -68,7 +68,7 @@ def split(documents: Sequence[Document], backbone: Backbone, length: int) -> lis
 def split_notes(
     documents: Sequence[Document], pieces: Sequence[Paragraph], length: int, tokens: int, name: str
 ) -> tuple[str, ...]:
-    """A note that paragraphs were cut into pieces; empty if none was.
+    """A note that paragraphs were cut into pieces; empty if none were.
 
     Args:
         documents: the documents that were split.

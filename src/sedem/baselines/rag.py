@@ -1,10 +1,10 @@
 """Raw-text RAG with matched supervision: SeDeM's selector over paragraphs, and a trained reader.
 
 This is the paper's control (appendix Controlled Comparisons). Question and candidates interact late
-as in SeDeM, and the selector is trained with the same losses on the same evidence labels. But the
-candidates are paragraphs of raw text, and the reader reads the selected ones from the first layer
-on. There are no slots to pool, so keys are projected from the frozen state of every token at the
-extraction layer. The reader has the adapters of SeDeM's decoder.
+as in SeDeM, and the selector is trained with the same losses on the same evidence labels. However,
+the candidates are paragraphs of raw text, and the reader reads the selected ones from the first
+layer on. There are no slots to pool, so keys are projected from the frozen state of every token at
+the extraction layer. The reader has the adapters of SeDeM's decoder.
 
 Its paragraphs can also be independent of each other, as in Block-Attention (2409.15355) and
 TurboRAG (2410.07590): keys and values of a paragraph then depend on nothing else and can be kept.
@@ -68,7 +68,7 @@ class RAGConfig(FullContextTunedConfig):
 
     @property
     def blocks(self) -> SedemConfig:
-        """A SeDeM configuration for training: paragraphs as blocks, with one slot a token."""
+        """A SeDeM configuration for training: paragraphs as blocks, with one slot per token."""
         return SedemConfig(
             encoder=self.backbone,
             extract_layers=(self.extract_layer,),
@@ -180,9 +180,9 @@ class RAG(FullContextTuned):
         return self.backbone.token_ids(SEPARATOR) if joint else []
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """Join paragraphs `[J]` to a context `[U, 2]`: each token and the number of its paragraph.
+        """Join paragraphs `[J]` into a context `[U, 2]`: each token and its paragraph's number.
 
-        A separator counts to the paragraph before it.
+        A separator belongs to the paragraph before it.
         """
         between = rows[0].new_tensor(self.separator)
         parts = [torch.cat([row, between]) for row in rows[:-1]] + [rows[-1]]
@@ -217,7 +217,7 @@ class RAG(FullContextTuned):
     def question_loss(
         self, contexts: Sequence[Tensor], ids: Tensor, valid: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Cross-entropy of the answer; `contexts` are those of `join`, or a paragraph's tokens."""
+        """Cross-entropy of the answer; `contexts` come from `join`, or are a paragraph's tokens."""
         filled = run_soft_prompts(
             self.backbone, self._embedded(contexts), ids, valid, apart=self._apart(contexts)
         )
@@ -237,7 +237,7 @@ class RAG(FullContextTuned):
         questions: Sequence[str],
         decoding: Decoding = GREEDY,
     ) -> list[Answer]:
-        """Answer a question about each memory from its k best paragraphs, in their order."""
+        """Answer a question about each memory from its k best paragraphs, in order."""
         start = time.perf_counter()
         for question in questions:
             self.free_positions(len(question_ids(self.backbone, question)), decoding.max_new_tokens)
@@ -276,5 +276,5 @@ class RAG(FullContextTuned):
 
 
 def _numbered(ids: Tensor, number: int = 0) -> Tensor:
-    """Tokens `[U]` with the number of their paragraph `[U, 2]`; as they are if they have it."""
+    """Tokens `[U]` with their paragraph's number `[U, 2]`; unchanged if they already have it."""
     return ids if ids.dim() == 2 else F.pad(ids[:, None], (0, 1), value=number)

@@ -1,4 +1,4 @@
-"""The trained baselines by name; a method's module is imported when its class is asked for."""
+"""The trained baselines by name; a method's module is imported when its class is requested."""
 
 from __future__ import annotations
 

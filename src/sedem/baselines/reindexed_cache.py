@@ -42,7 +42,7 @@ class ReindexedCache:
         before = self.valid.shape[1]
         moved_1N = (torch.arange(len(kept), device=kept.device) - kept)[None]
         angles = rotary(kept.new_zeros(1, dtype=torch.float), position_ids=moved_1N)
-        # Some rotary embeddings also scale keys; cached keys are scaled already.
+        # Some rotary embeddings also scale keys; cached keys are already scaled.
         cos_1NE, sin_1NE = (x / rotary.attention_scaling for x in angles)
         layers = []
         for layer in cache.layers:

@@ -51,14 +51,14 @@ SelectionBudget = Annotated[int | str, BeforeValidator(_budget)]
 class ReaderConfig(Settings):
     """Settings that all trained baselines share; each method adds its own.
 
-    A subclass sets `free` to the names of settings that a training may change when it starts from a
+    A subclass sets `free` to the names of settings that training may change when it starts from a
     checkpoint, and `adapted` to whether the method has adapters.
 
     Attributes:
         backbone: folder or hub id.
         backbone_revision: hub revision.
         lora_rank: rank of the adapters; 0 means no adapters.
-        lora_alpha: numerator of their scaling.
+        lora_alpha: numerator of the adapters' scaling.
         lora_targets: matrices of every layer that have adapters.
         lora_dropout: dropout probability of the adapters' inputs.
     """

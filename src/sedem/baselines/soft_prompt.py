@@ -2,7 +2,7 @@
 
 `run_soft_prompts` reads [start; soft tokens; prompt; answer]. That is two-depth decoding with an
 injection at layer 0, so it shares that code and its masks. `run_embeddings` reads soft tokens at
-any other place.
+any other position.
 
 Letters: B batch, U soft tokens of a row, P prompt and answer tokens, A answer tokens, D width.
 """
@@ -50,7 +50,7 @@ def run_embeddings(
 def prefill_result(
     backbone: Backbone, last_BD: Tensor, stream: Stream | None, conditioning: list[int]
 ) -> PrefillResult:
-    """Logits and decoding step after a prefill of every layer.
+    """Logits and decoding step after a prefill through every layer.
 
     Args:
         backbone: the decoder.
@@ -78,7 +78,7 @@ def run_soft_prompts(
 
     Args:
         backbone: the decoder, with or without its adapters.
-        soft_tokens: of each row `[U, D]`; rows may differ in U.
+        soft_tokens: soft tokens of each row `[U, D]`; rows may differ in U.
         ids_BP: start token and the tokens after the soft ones, padded on the left.
         valid_BP: False where a token is padding.
         cache: an empty cache to decode from afterwards; None if nothing follows.
@@ -104,7 +104,7 @@ def prefill_soft_prompts(
 
     Args:
         backbone: the decoder.
-        soft_tokens: of each row `[U, D]`.
+        soft_tokens: soft tokens of each row `[U, D]`.
         prompts: start token, prompt and question of each row.
         apart: as in `run_soft_prompts`.
     """
@@ -121,7 +121,7 @@ def continuation_loss(
 
     Args:
         backbone: the decoder.
-        soft_tokens: of each row `[U, D]`; all rows have the same U.
+        soft_tokens: soft tokens of each row `[U, D]`; all rows have the same U.
         target_BA: tokens of the text.
         labels_BA: the same tokens, with `IGNORED` where they do not count.
     """

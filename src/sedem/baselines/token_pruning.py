@@ -1,8 +1,8 @@
 """Token pruning by contrastive perplexity: the fine-grained step of LongLLMLingua.
 
-The contrastive score of a token is the negative log-likelihood (NLL) of the token after it without
-the question in front, minus the NLL with it. A low score means that the question does not make the
-text more likely there, and the token is pruned. The official code uses the token after it, not the
+The contrastive score of a token is the negative log-likelihood (NLL) of the next token without the
+question in front, minus the NLL with it. A low score means that the question does not make the
+text more likely there, and the token is pruned. The official code uses the next token, not the
 token itself.
 
 Letters: P tokens of question and text, L tokens not pruned yet, A newly read tokens.
@@ -21,7 +21,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
 
 SCORED_TOGETHER = 512
-"""Positions whose logits are in memory at once; with a vocabulary of 128,000 they are large."""
+"""Positions whose logits are in memory at once; logits of a 128,000-token vocabulary are large."""
 
 Window = list[tuple[int, float]]
 """The parts of a window: number of tokens, and the share of them to keep."""
@@ -114,7 +114,7 @@ def prune_tokens(
 ) -> Tensor:
     """Prune a text window by window.
 
-    The threshold of a window is taken over all tokens that are not pruned yet. Tokens after the
+    The threshold of a window is computed over all tokens that are not pruned yet. Tokens after the
     last whole window are kept, and so is the last token. A text shorter than one window is pruned
     as one window.
 
@@ -139,7 +139,7 @@ def prune_tokens(
         if number:
             if end > len(kept_L):
                 break
-            # Score this window again, after what is kept of the windows before it.
+            # Score this window again, after what is kept of the previous windows.
             read_A = ids_P[kept_L[:end]]
             count = end - 1 - scored
             new_A = without_question.token_nll(read_A[question:])[-count:]

@@ -39,14 +39,14 @@ GREEDY = Decoding()
 class TrainedReader(nn.Module, ABC):
     """A trained baseline on one frozen backbone.
 
-    The trained parts are in float32, for every data type of the backbone.
+    The trained parts are in float32, whatever the data type of the backbone.
 
     Args:
         config: the method's settings.
         backbone: a backbone without adapters; the constructor attaches those of the settings.
 
     Raises:
-        ConfigError: the backbone has a layout that the baselines have not been checked on.
+        ConfigError: the baselines have not been tested on the layout of this backbone.
     """
 
     name: ClassVar[str]
@@ -169,7 +169,7 @@ class TrainedReader(nn.Module, ABC):
         return {"loss": next_token_loss(logits_BAV, labels_BA)}
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Trained parameters by the name of their learning rate; a method may lack one of both."""
+        """Trained parameters by the name of their learning rate; a method may lack either group."""
         return {"parts": list(self._parts.parameters()), "lora": self.backbone.lora_parameters()}
 
     def train(self, mode: bool = True) -> Self:
@@ -320,7 +320,7 @@ class TrainedReader(nn.Module, ABC):
 
         Args:
             folder: where to write it.
-            int8: store matrices as int8 with one scale a row, and adapters as bfloat16.
+            int8: store matrices as int8 with one scale per row, and adapters as bfloat16.
         """
         backbone = portable_name(self.config.backbone)
         with checkpoint.unfinished(Path(folder)) as partial:

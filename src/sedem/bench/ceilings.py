@@ -1,7 +1,7 @@
 """Measured ceilings of this machine: memory bandwidth and matrix throughput.
 
 They are measured in the process that measures the methods, in the same data type. A ceiling is the
-best of several tries, because a disturbed try is no upper bound.
+best of several tries, because a disturbed try is not an upper bound.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ print(json.dumps([after - before for before, after in zip(clock, clock[1:])] + c
 
 
 def measure_cold_start(checkpoint: str, engine: str, runs: int = 5) -> dict[str, float]:
-    """Answer one question in processes of their own.
+    """Answer one question in each of several fresh processes.
 
     Args:
         checkpoint: folder, hub id or name of a shipped checkpoint.
@@ -46,11 +46,11 @@ def measure_cold_start(checkpoint: str, engine: str, runs: int = 5) -> dict[str,
         runs: number of processes.
 
     Returns:
-        Medians of processor seconds, of all threads, by the names in `PARTS`. The end of the
-        process is not in them.
+        Median processor seconds, summed over threads, by the names in `PARTS`. Process exit is not
+        included.
 
     Raises:
-        SedemError: a process fails, with the last line that it wrote.
+        SedemError: a process fails; the message contains the last line it wrote.
     """
     found: list[list[float]] = []
     with tempfile.TemporaryDirectory() as folder:

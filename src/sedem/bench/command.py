@@ -1,4 +1,4 @@
-"""`sedem bench`: turns a plan into one document of figures, floors and provenance."""
+"""`sedem bench`: turns a plan into one document of measurements, floors and provenance."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_bench(
         `settings`, `ceilings`, `results` by method and context length, `selection` by blocks,
         `cold_start` in processor seconds if the plan asks for it,
         `left_out` (methods that cannot run here, with the reason), `notes`, and the provenance of
-        the last measurement, with its ceilings and load; `earlier` has that of earlier ones.
+        the last measurement, with its ceilings and load; `earlier` has those of earlier ones.
 
     Raises:
         SedemError: something cannot be opened or measured.
@@ -75,7 +75,7 @@ def run_bench(
             missing.measure()
             cold = measure_cold_start(str(checkpoint), plan.engine) if plan.cold_start else None
             del subjects
-        # Twice, before and after, so that neither warm-up nor other processes lower a ceiling.
+        # Measured before and after, so that neither warm-up nor other processes lower a ceiling.
         ceilings = ceilings.best_with(measure_ceilings(plan.place, plan.type))
         load.append(os.getloadavg()[0])
         conditions: dict[str, Any] = {"ceilings": vars(ceilings), "load_average": load}
@@ -139,7 +139,7 @@ def open_subjects(plan: Plan, checkpoint: Path | str) -> tuple[list[Subject], di
 
 
 def _open_method(name: str, settings: MethodSettings, plan: Plan) -> list[Subject]:
-    """Open any method but SeDeM."""
+    """Open any method other than SeDeM."""
     if name in PEERS:
         peer = PEERS[name][0].open(settings)
         return [Subject(name, peer, peer.backbone)]
@@ -158,10 +158,10 @@ def _open_sedem(settings: MethodSettings, plan: Plan) -> tuple[list[Subject], di
     """Open SeDeM cold and warm, as one subject for each type of memory.
 
     Returns:
-        The subjects; those with the same keeping share a model. And why "warm" is left out.
+        The subjects, which share a model if their keeping is the same, and why "warm" is left out.
 
     Raises:
-        ConfigError: it cannot be opened at all.
+        ConfigError: SeDeM cannot be opened at all.
     """
     subjects: list[Subject] = []
     left_out = {}
@@ -190,7 +190,7 @@ def _open_sedem(settings: MethodSettings, plan: Plan) -> tuple[list[Subject], di
 
 
 def notes(plan: Plan) -> list[str]:
-    """What a reader of the figures must know, one sentence each."""
+    """What a reader of the results must know, one sentence each."""
     sentences = []
     if plan.place.type != "cuda":
         gpu = "a GPU is here but was not asked for" if torch.cuda.is_available() else "no GPU here"
@@ -211,7 +211,7 @@ def notes(plan: Plan) -> list[str]:
 
 
 class _MissingParts:
-    """The parts that a folder of results lacks; each is stored as soon as it is measured."""
+    """The parts that a results folder lacks; each is stored as soon as it is measured."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class _MissingParts:
 
 
 def _with_floors(plan: Plan, folder: Path, ceilings: Ceilings) -> dict[str, Any]:
-    """The stored figures by method and length, with their floors."""
+    """The stored results by method and length, with their floors."""
     results: dict[str, Any] = {}
     for tokens in plan.contexts:
         rows = _figures(_context_file(folder, tokens), _CONTEXT)
@@ -297,7 +297,7 @@ class _Measured(BaseModel):
 
 
 class _Conditions(BaseModel):
-    """What a document keeps when nothing new is measured."""
+    """What a document keeps if nothing new is measured."""
 
     ceilings: Ceilings
     load_average: list[float]
@@ -309,7 +309,7 @@ _CONDITIONS = TypeAdapter(_Conditions)
 
 
 def _figures(path: Path, kind: TypeAdapter[Any]) -> Any:
-    """Stored figures, with the fields of `kind`.
+    """Stored results, with the fields of `kind`.
 
     Raises:
         ConfigError: they cannot be read, or lack one of the fields.

@@ -11,13 +11,13 @@ from sedem.errors import DataError
 from sedem.types import Document
 
 DOCUMENT = 512
-"""Tokens of each document of a context; the last document has the remainder."""
+"""Tokens per document of a context; the last document has the remainder."""
 
 LONGEST = 2**22
 """Tokens of the longest context."""
 
 CHARACTERS = 32
-"""Characters per token to tokenize at first; doubled while they are too few."""
+"""Characters per token to tokenize at first; doubled until they suffice."""
 
 
 def source(text: Path | None) -> tuple[str, str]:
@@ -39,7 +39,7 @@ def context(text: str, backbone: Backbone, tokens: int) -> list[Document]:
 
     Args:
         text: the text to cut.
-        backbone: its tokenizer counts the tokens.
+        backbone: gives the tokenizer that counts tokens.
         tokens: number of tokens of all documents together.
 
     Raises:

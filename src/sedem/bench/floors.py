@@ -1,4 +1,4 @@
-"""The computed floor of each figure: the best that the measured machine could reach.
+"""The computed floor of each measurement: the best that the measured machine could reach.
 
 A stage executes its FLOPs and moves its bytes, so it takes at least the longer of FLOPs / (FLOPs
 per second) and bytes / (bytes per second), at the speeds that this process measured. Stages run one
@@ -7,9 +7,9 @@ after another, so their floors add up.
 These bytes count: the weights of a stage, read once; the keys and values that a decoding step
 reads; the bank, which the first question projects to keys; and the keys that every question is
 scored against, in the data type of their cache. Activations, launches, tokenization and Python are
-free, and adapters count as merged. FLOPs are those of `evaluation.cost` without those that a last
-layer can omit: before the first answer token nothing reads its states at other positions, so there
-it needs only keys and values.
+free, and adapters count as merged. FLOPs are those of `evaluation.cost`, minus those that a last
+layer can omit: before the first answer token nothing reads its states at other positions, so only
+its keys and values are needed there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sedem.types import Answer
 
 @dataclass(frozen=True)
 class Work:
-    """The least work of one stage.
+    """The minimum work of one stage.
 
     Attributes:
         flops: FLOPs; a multiply-add counts as two.
@@ -45,7 +45,7 @@ class Work:
     bytes: float
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """The least time of the stage."""
+        """The minimum time of the stage."""
         return max(self.flops / ceilings.flops_per_s, self.bytes / ceilings.bytes_per_s)
 
 
@@ -61,7 +61,7 @@ def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = Fal
         model: the model.
         answer: the answer.
         question: the question.
-        found: whether keys and values of the blocks were there already.
+        found: whether keys and values of the blocks were already kept.
     """
     config, encoder, decoder = model.config, model.encoder, model.decoder
     assert answer.context_tokens is not None and answer.stored_bytes is not None
@@ -102,9 +102,9 @@ def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = Fal
 
 
 def _rounded(model: SeDeM, token: Work) -> Work:
-    """The work of a decoding step with the matrices that the model's engine runs in it.
+    """The work of a decoding step with the matrices that the model's engine uses in it.
 
-    Products of int8 count as free, since the ceiling of FLOPs is that of other types.
+    int8 products count as free, since the ceiling of FLOPs is measured with other types.
     """
     if not isinstance(model.engine, Static):
         return token
@@ -142,7 +142,7 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool
 
     Args:
         backbone: the decoder.
-        answer: the answer; it says how many positions the decoder saw.
+        answer: the answer; gives the number of positions that the decoder saw.
         question: the question.
         cached: whether the context's keys and values are cached when it is read.
     """
@@ -166,7 +166,7 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool
 
 
 def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | None]:
-    """Floors by the names of figures; for a rate, the highest possible value.
+    """Floors by measurement name; for a rate, the highest possible value.
 
     Args:
         work: work of one method.
@@ -225,7 +225,7 @@ def _bytes(module: nn.Module) -> int:
 
 
 def busy(results: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[str]:
-    """A sentence if a figure is better than its floor; nothing if none is.
+    """A sentence if a measurement is better than its floor; empty otherwise.
 
     Args:
         results: rows by method and context length.

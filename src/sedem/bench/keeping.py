@@ -1,8 +1,8 @@
-"""Keys and values of blocks that stay between answers: who keeps them, and when it is worth it.
+"""Keys and values of blocks kept between answers: who keeps them, and when it pays off.
 
-A question meets three cases. Nothing is kept at all ("cold"): its blocks' keys and values are
-computed and dropped. They are kept but not yet there ("missed"): they are computed and stay. They
-are there ("found"): only the question is run.
+There are three cases for a question. "cold": nothing is ever kept, so the keys and values of its
+blocks are computed and dropped. "missed": they are kept but not there yet, so they are computed and
+stored. "found": they are already there, so only the question is run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sedem.inference.requests import auto_budget
 from sedem.model import SeDeM
 
 Keeping = Literal["cold", "warm"]
-"""Whether SeDeM keeps no keys and values of blocks, or those of all blocks ahead."""
+"""Whether SeDeM keeps no keys and values of blocks, or computes those of all blocks ahead."""
 
 NOTHING = KeptBudget(device_bytes=0, ram_bytes=0)
 
@@ -34,11 +34,11 @@ class Keeper(Protocol):
     """A reader that keeps keys and values of blocks."""
 
     def warm(self, memory: Any) -> int:
-        """Compute those of all blocks ahead; return how many blocks are ready."""
+        """Compute the keys and values of all blocks ahead; return how many blocks are ready."""
         ...
 
     def anew(self, memory: Any) -> Any:
-        """The same memory, of which nothing is kept."""
+        """The same memory, with nothing kept."""
         ...
 
     def kept_bytes(self, memory: Any) -> int:
@@ -50,12 +50,12 @@ class WarmSedem(BoundSedem):
     """SeDeM that keeps keys and values of independent blocks; arguments as in `BoundSedem`."""
 
     def warm(self, memory: BankReader) -> int:
-        """Compute those of all blocks ahead; return how many blocks are ready."""
+        """Compute the keys and values of all blocks ahead; return how many blocks are ready."""
         return self.model.warm(memory)
 
     def anew(self, memory: BankReader) -> Snapshot:
         """The same bank as another snapshot, with its selector's keys but nothing kept."""
-        # Its pieces are shared. Kept keys and values belong to the snapshot.
+        # The pieces are shared. Kept keys and values belong to the snapshot.
         bank = Snapshot(memory.contents, memory.store)
         prepare(bank, self.model.selector)
         return bank
@@ -73,15 +73,15 @@ def every_block_bytes(kept: Kept, source: BlockSource) -> int:
 def open_keeping(
     settings: MethodSettings, keeping: Keeping, block_context: BlockContext | None = None
 ) -> SeDeM:
-    """Open SeDeM with another context of blocks, and with or without keeping.
+    """Open SeDeM with another block context, and with or without keeping.
 
     Args:
         settings: checkpoint, data type, device, engine and weights.
         keeping: "cold" keeps nothing between answers.
-        block_context: replaces the checkpoint's own; None leaves it.
+        block_context: replaces the checkpoint's own; None leaves it unchanged.
 
     Raises:
-        ConfigError: a setting cannot be used, or "warm" is asked for and the model or its engine
+        ConfigError: a setting cannot be used, or "warm" is requested and the model or its engine
             cannot keep anything.
     """
     # A fast engine reads the configuration when it is opened, so it is opened afterwards.
@@ -93,7 +93,7 @@ def open_keeping(
     )
     if block_context is not None:
         model.config = model.config.with_changes(block_context=block_context)
-    # The same prompt for all methods, and one end token, which the bench switches off.
+    # The same prompt for all methods, and one end token, which the bench disables.
     model.config = model.config.with_changes(chat_template=False)
     budget = NOTHING if keeping == "cold" else None
     model.engine = open_engine(settings.engine, model, budget=budget, weights=settings.weights)
@@ -104,7 +104,7 @@ def open_keeping(
 
 
 def break_even_hit_rate(cold: float, missed: float, found: float) -> float | None:
-    """The share of blocks found kept from which keeping is sooner than not keeping.
+    """The share of blocks found from which keeping is faster than not keeping.
 
     With a share h, an answer takes h * found + (1 - h) * missed.
 
@@ -114,7 +114,7 @@ def break_even_hit_rate(cold: float, missed: float, found: float) -> float | Non
         found: time if every block is found.
 
     Returns:
-        The share, from 0 to 1; None if keeping is never sooner.
+        The share, from 0 to 1; None if keeping is never faster.
     """
     if missed <= cold:
         return 0.0
@@ -127,11 +127,11 @@ def questions_to_pay(warming: float, cold: float, found: float) -> float | None:
     """The number of questions after which warming a whole bank has saved its own time.
 
     Args:
-        warming: time of computing all blocks ahead.
+        warming: time to compute all blocks ahead.
         cold: time of an answer if nothing is ever kept.
         found: time if every block is found.
 
     Returns:
-        The number; None if an answer is not sooner.
+        The number; None if an answer is not faster.
     """
     return warming / (cold - found) if found < cold else None

@@ -1,4 +1,4 @@
-"""Timed rounds: in each, every method runs once, so that drift of the machine affects all alike."""
+"""Timed rounds: each runs every method once, so that machine drift affects all of them alike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sedem.inference.prompts import question_ids
 from sedem.types import Answer, Document, Reader
 
 WARM_UP = 2
-"""Rounds that are not counted; the first compiles, allocates and fills caches."""
+"""Number of warm-up rounds; the first compiles, allocates and fills caches."""
 
 Figures = dict[str, float | None]
 
@@ -46,7 +46,7 @@ class Subject:
     Attributes:
         name: its name in the results.
         reader: the reader to measure.
-        backbone: the backbone that answers; None if unknown, and then there is no floor.
+        backbone: the backbone that answers; None if unknown, in which case there is no floor.
         layers: Hugging Face's encoder layers, timed in every round for comparison.
     """
 
@@ -57,11 +57,11 @@ class Subject:
 
     @property
     def reads_text(self) -> bool:
-        """Whether its decoder reads raw text."""
+        """Whether the decoder reads raw text."""
         return isinstance(self.reader, FullContext | HuggingFace)
 
     def work(self, answer: Answer, question: str) -> Stages | None:
-        """The work that its floor is computed from; None if the method's stages are not known."""
+        """The work behind the method's floor; None if the method's stages are not known."""
         if isinstance(self.reader, BoundSedem):
             found = isinstance(self.reader, WarmSedem)
             return sedem_work(self.reader.model, answer, question, found=found)
@@ -80,7 +80,7 @@ class Bench:
         questions: the first is timed alone; batches repeat all of them as often as needed.
         batches: batch sizes to measure.
         answer_tokens: tokens of every answer.
-        runs: counted rounds.
+        runs: measured rounds.
         device: synchronized before each reading of the clock.
         online: whether documents are read in every round, or once.
     """
@@ -103,7 +103,7 @@ class Bench:
             tick: called after each method in each round, `rounds` times per method.
 
         Returns:
-            Figures by method.
+            Measurements by method.
         """
         trials = [Trial(subject) for subject in subjects]
         if not self.online:
@@ -125,12 +125,12 @@ class Bench:
         return WARM_UP + self.runs
 
     def build(self, subject: Subject, documents: Sequence[Document]) -> tuple[Figures, Any, int]:
-        """Read the documents, answer for the first time, and keep ahead what the method keeps.
+        """Read the documents, answer for the first time, and compute what the method keeps ahead.
 
-        Online TTFT is the time of reading and of the first answer's first token.
+        Online TTFT is the time to read plus the time to the first answer's first token.
 
         Returns:
-            The figures, the memory, and the number of blocks that are kept.
+            The measurements, the memory, and the number of blocks that are kept.
         """
         reader = subject.reader
         clock = Clock(self.device)
@@ -140,7 +140,7 @@ class Bench:
         first = reader.answer(memory, self.questions[0])
         ready = 0
         if isinstance(reader, Keeper):
-            # Of a copy, since the first answer has kept its blocks.
+            # Use a copy, since the first answer has kept its blocks.
             memory = reader.anew(memory)
             clock.lap("first")
             ready = reader.warm(memory)
@@ -203,7 +203,7 @@ class Bench:
             "memory": None,
         }
         if not self.online:
-            # Both read the documents several times more.
+            # Both read the documents several more times.
             return row
         row["memory"] = measure_memory(subject.reader, documents, question, self.device)
         if isinstance(subject.reader, BoundSedem):
@@ -212,14 +212,14 @@ class Bench:
         return row
 
     def _kept(self, trial: Trial) -> dict[str, Any] | None:
-        """Bytes a token of kept keys and values, and how many blocks were ready; None if none."""
+        """Bytes per token of kept keys and values, and how many blocks were ready; None if none."""
         reader, answer = trial.subject.reader, trial.answer
         assert answer is not None
         size: int | None
         if isinstance(reader, Keeper):
             size, tokens = reader.kept_bytes(trial.memory), answer.context_tokens
         elif isinstance(reader, PrefixCached):
-            # Those of a truncated context, over the tokens that are left.
+            # For a truncated context, count only the remaining tokens.
             size, tokens = answer.stored_bytes, self._read_tokens(trial.subject, answer)
         else:
             return None
@@ -276,11 +276,11 @@ class Trial:
 
     Attributes:
         subject: the method.
-        memory: what it has read.
+        memory: what the method has read.
         ready: number of blocks whose keys and values were computed ahead.
-        answer: its last answer.
-        builds: figures of each reading.
-        asks: figures of each answer.
+        answer: the method's last answer.
+        builds: measurements of each reading.
+        asks: measurements of each answer.
     """
 
     subject: Subject
@@ -292,18 +292,18 @@ class Trial:
 
     def build(self, bench: Bench, documents: Sequence[Document]) -> None:
         """Read the documents."""
-        # Two memories at once would exceed what the first one leaves free.
+        # Two memories at once would not fit in what the first one leaves free.
         self.memory = None
         figures, self.memory, self.ready = bench.build(self.subject, documents)
         self.builds.append(figures)
 
     def ask(self, bench: Bench) -> None:
-        """Answer from what was read."""
+        """Answer from the memory."""
         figures, self.answer = bench.ask(self.subject, self.memory)
         self.asks.append(figures)
 
     def forget_times(self, *, builds: bool) -> None:
-        """Drop the figures of the warm-up."""
+        """Drop the measurements of the warm-up."""
         self.asks.clear()
         if builds:
             self.builds.clear()

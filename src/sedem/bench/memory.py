@@ -4,8 +4,8 @@ On a GPU the allocator reports the peak (`torch.cuda.max_memory_allocated`). On 
 resident set of the process. Its high-water mark is reset before the pass (Linux,
 `/proc/self/clear_refs`), after the C library has returned its free pages, which would hide growth.
 
-Several methods are open in one process. So the pass measures growth, and the memory that the method
-holds already is added: weights and the caches that stay between answers, counted tensor by tensor,
+Several methods are open in one process, so the pass measures growth. The memory that the method
+already holds is added: weights and the caches that stay between answers, counted tensor by tensor,
 and on a GPU the pool of SeDeM's graphs. The pool of `hf-compiled` cannot be separated and is left
 out, which favours that method.
 """
@@ -32,12 +32,12 @@ PROCESS = Path("/proc/self")
 def measure_memory(
     reader: Reader, documents: Sequence[Document], question: str, device: torch.device
 ) -> dict[str, int] | None:
-    """Bytes that reading and answering take.
+    """Memory needed to read and answer, in bytes.
 
     Returns:
         `weights_bytes`; `caches_bytes`, which stay allocated between answers; `steady_bytes`, both
         plus the read memory after an answer; `peak_bytes`, the highest at any time. None if the
-        system does not report memory, or two models are open of which a method uses a part each.
+        system does not report memory, or a method uses parts of two open models.
     """
     if device.type != "cuda" and not (PROCESS / "clear_refs").exists():
         return None

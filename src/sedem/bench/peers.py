@@ -1,7 +1,7 @@
 """Hugging Face's forward over the whole context, as its users run it: the speed to beat.
 
 The prompt equals that of `full-context`, token for token. Documents are tokenized when they are
-read, so the time of a question is that of the model alone.
+read, so the time of a question is the model's alone.
 
 - `hf`: plain forward with `DynamicCache`.
 - `hf-compiled`: `StaticCache`, with a plain prefill and a compiled decoding step, as in `generate`.
@@ -36,7 +36,7 @@ from sedem.inference.prompts import context_prompt, question_ids
 from sedem.types import Answer, Document, check_documents
 
 QUESTION_ROOM = 64
-"""Positions that are reserved for a question when a context is read."""
+"""Number of positions reserved for a question when a context is read."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Tokens:
     Attributes:
         ids: start token and context `[1, P]`.
         tokens: number of tokens of the whole context.
-        stored_bytes: bytes that are stored to answer from.
+        stored_bytes: bytes stored to answer from.
         cache: keys and values of `ids`; None if they are not cached.
     """
 
@@ -79,7 +79,7 @@ class HuggingFace:
         """Tokenize the documents, and truncate the end that does not fit.
 
         Raises:
-            ConfigError: the backbone's positions do not suffice for a question and an answer.
+            ConfigError: the backbone has too few positions for a question and an answer.
         """
         check_documents(documents)
         backbone = self.backbone
@@ -217,4 +217,4 @@ PEERS: dict[str, tuple[type[HuggingFace] | type[TextBlocks], str]] = {
     "hf-prefix": (PrefixCached, "the same with the context's keys and values kept"),
     "text-blocks": (TextBlocks, "the K selected blocks as text, their keys and values kept"),
 }
-"""Methods of the bench beside those of `sedem eval --list`: class and description."""
+"""Methods of the bench in addition to those of `sedem eval --list`: class and description."""

@@ -30,7 +30,7 @@ from sedem.validation import Flag, Settings, Whole, WholeAbove0
 
 MOST_ANSWER_TOKENS = 512
 FULL = "full"
-"""Weights as they are."""
+"""The name for unquantized weights."""
 
 Entry = TypeVar("Entry")
 
@@ -104,21 +104,21 @@ class Plan(Settings):
         memory: data types of SeDeM's slots; each is a method in the results, such as "sedem-int8".
         weights: weights of SeDeM's decoding steps; "int8" is "sedem-int8-weights" in the results.
         checkpoint: folder or hub id.
-        backbone: a public shape to measure with random weights, in place of the checkpoint.
-        runs: counted rounds over each context.
+        backbone: a public shape to measure with random weights, instead of the checkpoint.
+        runs: number of measured rounds over each context.
         answer_tokens: tokens of every answer.
         device: None means a GPU if there is one.
         dtype: None means bfloat16 on a GPU and float32 elsewhere.
         engine: the engine that runs SeDeM.
-        kept: "cold" is SeDeM that keeps no keys and values of blocks from answer to answer, "warm"
-            is SeDeM with those of all blocks kept ahead; "warm" is "sedem-warm" in the results.
-        block_context: replaces that of SeDeM's checkpoint, without training; times hold, answers
-            do not. None leaves it.
-        online: whether documents are read anew in every round. Without it they are read once, and
+        kept: "cold" keeps no keys and values of blocks between answers; "warm" computes and keeps
+            those of all blocks ahead, and is called "sedem-warm" in the results.
+        block_context: replaces the setting of SeDeM's checkpoint, without training; times are
+            valid, answers are not. None leaves it unchanged.
+        online: whether documents are read again in every round. If not, they are read once, and
             only answers from the memory are timed.
         text: file that contexts are cut from; None means the demo's documents.
         blocks: sizes of synthetic banks to score.
-        cold_start: whether to measure a question in a process of its own.
+        cold_start: whether to measure a question in a fresh process.
 
     Raises:
         ConfigError: a setting is not allowed, or this machine has no such device.
@@ -177,10 +177,10 @@ class Plan(Settings):
         return chosen
 
     def settings(self) -> dict[str, Any]:
-        """All settings that affect the figures except the machine, as JSON types.
+        """All settings that affect the results except the machine, as JSON types.
 
-        Context lengths, bank sizes and the cold start are left out, since a folder of results can
-        gain them.
+        Context lengths, bank sizes and the cold start are left out, since they can be added to a
+        results folder later.
         """
         entries = self.model_dump(mode="json", exclude={"contexts", "blocks", "text", "cold_start"})
         text, description = source(self.text)

@@ -10,7 +10,7 @@ from sedem.pictures import pyplot_module, save
 
 COLORS = ("#1b6ca8", "#b7791f", "#2f855a", "#9b2c2c", "#6b46c1", "#4a5568", "#b83280", "#0e7490")
 CLOCKS = {"online_ttft_ms": "-", "prebuilt_ttft_ms": "--"}
-"""The plotted figures and their line styles."""
+"""The plotted measurements and their line styles."""
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
@@ -22,7 +22,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
     Args:
         document: the document that `run_bench` returns.
-        path: the file to write; its ending sets the format.
+        path: the file to write; its suffix sets the format.
     """
     pyplot = pyplot_module()
     from matplotlib.lines import Line2D
@@ -79,7 +79,7 @@ def _axis(axis: Any, document: dict[str, Any]) -> None:
     axis.set(xscale="log", yscale="log", xlabel="context tokens")
     axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axis.minorticks_off()
-    # Powers of ten alone could leave a narrow axis with a single number.
+    # With powers of ten alone, a narrow axis could have a single tick label.
     axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axis.grid(alpha=0.3)

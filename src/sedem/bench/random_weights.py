@@ -1,7 +1,7 @@
 """Checkpoints with random weights in a public shape: correct times, meaningless answers.
 
-They are written to a folder and opened as any checkpoint, so the measured code is the same. The
-tokenizer is that of sedem-nano, since that of a gated model cannot be shipped.
+They are written to a folder and opened like any checkpoint, so the measured code is the same. The
+tokenizer is sedem-nano's, since that of a gated model cannot be shipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED = 0
 def write_random_checkpoint(
     shape: str, folder: Path, *, dtype: torch.dtype, device: torch.device
 ) -> Path:
-    """Write a checkpoint with every weight random.
+    """Write a checkpoint whose weights are all random.
 
     Args:
         shape: a name in `PRESETS`.
@@ -48,7 +48,7 @@ def write_random_checkpoint(
 
 
 def _write_backbone(name: str, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-    # A CPU takes minutes to draw billions of numbers.
+    # A CPU takes minutes to draw billions of random numbers.
     with device:
         model = empty_model(shape_file(name), dtype=dtype)
     model.save_pretrained(folder)

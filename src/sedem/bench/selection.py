@@ -25,7 +25,7 @@ from sedem.quantization import BFLOAT16, quantize
 from sedem.types import Document
 
 DISTINCT_BLOCKS = 1000
-"""Blocks of distinct random memory; a larger bank repeats them, each with its own keys."""
+"""Number of distinct random memory blocks; a larger bank repeats them, each with its own keys."""
 
 WARM_UP = 2
 
@@ -43,8 +43,8 @@ def measure_selection(
         tick: called after each run, warm-up included.
 
     Returns:
-        `blocks`, `tokens` that they represent, `bytes` of the keys, `score_ms`, and the `work` that
-        its floor is computed from.
+        `blocks`, `tokens` that they represent, `bytes` of the keys, `score_ms`, and the `work` from
+        which the floor is computed.
     """
     model = reader.model
     bank = synthetic_bank(model, blocks)
@@ -72,7 +72,7 @@ def measure_selection(
 
 
 def selection_floor_ms(work: dict[str, float], ceilings: Ceilings) -> float:
-    """The least time to score, from the `work` of `measure_selection`."""
+    """The minimum time to score, from the `work` of `measure_selection`."""
     return 1e3 * Work(**work).seconds(ceilings)
 
 

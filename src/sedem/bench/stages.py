@@ -14,7 +14,7 @@ from sedem.types import Document
 
 
 def build_stages(model: SeDeM, documents: Sequence[Document]) -> dict[str, float]:
-    """Milliseconds of building a bank, by stage.
+    """Milliseconds to build a bank, by stage.
 
     Segmenting is timed separately, and the compressor by hooks. The encoder's time is the rest of
     the total, so it includes moving batches to and from the device.

@@ -24,7 +24,7 @@ HEADINGS = (
 
 
 def lines(document: dict[str, Any]) -> list[list[str]]:
-    """Headings, then one line per method and context length; a dash marks a missing figure."""
+    """Headings, then one line per method and context length; a dash marks a missing value."""
     return [list(HEADINGS), *_rows(document)]
 
 
@@ -61,7 +61,7 @@ def _with_quartiles(measured: dict[str, float]) -> str:
 
 
 def _short(value: float | None) -> str:
-    """Three significant digits."""
+    """Format a number with three significant digits."""
     if value is None:
         return "-"
     digits = 2 if value < 10 else 1 if value < 100 else 0

@@ -1,9 +1,9 @@
-"""Keys and values of blocks of raw text, computed apart and kept: the same form without memory.
+"""Keys and values of raw-text blocks, computed independently and kept: SeDeM without memory.
 
-Block-Attention (2409.15355) and TurboRAG (2410.07590) keep them so. Each block is run through all
-layers of the frozen decoder, with the start token before it and positions from 1 on. Those of the K
-selected blocks are placed before the question. This is `method.independent` with injection at layer
-0 and token embeddings as the states, so it runs on the engine that runs SeDeM.
+Block-Attention (2409.15355) and TurboRAG (2410.07590) keep them this way. Each block is run through
+all layers of the frozen decoder, with the start token before it and positions from 1 on. Those of
+the K selected blocks are placed before the question. This is `method.independent` with injection at
+layer 0 and token embeddings as the states, so it runs on SeDeM's engine.
 
 SeDeM's selector chooses the blocks, in the same time as for SeDeM, and the same text is read.
 
@@ -93,13 +93,13 @@ class TextBlocks:
 
     Args:
         model: reads the bank and selects its blocks.
-        backbone: a frozen decoder of its own, which answers.
+        backbone: a separate frozen decoder, which answers.
         k: selection budget; None means the model's own.
         decoding: how answers are generated.
         engine: name of the engine.
 
     Raises:
-        ConfigError: the engine keeps nothing.
+        ConfigError: the engine cannot keep keys and values.
     """
 
     name = "text-blocks"
@@ -151,7 +151,7 @@ class TextBlocks:
         return len(memory.source)
 
     def anew(self, memory: TextMemory) -> TextMemory:
-        """The same memory, of which nothing is kept."""
+        """The same memory, with nothing kept."""
         prepare(memory.bank, self.model.selector)
         source = TextSource(memory.source.ids, memory.source.embedding)
         return replace(memory, source=source)
@@ -209,7 +209,7 @@ def text_config(config: SedemConfig) -> SedemConfig:
     """The configuration that injects token embeddings of independent blocks at the first layer.
 
     Args:
-        config: of the model whose blocks are read.
+        config: configuration of the model whose blocks are read.
     """
     return SedemConfig(
         encoder=config.decoder or config.encoder,

@@ -1,4 +1,4 @@
-"""What a training run will take, before it starts: steps, tokens, FLOPs, memory and hours.
+"""Estimates what a training run needs: steps, tokens, FLOPs, memory and hours.
 
 It reads a recipe and configurations of backbones. It opens no weights and no data.
 """
@@ -33,19 +33,19 @@ from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 FLOAT32 = 4
 TRAINED_BYTES = 4 * FLOAT32
-"""Of each trained parameter: itself, its gradient and the two moments of AdamW."""
+"""Numbers kept per trained parameter: itself, its gradient and the two moments of AdamW."""
 TFLOPS = 400.0
-"""What a GPU sustains: about 40 % of the 989 in bfloat16 that the data sheet of an H100 gives."""
+"""TFLOP/s that a GPU sustains: about 40 % of an H100's 989 in bfloat16, by its data sheet."""
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a recipe does not say.
+    """Assumptions that a recipe does not state.
 
     Attributes:
         tflops: TFLOP/s that one GPU sustains.
         gpus: number of GPUs.
-        examples: examples of an epoch; None means what the recipe or the public sets say.
+        examples: examples of an epoch; None means what the recipe or the public sets state.
         workload: tokens of a question's documents, of the question and of its answer.
     """
 
@@ -56,19 +56,19 @@ class Assumed:
 
 
 def training_cost(path: Path, overrides: list[str], assumed: Assumed) -> dict[str, Any]:
-    """What a recipe of SeDeM will take.
+    """Estimate what a recipe of SeDeM needs.
 
     Args:
-        path: its file.
+        path: file of the recipe.
         overrides: as in `load_recipe`.
-        assumed: what the recipe does not say.
+        assumed: what the recipe does not state.
 
     Returns:
         `steps`, `examples_per_step`, `examples`, `tokens`, `flops` (by stage, and `total`), `bytes`
         (memory of each GPU, and the cache on disk), `hours` and `assumptions`.
 
     Raises:
-        ConfigError: it is a recipe of a baseline, or nothing says how long an epoch is.
+        ConfigError: it is a recipe of a baseline, or the length of an epoch is unknown.
     """
     stage = what_trains(path)
     if stage not in STAGES:
@@ -141,12 +141,12 @@ def _workload(recipe: Stage1Recipe | Stage2Recipe, assumed: Assumed) -> Workload
 
 
 def _examples(recipe: Stage1Recipe | Stage2Recipe, assumed: Assumed) -> int | None:
-    """Examples of an epoch; None if the recipe counts steps and nothing tells."""
+    """Examples of an epoch; None if the recipe counts steps and the number is unknown."""
     if assumed.examples is not None:
         return assumed.examples
     if isinstance(recipe, Stage1Recipe):
         width = recipe.model.segment_length + recipe.text.continuation
-        # Fewer in truth: windows never span two texts.
+        # An upper bound: windows never span two texts.
         read = recipe.text.tokens and recipe.text.tokens // width
         known = [number for number in (recipe.text.windows, read) if number is not None]
         count = min(known, default=None)
@@ -171,7 +171,7 @@ def _questions(source: DataSource) -> int | None:
 
 
 def _steps(optimization: Optimization, count: int | None) -> tuple[int, int]:
-    """Optimizer steps, and the examples of all of them."""
+    """Optimizer steps, and the total number of examples in them."""
     of_step = optimization.batch_size * optimization.accumulation
     if optimization.steps is not None:
         return optimization.steps, optimization.steps * of_step
@@ -183,7 +183,7 @@ def _steps(optimization: Optimization, count: int | None) -> tuple[int, int]:
 def _memory(
     recipe: Stage1Recipe | Stage2Recipe, shapes: Shapes, work: Work, gpus: int
 ) -> dict[str, int]:
-    """Bytes of one GPU; activations and logits are estimates."""
+    """Bytes on one GPU; activations and logits are estimates."""
     config, optimization = shapes.config, recipe.optimization
     width = FLOAT32 if optimization.backbone_dtype == "float32" else BFLOAT16
     counts = count_parameters(config, shapes.encoder, shapes.decoder)
@@ -202,7 +202,7 @@ def _memory(
     positions = work.logits * optimization.batch_size
     if optimization.logits_at_once is not None:
         positions = min(positions, optimization.logits_at_once)
-    # Of a logit: itself, in the float32 of a loss its log-probability and their gradient.
+    # Per logit: itself, and in the loss's float32 its log-probability and their gradient.
     of_logit = work.distributions * (width + 3 * FLOAT32)
     parts = {
         "weights": weights * width,
@@ -222,10 +222,10 @@ def _kept(size: int, shape: PretrainedConfig, gpus: int) -> int:
 
 
 def _layer_bytes(shape: PretrainedConfig, width: int) -> int:
-    """Bytes that one layer keeps of one position for its backward pass.
+    """Bytes that one layer keeps per position for its backward pass.
 
-    Frozen matrices keep no input. Both norms keep theirs in float32; attention keeps queries, keys,
-    values and its result, and the MLP both inputs of its product and that of its activation.
+    Frozen matrices keep no input. Both norms keep theirs in float32. Attention keeps queries, keys,
+    values and its result. The MLP keeps both inputs of its product and that of its activation.
     """
     queries, keys = head_widths(shape)
     kept = 2 * queries + 2 * keys + 3 * shape.intermediate_size
@@ -233,9 +233,9 @@ def _layer_bytes(shape: PretrainedConfig, width: int) -> int:
 
 
 def _cache(recipe: Stage2Recipe, shapes: Shapes, workload: Workload, count: int) -> tuple[int, int]:
-    """Bytes on disk of the frozen states of all examples, and the FLOPs that make them.
+    """Bytes on disk of the frozen states of all examples, and the FLOPs to compute them.
 
-    At most: examples that share a document share its states.
+    This is an upper bound: examples that share a document share its states.
     """
     if not recipe.data.cache_states:
         return 0, 0

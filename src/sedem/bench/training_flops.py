@@ -1,8 +1,8 @@
-"""The FLOPs and tokens that one example costs in training, from the shapes of the backbones.
+"""The FLOPs and tokens that one training example costs, from the backbones' shapes.
 
-A frozen matrix costs once its forward pass on the way back, because only its input has a gradient.
-Attention and a trained matrix cost twice. The trained parts run on the meta device, where torch
-counts them. The rest is `sedem.evaluation.cost`.
+The backward pass of a frozen matrix costs as much as its forward pass, because only its input has a
+gradient; attention and trained matrices cost twice as much. The trained parts run on the meta
+device, where torch counts them. The rest is `sedem.evaluation.cost`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sedem.training.stages import Stage1Recipe, Stage2Recipe
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a recipe trains.
+    """The shapes of what a recipe trains.
 
     Attributes:
         config: shape of the parts.
@@ -45,14 +45,14 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Work:
-    """What one example costs.
+    """The cost of one example.
 
     Attributes:
         flops: FLOPs by stage.
         frozen_tokens: tokens that layers read without gradient.
         gradient_tokens: positions that the upper layers read with gradient.
-        logits: positions whose logits exist at a time.
-        distributions: of each of these, how many: 2 with a teacher.
+        logits: positions whose logits exist at the same time.
+        distributions: distributions per such position: 2 with a teacher.
     """
 
     flops: Counter[str]
@@ -63,7 +63,7 @@ class Work:
 
 
 def stage1_work(recipe: Stage1Recipe, shapes: Shapes) -> Work:
-    """The cost of one window, the mean over the training if it starts with the regression."""
+    """The cost of one window, averaged over training if it starts with the regression."""
     config, losses, decoder = shapes.config, recipe.losses, shapes.decoder
     context, after = config.segment_length, recipe.text.continuation
     regressed = losses.regress_first
@@ -156,7 +156,7 @@ def part_flops(
     """The FLOPs of the trained parts, forward and backward.
 
     Args:
-        shapes: their shape.
+        shapes: shape of the parts.
         segments: segments of an example.
         k: blocks that are decompressed; None decompresses every slot once.
         question: tokens that the selector scores blocks for; 0 for none.
@@ -193,7 +193,7 @@ def _adapter_size(shape: PretrainedConfig, rank: int) -> int:
 
 
 def _states(config: SedemConfig, slots: int) -> int:
-    """The states that enter the decoder for some slots."""
+    """The number of states that enter the decoder for `slots` slots."""
     # Without a decompressor a slot is one soft token.
     return slots if config.decompressor == "none" else slots * config.compression
 

@@ -12,7 +12,7 @@ Article = tuple[str, str]
 
 
 def read_articles(path: Path, records: slice = slice(None)) -> list[Article]:
-    """Articles of a file, or some of them."""
+    """Articles of a file, or of a slice of its records."""
     return articles(read_records(path))[records]
 
 
@@ -20,7 +20,7 @@ def articles(records: Records) -> list[Article]:
     """Articles from records with the fields `title` and `text`.
 
     Raises:
-        DataError: a record lacks one of them.
+        DataError: a record lacks one of these fields.
     """
     given = (_ArticleRecord.from_record(record, place) for place, record in records)
     return [(article.title, article.text) for article in given]

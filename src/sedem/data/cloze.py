@@ -1,8 +1,8 @@
 """Cloze supervision: questions made from sentences of the documents, without human labels.
 
 In a sentence that can stand alone, a question word replaces one specific span (a date, a year, a
-number, a name). The span is the answer, the sentence the evidence. Fixed rules select sentences and
-spans, so a text always gives the same questions.
+number, a name). The span is the answer, and the sentence is the evidence. Fixed rules select
+sentences and spans, so a text always gives the same questions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sedem.types import Document
 from sedem.validation import Whole, WholeAbove0
 
 SHORTEST, LONGEST = 8, 32
-"""Words of a sentence that is asked about."""
+"""Minimum and maximum words of a sentence that is asked about."""
 
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _SENTENCE = re.compile(r"[A-Z\"(].*?[.!?](?=\s+[A-Z\"(]|\s*\Z)", re.DOTALL)
@@ -81,8 +81,8 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
 
     Args:
         records: the articles, with `title` and `text`.
-        count: number of questions at most.
-        seed: decides which questions, and their distractors.
+        count: maximum number of questions.
+        seed: decides which questions and which distractors are used.
 
     Raises:
         DataError: the articles have too few paragraphs.
@@ -102,10 +102,10 @@ def generate(
 
     Args:
         articles: titles and texts; paragraphs are lines.
-        count: number of examples at most.
-        seed: decides which questions, and their distractors.
-        documents: paragraphs in a context.
-        longest: characters of a paragraph at most.
+        count: maximum number of examples.
+        seed: decides which questions and which distractors are used.
+        documents: number of paragraphs in a context.
+        longest: maximum characters of a paragraph.
 
     Raises:
         DataError: there are too few paragraphs.

@@ -16,7 +16,7 @@ from sedem.errors import DataError
 from sedem.untrusted import open_file
 
 CHUNK = 1 << 9
-"""Compressed bytes that are read at a time from a zstd file; each may become 32,768 bytes."""
+"""Compressed bytes read at a time from a zstd file; each may expand to 32,768 bytes."""
 
 _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".gz": gzip.open,
@@ -27,9 +27,9 @@ _COMPRESSED = (*_OPENERS, ".zst")
 
 
 def kind(path: Path) -> str:
-    """The ending of a file without its compression: ".jsonl" for "articles.jsonl.xz".
+    """The suffix of a file without its compression suffix: ".jsonl" for "articles.jsonl.xz".
 
-    Empty if the file has no ending.
+    Empty if the file has no suffix.
     """
     endings = [ending for ending in path.suffixes if ending not in _COMPRESSED]
     return endings[-1] if endings else ""
@@ -37,10 +37,10 @@ def kind(path: Path) -> str:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading bytes; its ending says how it is compressed.
+    """Open a file for reading bytes; its suffix determines the compression.
 
     Raises:
-        DataError: the file is missing, damaged or no regular file, or zstandard is not installed.
+        DataError: the file is missing, damaged or not a regular file, or zstandard is missing.
     """
     try:
         with open_file(path, DataError) as stored:
@@ -58,7 +58,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """Open a UTF-8 text file; its ending says how it is compressed.
+    """Open a UTF-8 text file; its suffix determines the compression.
 
     Raises:
         DataError: as `open_bytes`, or the file is not UTF-8.
@@ -87,7 +87,7 @@ def _open_zstd(compressed: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """The contents of all zstd frames of a file, one after the other.
+    """The contents of all zstd frames of a file, one after another.
 
     The end of the last frame is checked. The reader of zstandard itself accepts a file that stops
     early.
@@ -112,7 +112,7 @@ class _ZstdFrames(io.RawIOBase):
                 raise EOFError("it ended before the end of its last frame")
             if self.frame.eof:
                 self.frame = self.decompressor.decompressobj()
-            # A view: copying what is left for every buffer would take the square of its length.
+            # A view: copying the rest for every buffer would take time quadratic in its length.
             self.pending = memoryview(self.frame.decompress(data))
         size = min(len(buffer), len(self.pending))
         buffer[:size], self.pending = self.pending[:size], self.pending[size:]

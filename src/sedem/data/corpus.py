@@ -23,17 +23,17 @@ def read_texts(
     revision: str | None = None,
     shard_seed: int | None = None,
 ) -> Iterator[str]:
-    """Texts of a file, of every text file of a folder in the order of their names, or of the hub.
+    """Texts of a file, of every text file of a folder in order of name, or of the hub.
 
     A .txt or .md file is one text; a line of a .jsonl file and a row of a .parquet file have a
     field `text`. Files may be compressed (.gz, .xz, .bz2, .zst).
 
     Args:
-        source: file, folder, or "hub:" and the id of a set, whose training split is streamed.
+        source: file, folder, or "hub:" and the id of a dataset, whose training split is streamed.
         exclude_titles: lines and rows with one of these in the field `title` are left out.
-        revision: commit of the set on the hub; None means the newest.
-        shard_seed: reads the files of a folder, or the shards of a set on the hub, in the order
-            that this seed draws; None reads them in the order of their names.
+        revision: commit of the dataset on the hub; None means the newest.
+        shard_seed: seed of the order in which the files of a folder, or the shards of a dataset on
+            the hub, are read; None reads them in order of their names.
 
     Raises:
         DataError: the source cannot be read, or a line has no text.
@@ -64,7 +64,7 @@ def read_texts(
 
 
 def hub_id(source: str | Path) -> str | None:
-    """The id of a set on the hub; None for a file or folder."""
+    """The id of a dataset on the hub; None for a file or folder."""
     return str(source).removeprefix(HUB) if str(source).startswith(HUB) else None
 
 
@@ -83,7 +83,7 @@ def text_files(path: Path) -> list[Path]:
 
 
 def holds_texts(source: str | Path) -> bool:
-    """Whether a source is plain text, not questions, judging by its first record."""
+    """Whether a source is plain text rather than questions, judging by its first record."""
     path = Path(source)
     if hub_id(source) is not None:
         return True

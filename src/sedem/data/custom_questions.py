@@ -6,8 +6,8 @@
      "answers": ["900 euros"],
      "evidence": [{"document": "lease.txt", "start": 0, "end": 22}]}
 
-`id` and `evidence` may be left out or null. Without evidence, a training takes the blocks that hold
-an answer string as positive (`labels.labelling_of`).
+`id` and `evidence` may be left out or null. Without evidence, training treats the blocks that
+contain an answer string as positive (`labels.labelling_of`).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class _Question(RecordModel):
 
 
 def read(records: Records) -> ExampleSet:
-    """Questions of one's own; every field is checked.
+    """Read custom questions; every field is checked.
 
     Args:
         records: the lines of the file.
 
     Raises:
-        DataError: a line is malformed, or two lines have one id; names line and field.
+        DataError: a line is malformed, or two lines have the same id; names line and field.
     """
     result = ExampleSet("own", [])
     places: dict[str, str] = {}
@@ -120,5 +120,5 @@ def _example(given: _Question, default_id: str) -> Example:
 
 
 def _file_and_line(place: str) -> str:
-    """The id of a question without one; the file is part of it because shards repeat lines."""
+    """The id of a question without one; it includes the file because shards repeat line numbers."""
     return Path(place).name.replace("'", "")

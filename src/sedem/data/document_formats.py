@@ -1,7 +1,7 @@
-"""The text in a document's file: plain text, HTML, PDF and Word, each read by its own parser.
+"""Extracts the text of plain text, HTML, PDF and Word files, each with its own parser.
 
-A file may come from anybody. What a parser cannot read is refused in one sentence, and what would
-unpack to far more than the file itself is not unpacked.
+A file may come from anyone. A file that a parser cannot read is refused with a short message, and
+content that would unpack to far more than the size of the file is not unpacked.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from docx.document import Document as WordDocument
 
 Parsed = tuple[str, tuple[int, ...]]
-"""A text, and the first character of each of its pages; no page if the format has none."""
+"""A text, and the first character of each of its pages; no pages if the format has none."""
 
 HTML_BYTES = 2**24
-"""Limit of an HTML file; its tree takes many times as much memory."""
+"""Maximum bytes of an HTML file; its tree takes many times as much memory."""
 MARKUP_BYTES = 2**25
-"""Limit of the markup in a Word document, unpacked; a thousand pages have some 10 MB."""
+"""Maximum unpacked markup in a Word document; a thousand pages have about 10 MB."""
 PACKED = 2
-"""What shrinks by more than this in a Word document is markup; pictures hardly shrink."""
+"""Parts of a Word document that compress by more than this are markup; images hardly shrink."""
 BREAK = "\n\n"
-"""Between two paragraphs and between two pages."""
+"""Separator between paragraphs and between pages."""
 
 _LEFT_OUT = ("script", "style", "nav", "template", "noscript", "title")
 _BLOCKS = frozenset(
@@ -47,9 +47,9 @@ def parse(path: Path, content: bytes, encoding: str) -> Parsed:
     """Return the text of a file and where its pages begin.
 
     Args:
-        path: name of the file, whose ending tells the format.
+        path: name of the file, whose suffix determines the format.
         content: its bytes.
-        encoding: of plain text and HTML; the other formats name theirs.
+        encoding: encoding of plain text and HTML; the other formats name their own.
 
     Raises:
         DataError: the file is damaged, encrypted, in another encoding or too large unpacked, has
@@ -68,7 +68,7 @@ def decode(path: Path, content: bytes, encoding: str) -> str:
     """Decode text, without its byte order mark.
 
     Raises:
-        DataError: it is binary or in another encoding, or there is no such encoding.
+        DataError: the content is binary or in another encoding, or the encoding is unknown.
     """
     try:
         text = content.decode(encoding)
@@ -79,7 +79,7 @@ def decode(path: Path, content: bytes, encoding: str) -> str:
             f"'{path}' is not {encoding} text (byte {error.start}); "
             "name its encoding, such as --encoding latin-1"
         ) from None
-    # A name with NUL is a ValueError, and some encodings raise errors of their own.
+    # A name with NUL raises ValueError, and some encodings raise errors of their own.
     except (LookupError, ValueError):
         raise DataError(
             f"'{path}' cannot be read as '{encoding}', or there is no such encoding; "
@@ -95,10 +95,10 @@ def _plain(path: Path, content: bytes, encoding: str) -> Parsed:
 
 
 def _html(path: Path, content: bytes, encoding: str) -> Parsed:
-    """The words of a page, paragraph by paragraph, without menus and scripts.
+    """The text of a page, paragraph by paragraph, without menus and scripts.
 
-    Its title comes first, unless a paragraph of the page is the same: most pages repeat it as their
-    heading.
+    The title comes first, unless the page has an identical paragraph: most pages repeat the title
+    as their heading.
     """
     from lxml import etree
 
@@ -111,17 +111,17 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
     pieces: list[str] = []
     with _parsing(path, "HTML"):
         root = etree.fromstring(text.encode(), parser)
-        # It gives what it has read up to a fatal error, such as tags too deep inside each other.
+        # lxml returns what it has read before a fatal error, such as too deeply nested tags.
         for problem in parser.error_log.filter_from_fatals():
             raise ValueError(problem.message)
         if root is None:
             return "", ()
-        # A picture (SVG) inside the page may have a title, too, which is no word of the text.
+        # An SVG image inside the page may also have a title, which is not part of the text.
         titles = root.xpath("//title[not(ancestor::svg)]")
         title = " ".join("".join(titles[0].itertext()).split()) if titles else ""
         etree.strip_elements(root, *_LEFT_OUT, with_tail=False)
         for event, tag in etree.iterwalk(root, events=("start", "end")):
-            # No text that was decoded has a NUL, so it can mark where a paragraph ends.
+            # Decoded text never contains NUL, so NUL can mark the end of a paragraph.
             gap = "\0" if tag.tag in _BLOCKS else " " if tag.tag in _CELLS else ""
             pieces += gap, (tag.text if event == "start" else tag.tail) or ""
     lines = (" ".join(paragraph.split()) for paragraph in "".join(pieces).split("\0"))
@@ -132,15 +132,15 @@ def _html(path: Path, content: bytes, encoding: str) -> Parsed:
 
 
 def _pdf(path: Path, content: bytes, encoding: str) -> Parsed:
-    """The text of all pages; a page that is only a picture has none."""
+    """The text of all pages; a page that is only an image has none."""
     from pypdf import PdfReader
 
-    # It warns of every oddity that it can live with; what it cannot is our error.
+    # pypdf warns of every oddity that it can handle; we report what it cannot handle.
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     pages: list[str] = []
     with _parsing(path, "PDF"):
         reader = PdfReader(io.BytesIO(content))
-        # Without a password if only printing is forbidden.
+        # If only printing is forbidden, the password is empty.
         if reader.is_encrypted and not reader.decrypt(""):
             raise DataError(f"'{path}' is encrypted; save a copy without a password")
         for page in reader.pages:
@@ -157,7 +157,7 @@ def _pdf(path: Path, content: bytes, encoding: str) -> Parsed:
 
 
 def _docx(path: Path, content: bytes, encoding: str) -> Parsed:
-    """The paragraphs and tables of the body, in their order."""
+    """The paragraphs and tables of the body, in document order."""
     import docx
 
     with _parsing(path, "Word document"):
@@ -174,7 +174,7 @@ def _docx(path: Path, content: bytes, encoding: str) -> Parsed:
 
 
 def _lines(container: WordDocument | BlockItemContainer) -> Iterator[str]:
-    """The paragraphs of a part of a Word document; a row of a table is one line."""
+    """The paragraphs of a part of a Word document; each table row is one line."""
     from docx.text.paragraph import Paragraph
 
     for item in container.iter_inner_content():
@@ -182,7 +182,7 @@ def _lines(container: WordDocument | BlockItemContainer) -> Iterator[str]:
             yield item.text
             continue
         for row in item.rows:
-            # A cell that spans columns is listed once for each of them.
+            # A cell that spans columns is listed once per column.
             cells = {cell._tc: cell for cell in row.cells}.values()
             yield "\t".join(" ".join(filter(None, _lines(cell))) for cell in cells)
 
@@ -195,12 +195,12 @@ PARSERS: dict[str, Callable[[Path, bytes, str], Parsed]] = {
     ".pdf": _pdf,
     ".docx": _docx,
 }
-"""What reads a file, by its ending."""
+"""The parser of each file suffix."""
 
 
 @contextmanager
 def _parsing(path: Path, kind: str) -> Iterator[None]:
-    """Raise whatever a parser raises as one sentence: damaged files take them anywhere."""
+    """Turn any parser error into a DataError: a damaged file can fail anywhere in a parser."""
     try:
         yield
     except (DataError, ModuleNotFoundError):
@@ -214,7 +214,7 @@ def _parsing(path: Path, kind: str) -> Iterator[None]:
 
 
 def _unicode(text: str) -> str:
-    """Text with U+FFFD for NUL and for halves of surrogate pairs, which fonts of PDFs may give."""
+    """Text with U+FFFD for NUL and for lone surrogates, which fonts of PDFs may produce."""
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return whole.replace("\0", "\ufffd")
 

@@ -1,8 +1,8 @@
-"""Questions cut from a person's own documents, without labels of anybody.
+"""Questions made from a user's own documents, without human labels.
 
-A date, a year, a number or a name of a sentence is asked about (`cloze`), and the sentence is the
-evidence. In any other sentence, and in any language, the words are asked about that occur nowhere
-else in the documents; the block that holds them is found by the answer string (`labels`).
+Questions ask about a date, a year, a number or a name in a sentence (`cloze`), with the sentence as
+evidence. In any other sentence, and in any language, they ask about words that occur nowhere else
+in the documents; the block that contains them is found by the answer string (`labels`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.types import Document
 
 SHORT_PIECE, LONG_PIECE = 200, 900
-"""Characters of a piece: a shorter one is joined with the next, a longer one is cut."""
+"""Characters of a piece: a shorter one is joined with the next, a longer one is split."""
 CONTEXT = 10
-"""Pieces of a context."""
+"""Number of pieces in a context."""
 RARE_WORDS = 3
-"""Words of an answer at most, if it is not a span that `cloze` knows."""
+"""Maximum words of an answer that is not a span known to `cloze`."""
 RARE_LETTERS = 4
-"""Letters of each of these words at least."""
+"""Minimum letters of each of these words."""
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 _WORD = re.compile(r"\w+(?:[-'\u2019.,]\w+)*")
@@ -33,14 +33,14 @@ _WORD = re.compile(r"\w+(?:[-'\u2019.,]\w+)*")
 _PART = re.compile(r"\w+")
 
 Blank = tuple[str, str, Evidence | None]
-"""Question and answer, and the evidence in its piece; None leaves it to the answer string."""
+"""Question and answer, and the evidence in its piece; if None, the answer string locates it."""
 
 
 def pieces(text: str) -> list[str]:
-    """Cut a text into pieces of one line each; nothing but white space is lost.
+    """Split a text into single-line pieces; only white space is lost.
 
     A piece ends with a paragraph if it is long enough, and otherwise with a sentence. Hard line
-    breaks and headings need no care: a line is joined with what follows.
+    breaks and headings need no special treatment: a line is joined with what follows.
     """
     found: list[str] = []
     current = ""
@@ -58,13 +58,13 @@ def pieces(text: str) -> list[str]:
 def questions(
     asked: Sequence[Document], among: Sequence[Document], *, count: int, seed: int = 0
 ) -> ExampleSet:
-    """Make questions about documents; each has a piece with its answer among other pieces.
+    """Make questions about documents; each has the piece with its answer among other pieces.
 
     Args:
         asked: the documents that are asked about.
-        among: the documents whose pieces stand beside; half of them are of the document itself.
-        count: number of questions at most; `noted` has the number of those left over.
-        seed: decides which questions, and the other pieces.
+        among: the documents that give the other pieces; half are from the document itself.
+        count: maximum number of questions; `noted` counts those left over.
+        seed: decides which questions and which other pieces are used.
     """
     own = [list(dict.fromkeys(pieces(document.text))) for document in asked]
     every = [piece for document in among for piece in pieces(document.text)]
@@ -92,7 +92,7 @@ def questions(
 
 
 def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Blank]:
-    """Questions of a piece, at most one of each sentence.
+    """Questions of a piece, at most one per sentence.
 
     Args:
         piece: one of `pieces`.
@@ -113,13 +113,13 @@ def blanks(piece: str, occurring: Mapping[str, int]) -> Iterator[Blank]:
 
 
 def _sentences(paragraph: str) -> Iterator[str]:
-    """Sentences of a paragraph in one line each; those that are longer than a piece are cut."""
+    """Single-line sentences of a paragraph; sentences longer than a piece are split."""
     for sentence in _SENTENCE_END.split(" ".join(paragraph.split())):
         yield from textwrap.wrap(sentence, LONG_PIECE, break_on_hyphens=False)
 
 
 def _rare_words(sentence: str, occurring: Mapping[str, int]) -> tuple[int, int] | None:
-    """The longest run of words, not the first, that occur once in all documents."""
+    """The longest run of words that occur only once in all documents; never the first word."""
     best: tuple[int, int] | None = None
     run: list[re.Match[str]] = []
     for word in list(_WORD.finditer(sentence))[1:]:
@@ -134,7 +134,7 @@ def _rare_words(sentence: str, occurring: Mapping[str, int]) -> tuple[int, int] 
 
 
 def _context(piece: str, own: Sequence[str], pool: Sequence[str], rng: random.Random) -> list[str]:
-    """A piece and others, half of them of its document, in a random order."""
+    """A piece and others, half of them from its document, in random order."""
     near = [other for other in own if other != piece]
     texts = [piece, *rng.sample(near, min(CONTEXT // 2, len(near)))]
     while len(texts) < min(CONTEXT, len(pool)):

@@ -1,4 +1,4 @@
-"""A person's documents as training text and held-out text."""
+"""A user's documents as training text and held-out text."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sedem.errors import DataError
 from sedem.types import Document
 
 PARAGRAPHS = "\n\n"
-"""Between texts that are joined."""
+"""Separator between joined texts."""
 ENOUGH = 4
-"""Windows that a text should be long; what is left after its last window is not trained on."""
+"""Minimum windows of a text; what is left after its last window is not used for training."""
 
 
 def split_documents(
     documents: Sequence[Document], share: float, seed: int
 ) -> tuple[list[Document], list[Document]]:
-    """Split documents into those to train on and those that are held out.
+    """Split documents into training documents and held-out documents.
 
-    Documents are drawn until they are the share both of the number and of the characters, since a
-    short one alone would measure little; one that is most of the text is not held out. Of a single
-    document the last part is held out, in pieces.
+    Documents are drawn until they reach the share by number and by characters, since a single short
+    one would measure little. A document that would bring them above half of the text is skipped.
+    Of a single document, the last part is held out, in pieces.
 
     Args:
         documents: the documents; not empty.
         share: share of the documents that is held out.
-        seed: decides which.
+        seed: decides which documents are held out.
 
     Raises:
         DataError: the only document is too short to split.
@@ -62,11 +62,11 @@ def split_documents(
 
 
 def packed(documents: Sequence[Document], backbone: Backbone, window: int) -> list[str]:
-    """Texts of documents; short ones are joined with the next, since a window lies in one text.
+    """Texts of documents; short ones are joined with the next, since a window never spans texts.
 
     Args:
         documents: the documents.
-        backbone: its tokens are counted.
+        backbone: gives the tokenizer that counts tokens.
         window: tokens of a window.
     """
     texts: list[str] = []

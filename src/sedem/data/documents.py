@@ -1,4 +1,4 @@
-"""A user's own files as documents, read one after the other."""
+"""A user's own files as documents, read one at a time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LISTED = f"{', '.join(ENDINGS[:-1])} and {ENDINGS[-1]}"
 
 
 class DocumentFiles(Iterable[Document]):
-    """Files as documents, which are named by their paths and read one after the other.
+    """Files as documents, named by their paths and read one at a time.
 
     Args:
         sources: files, folders and patterns, as `files_in` takes them.
-        encoding: of plain text and HTML.
-        keep_going: pass over a file that cannot be read.
+        encoding: encoding of plain text and HTML.
+        keep_going: skip a file that cannot be read.
 
     Attributes:
-        sizes: bytes of each file, by the name of its document; without what was passed over.
-        failed: one sentence for each file that was passed over.
+        sizes: bytes of each file, by the name of its document, without skipped files.
+        failed: one sentence for each skipped file.
 
     Raises:
         DataError: a folder or a pattern has no file; or a file is missing, of another type or too
-            large, unless it is to be passed over. Reading raises as `read_document` does.
+            large, unless it is to be skipped. Reading raises the errors of `read_document`.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ def read_documents(paths: Sequence[Path], encoding: str = "utf-8") -> list[Docum
 
 
 def files_in(sources: Sequence[Path], endings: Sequence[str] = ENDINGS) -> list[Path]:
-    """Files as they are, and all files of known types in folders and behind patterns.
+    """Files as given, and all files of known types in folders and matching patterns.
 
     Args:
         sources: files, folders and patterns such as "reports/**/*.pdf".
-        endings: of the known types.
+        endings: suffixes of the known types.
 
     Raises:
         DataError: a folder or a pattern has no such file.
@@ -106,7 +106,7 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
 
     Args:
         path: the file.
-        encoding: of plain text and HTML.
+        encoding: encoding of plain text and HTML.
 
     Raises:
         DataError: the file is missing, a folder, of another type, binary, damaged, encrypted,
@@ -118,10 +118,10 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
 
 
 def source_text(name: str) -> str | None:
-    """The text of the file that a document is named by, for a bank that holds no texts.
+    """The text of the file that a document is named after, for a bank without texts.
 
     Args:
-        name: path of the file, from the working folder; text and HTML are UTF-8.
+        name: path of the file, relative to the working folder; text and HTML are UTF-8.
 
     Returns:
         The text; None if it cannot be read.
@@ -133,10 +133,10 @@ def source_text(name: str) -> str | None:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file; what is no file of a known type is refused before it is read.
+    """Return the size of a file in bytes; refuse one of an unknown type before it is read.
 
     Raises:
-        DataError: it is missing, a folder, of another type or larger than can be read.
+        DataError: it is missing, a folder, of another type, or larger than can be read.
     """
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")

@@ -10,10 +10,10 @@ from sedem.errors import DataError
 from sedem.types import Document, check_unicode
 
 NO_CONTEXT = "no context"
-"""The reason for which every set drops a question with nothing to read."""
+"""The reason under which every set drops a question with nothing to read."""
 
 NAMED = 3
-"""Dropped examples that a set names for each reason."""
+"""Number of dropped examples that a set names for each reason."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class ExampleSet:
     """Examples of one file or set, and what was dropped from it.
 
     Attributes:
-        name: for reports.
+        name: name for reports.
         examples: in file order.
         dropped: number of dropped examples by reason.
-        noted: number of examples that were repaired or are odd, by kind; they are kept.
+        noted: number of examples that were repaired or are unusual, by kind; they are kept.
         dropped_ids: ids of the first few dropped examples by reason.
     """
 
@@ -99,8 +99,8 @@ class ExampleSet:
         """Count an example as dropped, and keep the ids of the first few.
 
         Args:
-            reason: why it is dropped.
-            identity: its id.
+            reason: why the example is dropped.
+            identity: id of the example.
         """
         self.dropped[reason] += 1
         named = self.dropped_ids.setdefault(reason, [])
@@ -111,7 +111,7 @@ class ExampleSet:
         """Whether a question of a public set can be used; if not, it is dropped with a reason.
 
         Args:
-            identity: its id; the second question with one id is dropped.
+            identity: its id; a second question with the same id is dropped.
             question: what is asked.
             answers: acceptable answers.
         """

@@ -1,9 +1,9 @@
-"""The exact-facts set: does compression lose names, numbers, dates and codes?
+"""The exact-facts set, which tests whether compression loses names, numbers, dates and codes.
 
 Each invented person, place, contract or shipment has a paragraph, hidden among real paragraphs.
 Only that paragraph answers the question, with an exact value. Training and evaluation share no
-template, name or value: their templates are two lists (fact_templates.json), and a hash of its text
-assigns every name and value to one of them.
+template, name or value: templates are in two lists (fact_templates.json), and a hash of its text
+assigns every name and value to one of the two splits.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def read(
         records: articles with `title` and `text`.
         split: "train" or "evaluation".
         count: number of examples.
-        seed: of all random choices.
+        seed: seed of all random choices.
 
     Raises:
         DataError: the articles have too few paragraphs.
@@ -110,7 +110,7 @@ def generate(
         split: the split whose templates, names and values are used.
         count: number of examples.
         fillers: real paragraphs among which the facts are hidden.
-        seed: of all random choices.
+        seed: seed of all random choices.
         documents: paragraphs in a context.
         facts: invented paragraphs among them; the question is about one.
 
@@ -129,7 +129,7 @@ def generate(
         texts = [gold]
         while len(texts) < facts:
             _, other, *_ = _tell(split, rng)
-            # No other paragraph is about the same thing, so that the question has one answer.
+            # No other paragraph is about the same thing, so the question has one answer.
             if name.lower() not in other.lower():
                 texts.append(other)
         texts += rng.sample(fillers, real)
@@ -147,7 +147,7 @@ def generate(
 
 
 def split_of(text: str) -> Split:
-    """The split to which a name or value belongs."""
+    """The split that a name or value belongs to."""
     return "train" if hashlib.sha256(text.encode()).digest()[0] % 2 else "evaluation"
 
 

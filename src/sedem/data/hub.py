@@ -1,4 +1,4 @@
-"""Public sets by name: where the hub keeps each, and its records, downloaded or streamed.
+"""Public sets by name: their location on the hub, and their records, downloaded or streamed.
 
 Scripts in repositories are not run: rows are read from the hub's own parquet copy, or from files.
 """
@@ -23,7 +23,7 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class Home:
-    """Where the hub keeps a set.
+    """Location of a set on the hub.
 
     Attributes:
         repository: its hub id.
@@ -31,7 +31,7 @@ class Home:
         revision: the revision to read; None means the main one.
         fallback: the revision to read if the main one is a script.
         files: parquet file of each split, for a repository that cannot be loaded by its id.
-        records: records of the training split (papers of QASPER, articles of SQuAD); 0 if not told.
+        records: records of the training split (papers of QASPER, articles of SQuAD); 0 if unknown.
         questions: questions of these records.
     """
 
@@ -74,9 +74,9 @@ def read_home(
     Args:
         name: one of `HOMES`.
         split: "train" or "validation"; None means "validation".
-        revision: the commit to read; None means the newest, or the newest local copy without the
-            hub.
-        streaming: read over the network and keep no copy.
+        revision: the commit to read; None means the newest, or the newest local copy if the hub is
+            unreachable.
+        streaming: read over the network without keeping a copy.
 
     Raises:
         ConfigError: there is no such split.
@@ -89,13 +89,13 @@ def read_home(
 
 
 def stream(repository: str, revision: str | None = None, seed: int | None = None) -> Records:
-    """Records of the training split of any set, streamed.
+    """Records of the training split of any dataset, streamed.
 
     Args:
         repository: its hub id.
         revision: the commit to read; None means the newest.
-        seed: reads the shards in the order that this seed draws, so that the first records are not
-            of one source; None reads them as they lie. The records of a shard stay in order.
+        seed: seed of the order in which shards are read, so that the first records are not all from
+            one source; None keeps the stored order. The records of a shard stay in order.
 
     Raises:
         DataError: the hub cannot be reached.
@@ -105,13 +105,13 @@ def stream(repository: str, revision: str | None = None, seed: int | None = None
             repository, split="train", revision=revision, streaming=True
         )
         if seed is not None:
-            # With a buffer of one record only the shards are shuffled, never those of a shard.
+            # With a buffer of one record, only the shards are shuffled, not the records in a shard.
             rows = rows.shuffle(seed=seed, buffer_size=1)
     yield from numbered(rows, repository)
 
 
 def numbered(rows: Any, repository: str) -> Records:
-    """Rows with their places; an error of the network midway is a `DataError` too."""
+    """Rows with their places; a network error midway also becomes a `DataError`."""
     remaining, number = iter(rows), 0
     while True:
         with _reaching(repository):
@@ -135,7 +135,7 @@ def checked_split(name: str, split: str | None) -> str:
 
 
 def commit(home: Home) -> str:
-    """The commit that would be read now, according to the hub.
+    """The newest commit, according to the hub.
 
     Raises:
         DataError: the hub cannot be reached.
@@ -158,7 +158,7 @@ def cached_commit(home: Home, split: str) -> str | None:
     """
     with _reaching(home.repository):
         files = _load(home, split, streaming=False).cache_files
-    # The library names the folder of a copy by its commit.
+    # The library names the folder of a copy after its commit.
     folders = {Path(file["filename"]).parent.name for file in files}
     return next((folder for folder in folders if _COMMIT.fullmatch(folder)), None)
 
@@ -202,7 +202,7 @@ def _reaching(repository: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    # The libraries pass on what their transport raises, and these errors have no common base class.
+    # The libraries pass on the errors of their transport, which have no common base class.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(

@@ -17,9 +17,9 @@ from sedem.data.tokenizer import Span, Tokenizer
 from sedem.errors import DataError
 
 TOGETHER = 64
-"""Texts that are tokenized per call."""
+"""Number of texts tokenized per call."""
 MOST_BINS = 12
-"""Bars of a histogram."""
+"""Maximum bars of a histogram."""
 
 Progress = Callable[[int, int], None]
 
@@ -29,12 +29,12 @@ class Inspection:
     """The findings about a set.
 
     Attributes:
-        name: of the set.
-        counts: numbers by what they count.
+        name: name of the set.
+        counts: counts, by what they count.
         measures: one number for each context, example or text, by what is measured.
         tokenizer: the tokenizer whose tokens are counted.
         dropped: number of dropped examples by reason.
-        noted: number of examples that were repaired or are odd, by kind.
+        noted: number of examples that were repaired or are unusual, by kind.
         dropped_ids: ids of the first few dropped examples by reason.
     """
 
@@ -47,7 +47,7 @@ class Inspection:
     dropped_ids: dict[str, list[str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types; each measure as mean, median, minimum and maximum."""
+        """The findings as JSON types; each measure as mean, median, minimum and maximum."""
         return {
             "name": self.name,
             **self.counts,
@@ -81,10 +81,10 @@ def inspect_examples(
 
     Args:
         examples: the set.
-        tokenizer: counts.
+        tokenizer: counts tokens.
         segment_length: T; blocks are windows of T tokens of a document.
-        limit: number of examples to measure, from the first on; None means all.
-        progress: called with the tokenized documents and all documents.
+        limit: number of examples to measure, from the start; None means all.
+        progress: called with the counts of tokenized and of all documents.
 
     Raises:
         DataError: there is no example to measure.
@@ -146,11 +146,11 @@ def inspect_texts(
     """Inspect stage-1 text.
 
     Args:
-        name: of the corpus.
+        name: name of the corpus.
         texts: its texts.
-        tokenizer: counts.
-        limit: number of texts to read, from the first on; None means all.
-        progress: called with the texts done and, if known, all texts.
+        tokenizer: counts tokens.
+        limit: number of texts to read, from the start; None means all.
+        progress: called with the count of done texts and, if known, of all.
 
     Raises:
         DataError: there is no text.
@@ -171,7 +171,7 @@ def inspect_texts(
 
 
 def blocks(spans: Sequence[Span], length: int) -> list[Span]:
-    """Spans of characters of windows of `length` tokens."""
+    """Character spans of windows of `length` tokens."""
     return [
         (spans[at][0], spans[min(at + length, len(spans)) - 1][1])
         for at in range(0, len(spans), length)
@@ -181,7 +181,7 @@ def blocks(spans: Sequence[Span], length: int) -> list[Span]:
 def bins(values: Sequence[int]) -> list[tuple[int, int, int]]:
     """A histogram: first and last number of each bin, and its number of values.
 
-    Bins are equally wide, 1, 2 or 5 times a power of ten, and there are at most `MOST_BINS`.
+    Bins have equal width, 1, 2 or 5 times a power of ten, and there are at most `MOST_BINS`.
     """
     low, high = min(values), max(values)
     width = next(
@@ -214,7 +214,7 @@ def plot(inspection: Inspection, path: Path) -> None:
     for (name, values), panel in zip(inspection.measures.items(), panels, strict=False):
         bars = bins(values)
         width = bars[0][1] - bars[0][0] + 1
-        # The bar of a single number is centred on it; a wider bar spans its numbers.
+        # A bar for a single number is centred on it; a wider bar spans its numbers.
         align = "center" if width == 1 else "edge"
         panel.bar([low for low, _, _ in bars], [n for *_, n in bars], 0.95 * width, align=align)
         panel.axvline(mean(values), color="black", linewidth=1)
@@ -233,7 +233,7 @@ def plot(inspection: Inspection, path: Path) -> None:
 
 
 def _labels(example: Example, rows: Sequence[BlockRow]) -> list[bool]:
-    """The labels that a training gives the blocks of an example, if its recipe does not say."""
+    """The labels that training gives an example's blocks, unless the recipe specifies them."""
     if labels.labelling_of(example, "evidence") == "evidence":
         return labels.from_evidence(rows, example.evidence)
     return labels.from_answers(rows, example.documents, example.answers)

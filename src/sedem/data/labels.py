@@ -21,7 +21,7 @@ def labelling_of(example: Example, labelling: Labelling) -> Labelling:
 
     Args:
         example: the example.
-        labelling: that of its set.
+        labelling: labelling of its set.
     """
     return labelling if example.evidence else "answer"
 
@@ -40,13 +40,13 @@ def from_evidence(blocks: Sequence[BlockRow], evidence: Sequence[Evidence]) -> l
 def from_answers(
     blocks: Sequence[BlockRow], documents: Sequence[Document], answers: Sequence[str]
 ) -> list[bool]:
-    """Label a block positive if it holds an answer as whole words: distant supervision."""
+    """Label a block positive if it contains an answer as whole words: distant supervision."""
     patterns = [
         re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
         for answer in answers
         if answer.strip()
     ]
-    # Search the whole text, because a word cut at the border of a block is no whole word.
+    # Search the whole text, because a word split by a block boundary is not a whole word.
     found = [
         (index, match.start(), match.end())
         for index, document in enumerate(documents)
@@ -63,11 +63,11 @@ def from_answers(
 
 
 def gold_documents(example: Example, labelling: Labelling = "evidence") -> tuple[Document, ...]:
-    """The documents of an example that hold evidence, in their order.
+    """The documents of an example that contain evidence, in order.
 
     Args:
         example: the example.
-        labelling: "evidence" goes by its spans, "answer" by its answer strings.
+        labelling: "evidence" uses the evidence spans, "answer" the answer strings.
     """
     pairs = zip(example.documents, _holds_evidence(example, labelling), strict=True)
     return tuple(document for document, gold in pairs if gold)
@@ -76,11 +76,11 @@ def gold_documents(example: Example, labelling: Labelling = "evidence") -> tuple
 def some_documents(
     example: Example, count: int, labelling: Labelling = "evidence", seed: int = 0
 ) -> tuple[Document, ...]:
-    """At most `count` documents of an example, in their order: evidence and a sample of others.
+    """At most `count` documents of an example, in order: evidence, and a sample of others.
 
     Args:
         example: the example.
-        count: how many; if more hold evidence, the first of those.
+        count: maximum number; if more contain evidence, the first of those are taken.
         labelling: as in `gold_documents`.
         seed: decides the sample, together with the id of the example.
     """
@@ -101,10 +101,10 @@ def _holds_evidence(example: Example, labelling: Labelling) -> list[bool]:
 
 
 def only_gold(example: Example) -> tuple[Document, ...]:
-    """The documents of an example that hold evidence; there must be some.
+    """The documents of an example that contain evidence; there must be at least one.
 
     Raises:
-        DataError: no document holds evidence.
+        DataError: no document contains evidence.
     """
     documents = gold_documents(example)
     if not documents:

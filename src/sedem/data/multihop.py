@@ -41,7 +41,7 @@ EMPTY = "empty paragraph left out"
 
 
 def _from_json_and_pairs(*names: str) -> BeforeValidator:
-    """Accepts a list of objects also as a JSON string, and its objects also as pairs."""
+    """Accept a list of objects also as a JSON string, and its objects also as pairs."""
 
     def objects(given: Any) -> Any:
         if isinstance(given, str):
@@ -112,11 +112,11 @@ class ParagraphQuestion:
 
     Attributes:
         id: id of the record.
-        question: what is asked.
+        question: the question text.
         answers: the answer and its aliases.
         paragraphs: the context.
         gold: positions of the labelled paragraphs.
-        notes: what is odd about the record.
+        notes: what is unusual about the record.
     """
 
     id: str
@@ -133,7 +133,7 @@ def read_hotpot(records: Records) -> ExampleSet:
 
 
 def read_2wiki(records: Records) -> ExampleSet:
-    """2WikiMultiHopQA in any of its layouts. Sentences are joined by a space."""
+    """2WikiMultiHopQA in any of its layouts. Sentences are joined with a space."""
     return _read("2wikimultihopqa", records, parse, separator=" ")
 
 
@@ -232,9 +232,9 @@ def _document_text(paragraph: TitledParagraph, separator: str) -> str:
 
 
 def _has_sentence(paragraphs: Sequence[TitledParagraph], fact: _Fact) -> bool:
-    """Whether a paragraph of the fact's title has its sentence; titles repeat.
+    """Whether a paragraph with the fact's title contains its sentence; titles may repeat.
 
-    True if no paragraph has the title, or one of them was not split into sentences.
+    Also true if no paragraph has the title, or one of them was not split into sentences.
     """
     same = [p.sentences for p in paragraphs if p.title == fact.title]
     return not same or any(isinstance(s, str) or 0 <= fact.sent_id < len(s) for s in same)

@@ -1,14 +1,14 @@
-"""QASPER: questions on whole papers; evidence paragraphs are located in the paper's text.
+"""QASPER: questions about whole papers; evidence paragraphs are located in the paper's text.
 
-The option `drop` says which questions are left out. They are counted:
+The option `drop` selects the questions to leave out. They are counted:
 
 - "no-text-evidence" (default): questions that every annotator calls unanswerable, and questions
   without evidence in the text of the paper (evidence in figures and tables begins with
   "FLOAT SELECTED").
-- "unanswerable": the former alone; a question without evidence in the text has no labels.
-- "none": no question; annotators who call a question unanswerable then answer "Unanswerable".
+- "unanswerable": only the former; a question without evidence in the text has no labels.
+- "none": no questions; annotators who call a question unanswerable then answer "Unanswerable".
 
-SeDeM counts 2,322 and 945 questions, fewer than the set has, and does not say which it leaves out.
+SeDeM reports 2,322 and 945 questions, fewer than the set has, without saying which it leaves out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Drop = Literal["no-text-evidence", "unanswerable", "none"]
 
 FLOAT = "FLOAT SELECTED"
 UNANSWERABLE = "Unanswerable"
-"""The answer to an unanswerable question, in the words of the set's own scorer."""
+"""The answer to an unanswerable question, as worded by the set's own scorer."""
 
 
 class _Section(RecordModel):
@@ -41,7 +41,7 @@ class _Section(RecordModel):
 
 
 class _Annotation(RecordModel):
-    """What one annotator answered."""
+    """The answer of one annotator."""
 
     unanswerable: bool
     extractive_spans: list[Text] | None
@@ -79,7 +79,7 @@ class _Paper(RecordModel):
     qas: Annotated[list[_Question], FromColumns]
 
     def text(self) -> str:
-        """Abstract, headings and paragraphs, parted by blank lines."""
+        """Abstract, headings and paragraphs, separated by blank lines."""
         parts = [self.abstract or ""]
         for section in self.full_text:
             parts += [section.section_name or "", *section.paragraphs]
@@ -87,11 +87,11 @@ class _Paper(RecordModel):
 
 
 def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
-    """QASPER, a paper a record.
+    """QASPER, with one paper per record.
 
     Args:
         records: the papers.
-        drop: which questions are left out.
+        drop: which questions to leave out.
     """
     result = ExampleSet("qasper", [])
     for place, record in records:

@@ -1,4 +1,4 @@
-"""Opening a set of examples from a file, a folder of shards, or a public set by its name."""
+"""Opening a set of examples from a file, a folder of shards, or a public set by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Schema:
     """How a set is read, from a file or from the hub.
 
     Attributes:
-        read: turns records into examples; its keyword arguments are the options of the set.
+        read: turns records into examples; its keyword arguments are the set's options.
         units: splits what a file or the hub yields into the records that `records` counts.
     """
 
@@ -49,7 +49,7 @@ SETS: dict[str, Schema] = {
 }
 
 NAMES = 10_000
-"""Names of fields that usually suffice to tell the schemas apart."""
+"""Number of field names that usually suffice to distinguish the schemas."""
 
 
 def open_examples(
@@ -69,9 +69,9 @@ def open_examples(
         schema: one of `SETS`; None means the schema of the name, or the one that `sniff` detects.
         records: "start:stop" of the records (articles of SQuAD, papers of COVID-QA and QASPER,
             questions of the others); None means all.
-        split: of a public set, "train" or "validation"; None means "validation".
-        revision: of a public set, the commit to read; None means the newest.
-        streaming: read no further than `records` says and keep no copy of a public set.
+        split: split of a public set, "train" or "validation"; None means "validation".
+        revision: commit of a public set to read; None means the newest.
+        streaming: read no further than `records` needs, and keep no copy of a public set.
         options: options of the set, such as `seed`.
 
     Raises:
@@ -107,12 +107,12 @@ def identify(source: str | Path, split: str | None = None) -> dict[str, str | No
 
     Args:
         source: as in `open_examples`.
-        split: of a public set; None means "validation".
+        split: split of a public set; None means "validation".
 
     Returns:
-        For a file or folder its name and digest. For a public set its repository, split and commit,
-        which `open_examples` takes as `revision`. The commit is the newest. Without the hub it is
-        that of the local copy, or None with the reason.
+        For a file or folder, its name and digest. For a public set, its repository, split and
+        commit, which `open_examples` takes as `revision`. The commit is the newest. Without the
+        hub, it is that of the local copy, or None with the reason.
 
     Raises:
         DataError: there is no such file or public set, or the hub cannot be reached and there is no
@@ -149,7 +149,7 @@ def sniff(source: str | Path) -> str:
         return _public(source)
     names = first_field_names(shards(path)[0])
     found: set[str] = set()
-    # Mostly the first names suffice, and the rest of a file of one large object is not read.
+    # Usually the first names suffice, so the rest of a single large JSON object is not read.
     for some in (islice(names, NAMES), names):
         found.update(some)
         schema = _schema(found)
@@ -211,7 +211,7 @@ def _options(read: Callable[..., ExampleSet]) -> type[Settings]:
 
 
 def _public(source: str | Path) -> str:
-    """A public name; raises an error that lists the names otherwise."""
+    """Check a public name; otherwise raise an error that lists the names."""
     if str(source) in HOMES:
         return str(source)
     if str(source) == "covidqa":

@@ -44,7 +44,7 @@ def _id_text(value: Any) -> Any:
 
 
 def _objects(table: Any) -> Any:
-    """Objects of a table of columns, as the hub holds lists of objects; other values unchanged."""
+    """Objects of a table of columns, as the hub stores lists of objects; others unchanged."""
     if not isinstance(table, dict) or not all(isinstance(c, list) for c in table.values()):
         return table
     if len({len(column) for column in table.values()}) > 1:
@@ -54,15 +54,15 @@ def _objects(table: Any) -> Any:
 
 Text = Annotated[str, Strict(), AfterValidator(_unicode)]
 FilledText = Annotated[Text, AfterValidator(_not_blank)]
-"""Text with more than white space."""
+"""Text that is not only white space."""
 Id = Annotated[Text, BeforeValidator(_id_text)]
-"""Text, or a whole number as text."""
+"""Text, or an integer as text."""
 FromColumns = BeforeValidator(_objects)
 """Accepts a list of objects also as a table of columns."""
 
 
 class RecordModel(BaseModel):
-    """Base class of records: fields that a model does not name are ignored."""
+    """Base class of records; fields that a model does not declare are ignored."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -87,7 +87,7 @@ def with_id(place: str, record: Record) -> str:
 
 @contextmanager
 def within(place: str) -> Iterator[None]:
-    """Put the place of a record in front of every `DataError` that it causes."""
+    """Prefix every `DataError` that a record causes with the record's place."""
     try:
         yield
     except DataError as error:

@@ -1,7 +1,7 @@
 """Records of a file, or of a folder of shards, streamed one at a time with their places.
 
 A record is a line of JSON lines, an entry of a JSON array, one JSON object, or a row of parquet.
-Errors name its place. What a record means is up to the readers of the sets.
+Errors name its place. The readers of the sets interpret the records.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Records = Iterator[tuple[str, Record]]
 
 ENDINGS = (".json", ".jsonl", ".parquet")
 BLANKS = 1000
-"""White space that may come before the first character of JSON."""
+"""White space that may precede the first character of JSON."""
 ROWS = 64
-"""Rows that are read at a time from a parquet file."""
+"""Number of rows read at a time from a parquet file."""
 
 
 def read_records(path: Path) -> Records:
-    """Records of a file, or of the shards of a folder in the order of their names.
+    """Records of a file, or of the shards of a folder in order of name.
 
     Raises:
         DataError: the file or folder cannot be read, or an entry is not a record; names the place.
@@ -63,9 +63,9 @@ def shards(path: Path) -> list[Path]:
 
 
 def first_field_names(path: Path) -> Iterator[str]:
-    """Names of all fields of the first record of a file, nested ones too; they may repeat.
+    """Names of all fields of the first record of a file, including nested ones; may repeat.
 
-    Of JSON, no more is read than the caller asks for.
+    JSON is read no further than the caller asks for.
 
     Raises:
         DataError: as `read_records`.
@@ -144,7 +144,7 @@ def _array(path: Path) -> Records:
         for count, entry in enumerate(_streamed_entries(path), start=1):
             yield f"'{path}', entry {count}", _object(entry, f"'{path}', entry {count}")
     except _StreamingError:
-        # json names line and column of an error, and reads what ijson cannot, such as NaN.
+        # json reports line and column of an error, and reads what ijson cannot, such as NaN.
         for number, entry in enumerate(read_json(path)[count:], start=count + 1):
             yield f"'{path}', entry {number}", _object(entry, f"'{path}', entry {number}")
 
@@ -156,9 +156,9 @@ def _object(entry: Any, place: str) -> Record:
 
 
 class _StreamingError(Exception):
-    """ijson is not installed, fails, or would not give the same values as json.
+    """ijson is not installed, fails, or would give other values than json.
 
-    It raises a SystemError for a number of more digits than Python reads.
+    It raises a SystemError for an integer with more digits than Python accepts.
     """
 
 
@@ -175,7 +175,7 @@ def _streamed_entries(path: Path) -> Iterator[Any]:
     repeated: list[str] = []
 
     class Watched(dict[str, Any]):
-        # ijson cannot pass on an error of this method.
+        # ijson cannot pass on an exception from this method.
         def __setitem__(self, key: str, value: Any) -> None:
             repeated.extend([key] if key in self else [])
             super().__setitem__(key, value)
@@ -197,9 +197,9 @@ def _streamed_entries(path: Path) -> Iterator[Any]:
 
 
 class _SurrogateWatch:
-    """A file of JSON that notices the escape of a lone high surrogate among the bytes it passes on.
+    """A JSON file wrapper that notices an escaped lone high surrogate in the bytes it passes on.
 
-    ijson replaces such a surrogate by "?" without an error. A lone low one is an error of its own.
+    ijson replaces such a surrogate with "?" without an error. A lone low one does raise an error.
     """
 
     _LONE = re.compile(
@@ -230,7 +230,7 @@ def _streamed_names(path: Path) -> Iterator[str]:
     depth = 0
     with open_bytes(path) as file:
         try:
-            # JSON lines are several values.
+            # A JSON-lines file has several values.
             for event, value in ijson.basic_parse(file, multiple_values=True):
                 if outside is None:
                     outside = int(event == "start_array")
@@ -244,7 +244,7 @@ def _streamed_names(path: Path) -> Iterator[str]:
 
 
 def _names(value: Any) -> Iterator[str]:
-    """Names of all fields of a JSON value, nested ones too."""
+    """Names of all fields of a JSON value, including nested ones."""
     if isinstance(value, dict):
         yield from value
     for entry in value.values() if isinstance(value, dict) else value:

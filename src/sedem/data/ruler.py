@@ -1,9 +1,9 @@
 """RULER's qa_2: questions of HotpotQA among as many paragraphs as fit a length in tokens.
 
 The random draws follow the public generator: the same file, tokenizer and seed give the same
-questions over the same documents in the same order. The context of a question holds all paragraphs
-of its own record, and others drawn from the whole set. Bisection on the first question finds how
-many. A question whose context is still too long drops ten documents at a time.
+questions over the same documents in the same order. The context of a question contains all
+paragraphs of its own record, and others drawn from the whole set. Bisection on the first question
+finds how many. A question whose context is still too long drops ten documents at a time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sedem.types import Document
 from sedem.validation import Flag, Whole, WholeAbove0, WholeFrom0
 
 STEP = 10
-"""The fewest documents that bisection tries, and the number that is dropped at a time."""
+"""The minimum documents that bisection tries, and the number dropped at a time."""
 
 SLACK = 3
 """Bisection tries up to this many times the documents of the first estimate."""
 
-# The words of the public set; only with them are its lengths comparable.
+# The wording of the public set; lengths are comparable only with the same wording.
 _ORDER = (
     "Answer the question based on the given documents. Only give me the answer and do not output "
     "any other words."
@@ -47,15 +47,15 @@ def read(
     answer_tokens: WholeFrom0 = 32,
     repeat: Flag = False,
 ) -> ExampleSet:
-    """The set of one length.
+    """The set for one length.
 
     Args:
         records: HotpotQA in any layout; the public set uses its validation split.
         length: tokens of context, template and answer together.
-        count: number of questions, from the first on.
-        seed: decides the drawn paragraphs and their order.
-        tokenizer: folder or hub id of the tokenizer; None means that of sedem-nano.
-        answer_tokens: tokens kept free for the answer.
+        count: number of questions, from the start.
+        seed: decides which paragraphs are drawn, and their order.
+        tokenizer: folder or hub id of the tokenizer; None means sedem-nano's.
+        answer_tokens: number of tokens reserved for the answer.
         repeat: use paragraphs several times if the set has too few.
 
     Raises:

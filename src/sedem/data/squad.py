@@ -1,7 +1,7 @@
 """SQuAD v1.1 as a long-context set, and COVID-QA as a set of long papers.
 
-SQuAD asks about one paragraph. Here that paragraph is shuffled among distractors, half of them from
-the same article. The evidence is the span of the first answer.
+SQuAD asks about one paragraph. Here, that paragraph is shuffled among distractors, half of them
+from the same article. The evidence is the span of the first answer.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> E
 
     Args:
         records: its articles.
-        distractors: paragraphs beside the gold one; (distractors + 1) // 2 from its own article.
-        seed: decides distractors and order, question by question.
+        distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
+        seed: decides distractors and order, separately for each question.
     """
     result = ExampleSet("squad", [])
     articles: list[tuple[str, Any, dict[int, _Paragraph]]] = []
@@ -109,8 +109,8 @@ def read_papers(records: Records) -> ExampleSet:
 def articles(records: Records) -> Records:
     """Articles one at a time: from the native object, or from the hub's flat rows.
 
-    Consecutive rows with one title (or document number) are an article, those with one context a
-    paragraph.
+    Consecutive rows with the same title (or document number) form an article; those with the same
+    context form a paragraph.
     """
     gathered: Record = {}
     first = ""
@@ -143,7 +143,7 @@ def _title(row: Record) -> Any:
 
 
 def _filled(paragraphs: list[_P], result: ExampleSet) -> dict[int, _P]:
-    """Paragraphs with text by their numbers from 1; questions on empty ones are dropped."""
+    """Paragraphs with text, numbered from 1; questions about empty ones are dropped."""
     filled = {}
     for number, paragraph in enumerate(paragraphs, start=1):
         if paragraph.context.strip():

@@ -20,19 +20,19 @@ from sedem.errors import DataError
 
 TOKENIZED_TOGETHER = 64
 PART = 1 << 22
-"""Tokens that are written to disk at a time; a killed run loses at most this many."""
+"""Number of tokens written to disk at a time; a killed run loses at most this many."""
 TEXT_BYTES = 4
-"""Bytes of text behind a token, to estimate the tokens of a file; most texts have more tokens."""
+"""Bytes of text per token, to estimate the tokens of a file; most texts have more tokens."""
 BOUNDS = "bounds.npy"
-"""Written last; a folder with it is complete."""
+"""The file written last; a folder that contains it is complete."""
 
 
 class TokenizedCorpus:
     """All tokens of a corpus in one array on disk, and the bounds of its texts.
 
     Args:
-        tokens: ids of all texts, one after the other.
-        bounds: first token of each text, and the end of the last.
+        tokens: ids of all texts, one after another.
+        bounds: first token of each text, and the end of the last one.
     """
 
     def __init__(self, tokens: NDArray[Any], bounds: NDArray[np.int64]) -> None:
@@ -52,8 +52,8 @@ class TokenizedCorpus:
         """Open a tokenized corpus; tokenize it first, or continue after a killed run.
 
         Args:
-            source: file or folder of texts, or "hub:" and the id of a set.
-            backbone: its tokenizer is used.
+            source: file or folder of texts, or "hub:" and the id of a dataset.
+            backbone: gives the tokenizer.
             cache: folder of the arrays; their names depend on the corpus and the tokenizer.
             exclude_titles: as in `read_texts`.
             limit: stop after this many tokens, which cuts the last text; None means all.
@@ -61,7 +61,7 @@ class TokenizedCorpus:
 
         Raises:
             DataError: the corpus cannot be read or is empty.
-            ConfigError: the disk has no room for its tokens.
+            ConfigError: the disk is too full for its tokens.
         """
         chosen = f"{_stamp(source)} {backbone.vocabulary} {sorted(exclude_titles)}"
         if limit is not None:
@@ -120,12 +120,12 @@ def _dtype(backbone: Backbone) -> np.dtype[Any]:
 
 
 def _check_room(source: str | Path, limit: int | None, dtype: np.dtype[Any], folder: Path) -> None:
-    """Refuse a corpus whose tokens will not fit on the disk, as far as their number is known."""
+    """Refuse a corpus whose tokens will not fit on the disk, if their number is known."""
     tokens = limit or 0
     if hub_id(source) is None:
         written = sum(file.stat().st_size for file in text_files(Path(source))) // TEXT_BYTES
         tokens = min(written, limit or written)
-    # Parts and the joined array exist together for a while.
+    # The parts and the joined array exist at the same time for a while.
     size = 2 * tokens * dtype.itemsize - sum(part.stat().st_size for part in _parts(folder))
     check_free_space(folder.parent, size, f"tokenizing '{source}'")
 
@@ -133,7 +133,7 @@ def _check_room(source: str | Path, limit: int | None, dtype: np.dtype[Any], fol
 def _write_parts(
     texts: Iterable[str], backbone: Backbone, folder: Path, limit: int | None, source: str
 ) -> None:
-    """Tokenize the texts that follow the parts on disk."""
+    """Tokenize the texts after those whose parts are already on disk."""
     parts = _parts(folder)
     sizes = [size for part in parts for size in np.load(part)["sizes"].tolist()]
     remaining = islice(texts, len(sizes), None)
@@ -154,7 +154,7 @@ def _write_parts(
 
 
 def _tokenized(texts: Iterator[str], backbone: Backbone, limit: int | None) -> Iterator[list[int]]:
-    """Tokens of each text, at most `limit` in all; the last text is cut."""
+    """Tokens of each text, at most `limit` in total; the last text is cut."""
     while limit != 0 and (batch := list(islice(texts, TOKENIZED_TOGETHER))):
         for ids in backbone.tokenize(batch)["input_ids"]:
             kept = ids[:limit]
@@ -182,7 +182,7 @@ def _join_parts(folder: Path, source: str) -> None:
     if not bounds[-1]:
         raise DataError(f"'{source}' has no tokens; give a corpus with text in it")
     dtype = np.load(parts[0])["tokens"].dtype
-    # Writing to a mapped file on a full disk would end the process without a word.
+    # Writing to a memory-mapped file on a full disk would kill the process without a message.
     check_free_space(folder.parent, int(bounds[-1]) * dtype.itemsize, f"the tokens of '{source}'")
     joined = np.lib.format.open_memmap(
         folder / "tokens.npy", mode="w+", dtype=dtype, shape=(int(bounds[-1]),)

@@ -16,11 +16,11 @@ Span = tuple[int, int]
 
 
 class Tokenizer:
-    """Counts tokens as a backbone does: without a start token, special tokens in a text as text.
+    """Counts tokens as a backbone does: no start token, and special tokens are treated as text.
 
     Args:
         tokenizer: one of transformers' fast tokenizers.
-        name: for reports.
+        name: name for reports.
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
@@ -55,7 +55,7 @@ def open_tokenizer(name: str | None = None) -> Tokenizer:
 
     Args:
         name: folder of a backbone or of a checkpoint with its backbone, or a hub id; None means
-            that of sedem-nano.
+            sedem-nano's tokenizer.
 
     Raises:
         ConfigError: there is no such tokenizer, or it needs code of its own.

@@ -21,9 +21,9 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
     """Windows of context and continuation, in a seeded order.
 
     The windows of a text start at a seeded offset. They do not overlap within an epoch, and differ
-    between seeds. In every later epoch the same number of windows of a text lies elsewhere in it,
-    as far as the text has room. An item depends on the seed and the epoch alone, not on the items
-    read before it, so resumed training continues with the same windows.
+    between seeds. In every later epoch, the same number of windows is taken from other positions of
+    the text, if it has room. An item depends only on the seed and the epoch, not on the items read
+    before it, so resumed training continues with the same windows.
 
     Args:
         corpus: the tokenized corpus.
@@ -31,7 +31,7 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
         continuation: A.
         seed: decides offsets and order.
         texts: indices of the texts to use; None means all.
-        limit: maximum windows, the first ones of the order; None means all.
+        limit: maximum windows, the first in order; None means all.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        """Move the windows to where they lie in an epoch."""
+        """Move the windows to their positions in an epoch."""
         self._epoch = epoch
         self.starts = self._first
         if epoch:
@@ -97,7 +97,7 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
 
 
 def collate_windows(windows: Sequence[Mapping[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-    """Windows as a batch: `context` `[B, T]` and `continuation` `[B, A]`."""
+    """Collate windows into a batch: `context` `[B, T]` and `continuation` `[B, A]`."""
     return {
         name: torch.from_numpy(np.stack([window[name] for window in windows]))
         for name in ("context", "continuation")

@@ -1,1 +1,1 @@
-"""What runs a model: the eager reference and the static fast path."""
+"""Engines that run a model: the eager reference and the static fast path."""

@@ -1,16 +1,16 @@
 """Two-depth decoding of one batch, in buffers of fixed size.
 
 This is `method.injection` with static tensors instead of growing ones. Rows of one prefill are
-padded on the right to end in one column. Columns then stand in reading order, so that causal
-attention needs no mask. Only what is not plain text has one: blocks that stand apart or are guided,
-above injection, where memory has the first columns; and windows that are shorter than the text.
-Each row's answer continues in its own next column. There positions, not columns, decide which keys
-a query sees, so a row can move to any batch that has columns for it.
+padded on the right to end in one column. Columns are then in reading order, so that causal
+attention needs no mask. A mask is needed only in two cases: above injection, for separate or guided
+blocks, where memory has the first columns; and for windows shorter than the text. Each row's answer
+continues in its own next column. There, positions decide which keys a query sees, so a row can move
+to any batch that has room for it.
 
 `independent_batch` has the batch for independent blocks.
 
-Letters: B rows, P prefix columns, W slots of a row, U restored states of a row, D width, V
-vocabulary, K blocks of a row.
+Letters: B rows, P prefix columns, W slots per row, U restored states per row, D width, V
+vocabulary, K blocks per row.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ class StaticBatch:
         bucket: the size of the buffers.
         graph: whether to capture prefill and step as CUDA graphs.
         pool: memory that graphs share.
-        split: whether a step may attend to the parts of a long memory side by side.
+        split: whether a step may attend to the parts of a long memory in parallel.
 
     Attributes:
         split: whether it does.
-        upload: has all that comes from the host before a prefill, down to `prefix_valid`.
+        upload: holds all host inputs of a prefill, `slots` to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
-        real: which restored states stand for real tokens `[B, U]`.
+        real: True where a restored state stands for a real token `[B, U]`.
         scores: score of each state's block `[B, U]`; -inf where there is none.
         number: number of each state's block among those of its row `[B, U]`.
         prefix: token ids, padded on the right `[B, P]`.
@@ -88,9 +88,9 @@ class StaticBatch:
         logits: after the prefill or the last step `[B, V]`.
         lower: cache of the layers below injection.
         upper: cache of the layers above it.
-        used: 1 for a row in use, 0 for an empty one `[B]`. An empty row runs along; no
-            other row sees it.
-        text: columns of text that each row in use has filled, counted on the host.
+        used: 1 for a row in use, 0 for an empty one `[B]`. An empty row also runs, but no other row
+            sees it.
+        text: number of text columns that each row in use has filled, counted on the host.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class StaticBatch:
 
     @property
     def steps_left(self) -> int:
-        """Steps that fit."""
+        """Number of steps that still fit."""
         room = self.bucket.prefix + self.bucket.steps
         return room - max(self.text.values(), default=0)
 
@@ -184,13 +184,13 @@ class StaticBatch:
         """Make rows empty."""
         for row in range(*rows.indices(self.bucket.rows)):
             self.text.pop(row, None)
-        # What an empty row has stored stays. It writes its first column at every step, so that its
-        # next one never lies outside.
+        # The contents of an empty row stay. It writes its first column at every step, so that its
+        # next one is never out of range.
         for counter in (self.used, self.lower.next_column, self.upper.next_column):
             counter[rows] = 0
 
     def finish(self) -> None:
-        """Let go of what is not in the buffers, once the answers are done."""
+        """Release what is not in the buffers, once the answers are done."""
 
     def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
         """The inputs of a prefill."""
@@ -206,7 +206,7 @@ class StaticBatch:
         }
 
     def _own_slots(self) -> int:
-        """Slots of a row that this batch restores itself."""
+        """Number of slots per row that this batch restores itself."""
         return self.bucket.slots
 
     def _make_caches(self, columns: int, states: int) -> tuple[StaticCache, StaticCache]:
@@ -220,7 +220,7 @@ class StaticBatch:
         )
 
     def _load_memory(self, rows: Sequence[Start]) -> None:
-        """Put the memory of each row into what is sent to the device."""
+        """Put the memory of each row into the upload to the device."""
         host, per_slot = self.upload.host, self.decoder.states_per_slot
         real = [state_mask(start.bank.slot_tokens(start.blocks), per_slot) for start in rows]
         fill(host["slots"], [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
@@ -228,7 +228,7 @@ class StaticBatch:
         self._load_blocks(rows, [[real_KU.shape[1]] * len(real_KU) for real_KU in real])
 
     def _load_blocks(self, rows: Sequence[Start], sizes: Sequence[Sequence[int]]) -> None:
-        """Tell each state its block, where that matters.
+        """Load the block number and score of each state, where they matter.
 
         Args:
             rows: the start of each row.
@@ -303,14 +303,14 @@ class StaticBatch:
         )
 
     def _bias(self, prefix_BP: Tensor) -> Tensor | None:
-        """What text adds to its logits on memory and prefix `[B, U + P]`; None for nothing."""
+        """Bias of text's logits on memory and prefix `[B, U + P]`; None for no bias."""
         if self.decoder.guide is None or not self.bucket.slots:
             return None
         bias_BU = self.decoder.guide(self.scores)
         return torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
 
     def _attention(self, positions_BP: Tensor) -> Attention | None:
-        """What attends above injection in place of `layers.attend`; None for `attend`.
+        """Attention used above injection instead of `layers.attend`; None for `attend`.
 
         Args:
             positions_BP: positions of the queries.

@@ -14,28 +14,28 @@ from sedem.engine.kept import Kept
 from sedem.engine.piecewise_batch import PiecewiseBatch
 
 IDLE_BYTES = 2**30
-"""Bytes of idle batches that are kept for later answers of their size; more on a large GPU."""
+"""Limit in bytes of idle batches kept for later answers of their size; higher on a large GPU."""
 IDLE_SHARE = 16
 """Divisor of a GPU's memory for that limit."""
 FIRST_STEPS = 64
-"""Tokens of an answer that its first batch has room for; longer answers move to a larger one."""
+"""Answer tokens that the first batch has room for; longer answers move to a larger batch."""
 
 MAX_COLUMNS = 4096
-"""Restored states of a row that a static cache holds; more independent blocks stay outside."""
+"""Most restored states per row in a static cache; more independent blocks stay outside."""
 
 
 class Batches:
-    """Makes batches, and keeps those that are not in use.
+    """Makes batches, and keeps idle ones for reuse.
 
     Args:
-        decoder: what batches run.
+        decoder: the decoder that batches run.
         kept: keys and values of independent blocks.
         graphs: whether batches capture CUDA graphs.
-        split: whether steps attend to the parts of a long memory side by side; see `split_keys`.
+        split: whether steps attend to the parts of a long memory in parallel; see `split_keys`.
 
     Attributes:
         pool: memory that graphs share; None without graphs.
-        idle: batches that no answer uses, the one that was used last at the end.
+        idle: batches that no answer uses, the most recently used last.
         active: batches that answers use.
     """
 
@@ -51,7 +51,7 @@ class Batches:
 
     @property
     def independent(self) -> bool:
-        """Whether blocks stand apart."""
+        """Whether blocks are independent."""
         return self.decoder.config.block_context == "independent"
 
     def take(self, bucket: Bucket) -> StaticBatch:
@@ -65,7 +65,7 @@ class Batches:
         return batch
 
     def give_back(self, batch: StaticBatch) -> None:
-        """Make a batch idle; the oldest idle ones are freed above the limit."""
+        """Make a batch idle; above the limit, the oldest idle ones are freed."""
         batch.finish()
         self.active.remove(batch)
         self.idle.append(batch)
@@ -84,7 +84,7 @@ class Batches:
 
         Args:
             starts: one for each row.
-            max_steps: the most steps of an answer.
+            max_steps: step limit of an answer.
         """
         slots = round_up(max(self._slots_of(start) for start in starts), 16)
         columns = slots * self.decoder.states_per_slot
@@ -98,7 +98,7 @@ class Batches:
         )
 
     def _slots_of(self, start: Start) -> int:
-        """Slots of a batch that one of its rows needs."""
+        """Number of slots that a row needs in its batch."""
         if not self.independent:
             return start.bank.slot_tokens(start.blocks).numel()
         states = sum(self.kept.walk.sizes(start.bank, start.blocks))

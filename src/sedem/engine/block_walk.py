@@ -1,7 +1,7 @@
 """Keys and values of independent blocks, through fused layers; see `method.independent`.
 
-Letters: N blocks, J slots of a block, U restored states, L layers above injection, G key heads,
-H width of a head, D decoder width.
+Letters: N blocks, J slots per block, U restored states, L layers above injection, G key heads, H
+head width, D decoder width.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sedem.engine.layers import biases_of, run_layers
 from sedem.method.pooling import state_mask
 
 TOGETHER = 8
-"""Blocks of one call on a GPU; a CPU walks each alone."""
+"""Blocks per call on a GPU; a CPU computes each block alone."""
 
 
 class BlockWalk:
-    """Computes keys and values of blocks, those of each block always in calls of one shape.
+    """Computes keys and values of blocks, each block always in calls of the same shape.
 
-    A shape chooses how a kernel adds up. On a CPU the result is therefore the same, bit for bit,
-    whenever a block is computed and whatever is computed beside it.
+    The shape determines the order in which a kernel adds up. On a CPU the result is therefore
+    bitwise the same, regardless of when and with which other blocks it is computed.
 
     Args:
         decoder: its layers above injection are run.
@@ -37,19 +37,19 @@ class BlockWalk:
         self._start_11D: Tensor | None = None
 
     def sizes(self, bank: BlockSource, blocks: Sequence[int]) -> list[int]:
-        """Number of states of each of some blocks, without padding."""
+        """Number of states of each block, without padding."""
         return self._real(bank, blocks).sum(1).tolist()
 
     @torch.no_grad()
     def compute(self, bank: BlockSource, blocks: Sequence[int]) -> list[Tensor]:
-        """Return keys and values `[L, 2, G, U, H]` of each of some blocks.
+        """Return keys and values `[L, 2, G, U, H]` of each block.
 
         Args:
             bank: has their memory.
             blocks: their indices.
 
         Returns:
-            One tensor for each block; keys are rotated to positions from 1 on.
+            One tensor for each block; keys are rotated to positions from 1.
         """
         computed: list[Tensor] = []
         for first in range(0, len(blocks), self.together):
@@ -63,7 +63,7 @@ class BlockWalk:
         decoder = self.decoder
         real_NU = self._real(bank, blocks)
         sizes = real_NU.sum(1).tolist()
-        # States of real tokens first; attention is causal, so padding after them changes nothing.
+        # States of real tokens first; attention is causal, so padding after them has no effect.
         order_NU = real_NU.long().argsort(dim=1, descending=True, stable=True)
         if len(blocks) == 1:
             order_NU = order_NU[:, : sizes[0]]
@@ -84,7 +84,7 @@ class BlockWalk:
 
         biases = biases_of(layers, axis, positions_1P, valid_1P, hidden_NPD.dtype)
         hidden_NPD = run_layers(layers[:-1], hidden_NPD, rope, biases, store)
-        # No one reads the states after the last layer.
+        # The states after the last layer are not needed.
         store(len(layers) - 1, *layers[-1].project(hidden_NPD, rope)[1:])
         every_NL2GUH = torch.stack(stored, dim=1)
         return [

@@ -1,8 +1,8 @@
-"""Layers whose arithmetic between two attentions is compiled into a few kernels.
+"""Layers whose arithmetic between attention calls is compiled into a few kernels.
 
-On a GPU a layer of one token is matrix products, which read the weights, and a dozen small
-operations, each as long as its launch. torch.compile fuses norms, rotary positions, activation and
-sums around the products. Attention and caches stay as they are.
+On a GPU, a layer of one token consists of matrix products, which read the weights, and a dozen
+small operations, each bound by its launch. torch.compile fuses norms, rotary positions, activation
+and sums around the products. Attention and caches are unchanged.
 
 Letters: B batch, P positions of one call, D width.
 """
@@ -19,12 +19,12 @@ from torch import Tensor
 from sedem.engine.layers import FusedLayer
 
 VARIANTS = 64
-"""Compiled forms of one function that may exist: by type, by one or more rows and positions, by
-sliding window, and so on. torch stops with an error beyond."""
+"""Limit of compiled forms of one function: by type, by one or more rows and positions, by sliding
+window, and so on. Beyond it, torch raises an error."""
 
 
 GPU_MODE = "max-autotune-no-cudagraphs"
-"""On a GPU: the kernel of each product is chosen by timing. `cuda_graphs` captures the graphs."""
+"""On a GPU, the kernel of each product is chosen by timing. `cuda_graphs` captures the graphs."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A function of fixed buffers, run as one captured CUDA graph; without a GPU it is just called."""
+"""A function of fixed buffers, run as one captured CUDA graph, or just called without a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 Pool = Any
-"""torch's handle of the memory that graphs share; opaque to sedem."""
+"""torch's opaque handle of the memory that graphs share."""
 
 _SIDE_STREAMS: dict[int, torch.cuda.Stream] = {}
 
@@ -20,7 +20,7 @@ def new_pool() -> Pool:
 
 
 def pool_bytes(pool: Pool) -> int:
-    """Bytes of a pool: what its graphs keep for intermediate results."""
+    """Bytes of a pool, which its graphs keep for intermediate results."""
     segments = torch.cuda.memory_snapshot()
     return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
 
@@ -28,7 +28,7 @@ def pool_bytes(pool: Pool) -> int:
 def side_stream() -> torch.cuda.Stream:
     """Return the stream of the current GPU for rehearsals and captures.
 
-    Libraries and the allocator keep memory for every stream that has run anything, so it is one.
+    Libraries and the allocator keep memory for every stream ever used, so there is only one.
     """
     device = torch.cuda.current_device()
     if device not in _SIDE_STREAMS:
@@ -40,15 +40,15 @@ class Replay:
     """Runs a function repeatedly, on a GPU as one captured graph.
 
     A graph reads and writes fixed addresses. Inputs must be copied into fixed buffers, and results
-    are read from fixed buffers. Every run checks first that no buffer was moved, also without a
+    are read from fixed buffers. Every run first checks that no buffer was moved, even without a
     graph, so that a mistake shows on any machine.
 
-    The function is passed to each call and not stored. Its owner, which stores the replay, is thus
-    freed with its buffers and its graph as soon as nothing refers to it.
+    The function is passed to each call and not stored. The owner of the replay is therefore freed,
+    with its buffers and graph, as soon as nothing refers to it.
 
     Args:
         buffers: all tensors that the function shares with its caller.
-        state: those buffers that a run both reads and changes; a rehearsal restores them.
+        state: the buffers that a run both reads and changes; a rehearsal restores them.
         graph: whether to capture the function.
         pool: memory that graphs share.
     """

@@ -22,12 +22,12 @@ class FusedDecoder:
     """A decoder for inference, with the decompressor that feeds its middle layers.
 
     Attributes:
-        config: has the depth of injection, the context of blocks and the place of the start token.
+        config: has the injection layer, the context of blocks and the place of the start token.
         layers: all layers, adapters merged.
         bos_token_id: the start token.
         decompress: module from slots `[..., S, D]` to states `[..., U, D]`.
         states_per_slot: U / S.
-        guide: from scores `[B, K]` to what attention adds `[B, K]`; None adds nothing.
+        guide: from scores `[B, K]` to attention biases `[B, K]`; None adds nothing.
         embedding: token embeddings `[V, D]`.
         rotary: module from positions to cosine and sine.
         norm: the norm after the last layer.
@@ -59,7 +59,7 @@ class FusedDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """Device of its weights."""
         return self.embedding.device
 
     @property

@@ -1,4 +1,4 @@
-"""Devices: which can be used, the lock of a GPU, clocks, and the memory that tensors occupy.
+"""Devices: which are usable, the lock of a GPU, clocks, and the memory of tensors.
 
 Only one thread of the process submits work to a GPU at a time, whichever model it runs: a thread
 that synchronizes a GPU breaks the CUDA graph that another is capturing there. A CPU needs no lock.
@@ -37,7 +37,7 @@ def chosen_device(device: torch.device | str | None) -> torch.device:
 
 
 def unusable(device: torch.device | str) -> str | None:
-    """Why a device cannot be used, and what can be; None if it can."""
+    """Return why a device cannot be used, and which can be; None if it can."""
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -53,7 +53,7 @@ def unusable(device: torch.device | str) -> str | None:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this machine, its GPU if it has one, has units for products of bfloat16."""
+    """Whether this machine (its GPU if it has one) has hardware for bfloat16 products."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     has = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
@@ -72,9 +72,9 @@ def device_lock(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def attention_backends(device: torch.device) -> Iterator[None]:
-    """Choose kernels of attention that need no planning.
+    """Choose attention kernels that need no planning.
 
-    On a GPU cuDNN's would be taken first. It plans every new shape, which takes 20 to 400 ms.
+    On a GPU, cuDNN would be used first. It plans every new shape, which takes 20 to 400 ms.
     """
     if device.type == "cpu":
         yield
@@ -100,12 +100,12 @@ def _lock_of(device: torch.device) -> FairLock:
 class Clock:
     """Times stages of work on a device, in milliseconds.
 
-    Laps and marks do not wait for the device. A lap is the device's time: on a GPU an event marks
-    the place in its queue, and is read later. A mark is the host's, for what the host has read.
+    Laps and marks do not wait for the device. A lap is device time: on a GPU, an event marks the
+    place in its queue and is read later. A mark is host time, for results that the host has read.
 
     Args:
         device: the device.
-        since: what marks count from, by `time.perf_counter`; None means now.
+        since: start time of marks, by `time.perf_counter`; None means now.
     """
 
     def __init__(self, device: torch.device, since: float | None = None) -> None:

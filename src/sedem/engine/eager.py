@@ -1,10 +1,10 @@
-"""The reference engine: Hugging Face's own layers, adapters beside the weights, growing caches.
+"""The reference engine: Hugging Face's own layers, unmerged adapters, growing caches.
 
 Every call uses the current weights, so it serves training and models that still change.
 
-The encoder and the decoder are usually the same modules. Encoding switches their adapters off for
-as long as it runs, so a thread that answered meanwhile would answer without adapters. Therefore
-only one thread at a time encodes or decodes, in the order in which they ask: see `FairLock`.
+The encoder and the decoder are usually the same modules. Encoding switches their adapters off while
+it runs, so a thread that answered meanwhile would answer without adapters. Therefore only one
+thread at a time encodes or decodes, in order of request: see `FairLock`.
 
 Letters: B batch, T tokens, P prefix tokens, E encoder width, V vocabulary, X extraction layers.
 """
@@ -85,7 +85,7 @@ class Eager:
         return {"weights": storage_bytes(tensors), "caches": 0, "graphs": 0, "kept": 0}
 
     def release(self) -> None:
-        """Do nothing: there are no idle buffers."""
+        """Do nothing, because there are no idle buffers."""
 
 
 def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor, Step]:

@@ -23,8 +23,8 @@ class FusedEncoder:
 
     Attributes:
         layers: the layers up to the last extraction layer.
-        extract_layers: after how many layers states are extracted; one number for each of X.
-        bos_token_id: the token put before every text.
+        extract_layers: numbers of layers after which states are extracted, one for each of X.
+        bos_token_id: the token before every text.
         embedding: token embeddings `[V, E]`.
         rotary: module from positions to cosine and sine.
     """
@@ -36,7 +36,7 @@ class FusedEncoder:
     rotary: nn.Module
 
     def states(self, ids_BT: Tensor) -> Tensor:
-        """Return states `[X, B, T, E]` without the start token's, as `method.encoder.encode`."""
+        """Return states `[X, B, T, E]` without the start token's, like `method.encoder.encode`."""
         start_B1 = ids_BT.new_full((ids_BT.shape[0], 1), self.bos_token_id)
         hidden_BPE = F.embedding(torch.cat([start_B1, ids_BT], dim=1), self.embedding)
         positions_1P = torch.arange(hidden_BPE.shape[1], device=ids_BT.device)[None]
@@ -57,8 +57,8 @@ class QuestionBuffers:
 
     Args:
         encoder: the encoder.
-        rows: B, the most questions.
-        tokens: T, the most tokens of a question.
+        rows: B, the maximum number of questions.
+        tokens: T, the maximum number of tokens per question.
         graph: whether to capture the encoding as a CUDA graph.
         pool: memory that graphs share.
 

@@ -1,4 +1,4 @@
-"""A lock that threads get in the order in which they asked for it."""
+"""A lock that threads get in the order in which they requested it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from contextlib import contextmanager
 from threading import Lock, get_ident
 
 IDLE_SECONDS = 0.01
-"""A lock that nobody takes for so long is not needed by others; steps of answers follow faster."""
+"""A lock that stays free for this long is not needed by others; answer steps follow faster."""
 POLL_SECONDS = 0.001
 
 
 class FairLock:
-    """A reentrant lock that is handed over: whoever waits longest has it next.
+    """A reentrant lock that is handed over to the thread that has waited longest.
 
-    Python's own locks go to whoever is awake. A thread that reads documents gives its lock back
-    and takes it again at once, so a thread that answers would get it late or never. With this one
-    they alternate: an answer waits for at most one batch of segments before each token.
+    Python's own locks go to any running thread. A thread that reads documents releases its lock and
+    takes it again at once, so a thread that answers would get it late or never. With this lock they
+    alternate: an answer waits for at most one batch of segments before each token.
 
-    A batch takes as long as many tokens, so work in long pieces goes `in_turns`: after a piece that
-    made others wait, these have the lock for as long as the piece took.
+    A batch takes as long as many tokens, so work in long pieces uses `in_turns`: after a piece that
+    made others wait, they have the lock for as long as the piece took.
     """
 
     def __init__(self) -> None:
-        # Held for moments in which nothing is allocated: the garbage collector could otherwise
-        # run there and drop an answer, whose end takes this lock too.
+        # Held only for moments without allocation: the garbage collector could otherwise run there
+        # and drop an answer, whose end takes this lock too.
         self._guard = Lock()
         self._owner: int | None = None
         self._depth = 0
         self._waiting: deque[tuple[int, Lock]] = deque()
-        # Seconds for which the lock was held, since when it is, and when it was let go.
+        # Total seconds the lock was held, and the times of the last acquire and release.
         self._held = 0.0
         self._since = self._free_since = time.perf_counter()
         self._owed: dict[int, float] = {}
@@ -53,7 +53,7 @@ class FairLock:
         try:
             turn.acquire()
         except BaseException:
-            # Such as Ctrl-C in the main thread; the lock may have been handed over already.
+            # For example Ctrl-C in the main thread; the lock may already be handed over.
             with self._guard:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
@@ -69,7 +69,7 @@ class FairLock:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Give the lock to the thread that waits longest; the guard is held."""
+        """Give the lock to the thread that has waited longest; the caller holds the guard."""
         self._owner, self._depth = None, 0
         self._free_since = now = time.perf_counter()
         self._held += now - self._since
@@ -81,10 +81,10 @@ class FairLock:
 
     @contextmanager
     def in_turns(self) -> Iterator[None]:
-        """Surround one piece of long work, in which this lock is taken.
+        """Surround one long piece of work, in which this lock is taken.
 
-        It first waits until others have had the time that they waited for the last piece, or do
-        not need it.
+        It first waits until others have had the lock for as long as the last piece took, or do not
+        need it.
         """
         me = get_ident()
         enough = self._held + self._owed.pop(me, 0.0)

@@ -1,7 +1,7 @@
-"""Fused encoder and decoder from those of Hugging Face: matrices joined, adapters merged, no copy.
+"""Fuse Hugging Face's encoder and decoder: matrices joined, adapters merged, no copy.
 
 Each module's weight becomes a view into the fused matrix, so the modules keep working. Layers that
-a frozen encoder also needs keep their frozen attention beside the merged one, and share the rest.
+a frozen encoder also needs keep their frozen attention next to the merged one, and share the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ADAPTER = "default"
 
 
 def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
-    """Fuse the encoder and the decoder of a model; layers share the weights that they can."""
+    """Fuse the encoder and the decoder of a model; layers share weights where possible."""
     config, encoder, decoder = model.config, model.encoder, model.decoder
     frozen = frozen_layers(encoder, config.extract_layer)
     fused_encoder = FusedEncoder(
@@ -52,7 +52,7 @@ def fuse_modules(model: SedemModules) -> tuple[FusedEncoder, FusedDecoder]:
 
 
 class Rounded(nn.Module):
-    """A copy of a part in another type, and what it is given too."""
+    """A copy of a part in another type; its inputs are cast too."""
 
     def __init__(self, part: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def adapted_layers(backbone: Backbone, frozen: Sequence[FusedLayer]) -> list[Fus
     Args:
         backbone: the decoder.
         frozen: its first layers if it is the encoder too, otherwise empty. They stay as they are,
-            beside merged copies. Above them merged weights replace the frozen ones.
+            next to merged copies. Above them, merged weights replace the frozen ones.
     """
     shared = [_merged_copy(backbone, index, layer) for index, layer in enumerate(frozen)]
     above = range(len(frozen), backbone.depth)
@@ -115,7 +115,7 @@ def _fuse(backbone: Backbone, index: int, *, merge: bool) -> FusedLayer:
 
 
 def _merged_copy(backbone: Backbone, index: int, frozen: FusedLayer) -> FusedLayer:
-    """The layer with attention weights of its own, adapters merged; all else is shared."""
+    """The layer with its own attention weights, adapters merged; all else is shared."""
     if not backbone.has_lora:
         return frozen
     attention = backbone.model.get_decoder().layers[index].self_attn
@@ -145,7 +145,7 @@ def _is_adapted(projection: Any) -> bool:
 
 
 def _join(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Join the weights and the biases of some projections; theirs become views of the result."""
+    """Join the weights and the biases of some projections, which become views of the result."""
     weight = _join_rows([linear.weight for linear in linears])
     biases = [linear.bias for linear in linears if linear.bias is not None]
     return weight, _join_rows(biases) if biases else None
@@ -167,6 +167,6 @@ def _head_norm(attention: Any, heads: int, key_heads: int) -> Tensor | None:
 
 
 def _for_inference(decompressor: nn.Module, decoder: Backbone) -> nn.Module:
-    """The decompressor in the decoder's type on a GPU, whose products in float32 are slow."""
+    """The decompressor, in the decoder's type on a GPU, where float32 products are slow."""
     on_cpu = decoder.device.type == "cpu"
     return decompressor if on_cpu else Rounded(decompressor, decoder.dtype)

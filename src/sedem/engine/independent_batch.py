@@ -1,6 +1,6 @@
-"""The batch for independent blocks: their keys and values are copied in, only prefixes are run.
+"""The batch for independent blocks: keys and values are copied in, and only prefixes are run.
 
-Letters: B rows, P prefix columns, U restored states of a row, K blocks of a row.
+Letters: B rows, P prefix columns, U restored states per row, K blocks per row.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sedem.method.independent import prefix_positions
 
 
 class IndependentBatch(StaticBatch):
-    """The buffers of one batch whose blocks stand apart; see `StaticBatch`.
+    """The buffers of one batch with independent blocks; see `StaticBatch`.
 
     Args:
         decoder: the decoder.
         bucket: the size of the buffers.
-        kept: gives keys and values of blocks.
+        kept: provides keys and values of blocks.
         graph: whether to capture prefill and step as CUDA graphs.
         pool: memory that graphs share.
-        split: whether a step may attend to the parts of a long memory side by side.
+        split: whether a step may attend to the parts of a long memory in parallel.
 
     Attributes:
         memory_positions: position of each restored state within its block `[B, U]`, from 1.
-        longest: states of the longest block of each row `[B, 1]`.
+        longest: number of states of the longest block of each row `[B, 1]`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class IndependentBatch(StaticBatch):
                 column += block.shape[-2]
 
     def _run_prefill(self) -> None:
-        """Run the prefixes; above injection they see the columns of memory."""
+        """Run the prefixes; above injection they also see the columns of memory."""
         decoder = self.decoder
         prefix_BP = prefix_positions(self.prefix_valid, self.longest)
         hidden_BPD = self._run_lower(prefix_BP)

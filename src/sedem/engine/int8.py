@@ -1,8 +1,8 @@
 """The decoder's matrices as int8 rows, for decoding steps on a CPU.
 
-A step multiplies every matrix with one position a row, which is half of its time or more.
-Rows of int8 are a quarter of float32. Reading, questions and prefill keep the exact matrices,
-because int8 costs answers there.
+A step multiplies every matrix by one position per row, which takes at least half of its time. Rows
+of int8 are a quarter the size of float32. Reading, questions and prefill use the exact matrices,
+because int8 lowers answer quality there.
 
 Letters: N output width, M input width.
 """
@@ -24,10 +24,10 @@ _TINY = torch.tensor(torch.finfo(torch.float32).tiny)
 
 
 class Int8Matrix(nn.Module):
-    """A linear map of int8 weights, a scale a row, and states that are rounded as they come.
+    """A linear map with int8 weights, one scale per row, and states rounded on the fly.
 
-    Each state has a scale of its own and sums are whole numbers, so a row of a batch does not
-    depend on the others.
+    Each state has its own scale and sums are whole numbers, so the rows of a batch do not affect
+    each other.
 
     Args:
         weight: `[N, M]`.
@@ -52,7 +52,7 @@ class Int8Matrix(nn.Module):
         """Map states `[..., M]` to `[..., N]`, in their own type."""
         exact = states.float()
         largest = torch.linalg.vector_norm(exact, torch.inf, -1, keepdim=True)
-        # One call that also keeps a state of zeros from being divided by zero.
+        # This single call also prevents division by zero for a state of zeros.
         scale = torch.add(_TINY, largest, alpha=1 / _LARGEST)
         units = exact.div(scale).round_().to(torch.int8)
         product = _product(units, self.packed, self.scales, self.zeros).mul_(scale)
@@ -63,10 +63,10 @@ class Int8Matrix(nn.Module):
 
 @dataclass(frozen=True)
 class Int8Layer(FusedLayer):
-    """A fused layer with int8 matrices beside the exact ones, which it does not run.
+    """A fused layer that runs int8 matrices; it also holds the exact ones.
 
     Attributes:
-        rows: by name of the matrix.
+        rows: int8 matrices by name.
     """
 
     rows: dict[str, Int8Matrix]
@@ -77,7 +77,7 @@ class Int8Layer(FusedLayer):
 
 
 def int8_steps(decoder: FusedDecoder) -> FusedDecoder:
-    """Return a decoder that runs steps with int8 matrices and all else as before.
+    """Return a decoder that runs steps with int8 matrices, and all else as before.
 
     Raises:
         ConfigError: this machine cannot multiply int8 exactly.
@@ -94,7 +94,7 @@ def int8_steps(decoder: FusedDecoder) -> FusedDecoder:
 
 
 def replaced_matrices(decoder: FusedDecoder) -> list[Tensor]:
-    """The exact matrices whose place other ones take in steps; none if steps run all of them."""
+    """The exact matrices that steps replace by others; empty if steps run all of them."""
     if decoder.steps is None:
         return []
     matrices = [getattr(layer, name) for layer in decoder.layers for name in MATRICES]
@@ -102,7 +102,7 @@ def replaced_matrices(decoder: FusedDecoder) -> list[Tensor]:
 
 
 def step_bytes(decoder: FusedDecoder) -> int:
-    """Bytes that the matrices of steps take beside the exact ones."""
+    """Bytes of the matrices of steps, in addition to the exact ones."""
     if decoder.steps is None:
         return 0
     matrices = [decoder.steps.head]
@@ -118,7 +118,7 @@ def _with_rows(layer: FusedLayer) -> Int8Layer:
 
 def _product(units: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """The product of int8 states of scale 1 and packed rows, in float32."""
-    # The overload by name: finding it at every call takes 15 us of a product's 100.
+    # The overload by name: finding it at every call takes 15 of a product's 100 us.
     product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
         units, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
     )
@@ -126,7 +126,7 @@ def _product(units: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor) -> Te
 
 
 def _multiplies_exactly() -> bool:
-    """Whether the largest products add up; without VNNI, oneDNN's sums overflow in silence."""
+    """Whether sums of the largest products are exact; without VNNI, oneDNN's overflow silently."""
     ones = torch.ones(64, 64)
     try:
         sums = Int8Matrix(ones, None)(ones)

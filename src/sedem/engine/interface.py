@@ -1,24 +1,24 @@
-"""What an engine is: it runs the encoder, and it decodes answers for a batch of questions.
+"""The engine interface: it runs the encoder and decodes answers for a batch of questions.
 
 An engine belongs to one model. Reading documents needs `encode`. Answering a batch of questions
-needs three calls, and selection and the choice of tokens in between:
+needs three calls, with block selection and token choice in between:
 
     hidden = engine.encode_questions(ids)                  # to score blocks with
     starts = [Start(bank, blocks, scores, prefix), ...]    # one for each question
     with engine.start(starts, limit) as (logits, step):    # decompress, inject, prefill
         while live:                                        # rows that are not finished
-            logits = step(tokens_of(logits), live)         # one token more of each
+            logits = step(tokens_of(logits), live)         # one more token of each
 
-Questions that come one after another share rows instead. One joins while others are answered:
+Questions that arrive one after another share rows instead. One joins while others are answered:
 
     with engine.open_rows(count) as rows:
         logits = rows.join([row], [start], [limit])        # into a row that is free
-        logits = rows.step(tokens)                         # one token more of each row in use
+        logits = rows.step(tokens)                         # one more token of each row in use
         rows.leave(row)                                    # the row is free again
 
-`eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` makes either.
+`eager.Eager` is the reference, `static.Static` the fast path; `open.open_engine` opens either.
 
-Letters: B batch, T tokens, K selected blocks, J slots of a block, P prefix tokens, E encoder width,
+Letters: B batch, T tokens, K selected blocks, J slots per block, P prefix tokens, E encoder width,
 D decoder width, V vocabulary, X extraction layers.
 """
 
@@ -37,7 +37,7 @@ call. The second argument lists the unfinished rows; logits of other rows are un
 
 
 class BlockSource(Protocol):
-    """A snapshot of a bank, as engines see it; nothing of it changes."""
+    """An unchanging snapshot of a bank, as engines see it."""
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -78,7 +78,7 @@ class Rows(Protocol):
         Args:
             rows: rows that are not in use, from 0 to the count that was opened.
             starts: what the answer of each starts from.
-            limits: the most steps of each answer.
+            limits: step limit of each answer.
 
         Returns:
             Logits after the prefixes, one row for each of `rows`, `[J, V]`.
@@ -86,7 +86,7 @@ class Rows(Protocol):
         ...
 
     def leave(self, row: int) -> None:
-        """Make a row free."""
+        """Free a row."""
         ...
 
     def step(self, ids_B: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Engine(Protocol):
 
     Attributes:
         name: "eager", "static", "graphs" or "compiled".
-        batch_size: number of questions that it answers efficiently together.
+        batch_size: number of questions that it runs efficiently together.
         ahead: whether to start a step before the previous token has been read on the host.
     """
 
@@ -129,11 +129,11 @@ class Engine(Protocol):
     def start(
         self, starts: Sequence[Start], limit: int
     ) -> AbstractContextManager[tuple[Tensor, Step]]:
-        """Decompress, inject and prefill a batch; its caches are in use until the block ends.
+        """Decompress, inject and prefill a batch; its caches stay in use until the block ends.
 
         Args:
             starts: one for each row.
-            limit: the most tokens of an answer.
+            limit: token limit of an answer.
 
         Yields:
             Logits after the prefixes `[B, V]`, valid until the first step, and the step.
@@ -141,10 +141,10 @@ class Engine(Protocol):
         ...
 
     def open_rows(self, count: int) -> AbstractContextManager[Rows]:
-        """Open rows for questions that come one after another.
+        """Open rows for questions that arrive one after another.
 
         Args:
-            count: the most rows in use at once.
+            count: maximum number of rows in use.
         """
         ...
 
@@ -156,5 +156,5 @@ class Engine(Protocol):
         ...
 
     def release(self) -> None:
-        """Free the buffers that no batch uses, and kept keys and values; later calls make anew."""
+        """Free unused buffers and kept keys and values; later calls make new ones."""
         ...

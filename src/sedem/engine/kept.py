@@ -1,11 +1,11 @@
 """Keys and values of independent blocks, kept between answers.
 
-What the layers above injection compute for an independent block depends on the block alone, so it
-is computed once. Blocks that were not used for the longest time make room for others: on a GPU they
-move from its memory to RAM, and from there they are dropped. Keys and values that a bank has on
-disk are mapped; they take no room of RAM's.
+What the layers above injection compute for an independent block depends only on the block, so it is
+computed once. The least recently used blocks make room for others: on a GPU they move from its
+memory to RAM, and from there they are dropped. Keys and values that a bank has on disk are mapped
+and do not count against RAM.
 
-Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+Letters: L layers above injection, G key heads, U states per block, H head width.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class KeptBudget:
-    """How many keys and values an engine keeps.
+    """Limits on the keys and values that an engine keeps.
 
     Attributes:
-        device_bytes: bytes on a GPU; a CPU has RAM alone.
+        device_bytes: bytes on a GPU; a CPU uses only RAM.
         ram_bytes: bytes in RAM.
-        dtype: type in which they are kept, "bfloat16", "int8" or "fp8"; None keeps them as they
-            are. They are rounded before their first use, so that answers do not depend on what is
-            kept.
+        dtype: type in which they are kept, "bfloat16", "int8" or "fp8"; None does not round them.
+            Rounding happens before their first use, so that answers do not depend on what is kept.
 
     Raises:
         ConfigError: there is no such type.
@@ -58,16 +57,16 @@ def rounded(entry: Tensor, dtype: str | None) -> Quantized:
 
 
 class Kept:
-    """Gives the keys and values of blocks, from where they are kept or computed anew.
+    """Provides the keys and values of blocks, kept ones or newly computed ones.
 
     Args:
         walk: computes them.
-        budget: how many are kept.
-        fingerprint: gives `stored.decoder_fingerprint`; called when a bank on disk is first used.
+        budget: limits on what is kept.
+        fingerprint: returns `stored.decoder_fingerprint`; called when a bank on disk is first used.
 
     Attributes:
-        hits: blocks that were found.
-        misses: blocks that had to be computed.
+        hits: number of blocks found.
+        misses: number of blocks that had to be computed.
     """
 
     def __init__(self, walk: BlockWalk, budget: KeptBudget, fingerprint: Callable[[], str]) -> None:
@@ -84,7 +83,7 @@ class Kept:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what computes keys and values."""
+        """Fingerprint of the decoder that computes keys and values."""
         return self._fingerprint()
 
     @property
@@ -118,14 +117,14 @@ class Kept:
     def find(
         self, bank: BlockSource, blocks: Sequence[int]
     ) -> dict[int, tuple[int | None, Quantized]]:
-        """Return those of some blocks that need not be computed.
+        """Return the blocks that need not be computed.
 
         Args:
             bank: their bank.
             blocks: their indices, each once.
 
         Returns:
-            By index, the level that a block is kept at, None for a file, and its keys and values.
+            By index, the level at which a block is kept (None for a file), and its keys and values.
         """
         found: dict[int, tuple[int | None, Quantized]] = {}
         for block in blocks:
@@ -143,7 +142,7 @@ class Kept:
         return found
 
     def compute(self, bank: BlockSource, blocks: Sequence[int]) -> Iterator[tuple[int, Quantized]]:
-        """Yield some blocks with keys and values that are computed now, a few at a time."""
+        """Compute keys and values of some blocks, a few at a time, and yield them."""
         together = self.walk.together
         for first in range(0, len(blocks), together):
             group = blocks[first : first + together]
@@ -151,7 +150,7 @@ class Kept:
                 yield block, rounded(entry, self.budget.dtype)
 
     def keep(self, number: int, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
-        """Keep a block at a level, and move what has to go there to the next one.
+        """Keep a block at a level, and move what it displaces to the next level.
 
         Args:
             number: the level.
@@ -172,7 +171,7 @@ class Kept:
         return entry
 
     def entry_bytes(self, states: int) -> int:
-        """Bytes of the keys and values of so many states, as they are kept."""
+        """Bytes of the keys and values of this many states, as they are kept."""
         layers, heads, width = self.shape
         dtype = self.budget.dtype
         exact = width * self.walk.decoder.dtype.itemsize
@@ -189,7 +188,7 @@ class Kept:
         return stored.entry(block, self.walk.sizes(bank, [block])[0])
 
     def look_again(self, bank: BlockSource) -> None:
-        """Map what a bank has on disk anew, because it has changed."""
+        """Forget the mapped files of a bank, because they have changed."""
         self._stored.pop(bank, None)
 
     def clear(self) -> None:
@@ -199,5 +198,5 @@ class Kept:
         self._stored = WeakKeyDictionary()
 
     def _move_up(self, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
-        """Keep a block of RAM or of a file on the decoder's device too, if that is a GPU."""
+        """Keep a block from RAM or a file on the decoder's device too, if that is a GPU."""
         return self.keep(0, bank, block, entry) if len(self.levels) > 1 else entry

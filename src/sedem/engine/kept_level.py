@@ -1,6 +1,6 @@
 """One memory in which keys and values of blocks are kept, up to a number of bytes.
 
-Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+Letters: L layers above injection, G key heads, U states per block, H head width.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from sedem.engine.interface import BlockSource
 from sedem.quantization import Quantized
 
 Removed = list[tuple[BlockSource, int, Quantized]]
-"""Banks, indices of blocks, and the keys and values that had to make room."""
+"""Banks, indices of blocks, and their removed keys and values."""
 
 
 @dataclass
 class BankBlocks:
-    """What is kept of one bank.
+    """The kept blocks of one bank.
 
     Attributes:
         entries: keys and values by index of the block.
@@ -31,7 +31,7 @@ class BankBlocks:
     nbytes: int = 0
 
     def add(self, block: int, entry: Quantized) -> None:
-        """Keep a block; one that is there is replaced."""
+        """Keep a block; replace it if it is already there."""
         self.pop(block)
         self.entries[block] = entry
         self.nbytes += entry.nbytes
@@ -57,7 +57,7 @@ class KeptLevel:
         self.device = device
         self.limit = limit
         self._banks: WeakKeyDictionary[BlockSource, BankBlocks] = WeakKeyDictionary()
-        # The least recently used first. Blocks that are gone are passed over.
+        # The least recently used first. Entries of removed blocks are skipped.
         self._order: OrderedDict[tuple[ref[BlockSource], int], None] = OrderedDict()
 
     @property
@@ -66,7 +66,7 @@ class KeptLevel:
         return sum(kept.nbytes for kept in list(self._banks.values()))
 
     def get(self, bank: BlockSource, block: int) -> Quantized | None:
-        """Return keys and values `[L, 2, G, U, H]` of a block, which is now the last used."""
+        """Return keys and values `[L, 2, G, U, H]` of a block, and mark it as last used."""
         kept = self._banks.get(bank)
         entry = None if kept is None else kept.entries.get(block)
         if entry is not None:
@@ -82,7 +82,7 @@ class KeptLevel:
             entry: its keys and values; they are copied to this memory.
 
         Returns:
-            What had to go; the block itself where it alone is too large.
+            What was removed to make room; the block itself if it is too large.
         """
         if entry.nbytes > self.limit:
             return [(bank, block, entry)]

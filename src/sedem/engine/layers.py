@@ -1,10 +1,10 @@
-"""Decoder layers of the Llama kind for inference: fused matrices, few operations, no modules.
+"""Llama-style decoder layers for inference: fused matrices, few operations, no modules.
 
-The arithmetic is that of Hugging Face's layers, operation by operation. In float32 on a CPU, a
-batch without padding has bitwise equal states.
+The arithmetic equals that of Hugging Face's layers, operation by operation. In float32 on a CPU,
+the states of a batch without padding are bitwise equal.
 
-Letters: B batch, P positions of one call, K keys, D width, F query heads, G query heads of one
-key head, H width of a head.
+Letters: B batch, P positions of one call, K keys, D width, F query heads, G query heads per key
+head, H head width.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 to; the first argument is the layer's index in its range."""
 
 Attention = Callable[[int, Tensor, Tensor, Tensor, Bias], Tensor]
-"""Takes the place of `attend`; the first argument is the layer's index in its range."""
+"""Replaces `attend`; the first argument is the layer's index in its range."""
 
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices."""
@@ -51,7 +51,7 @@ class FusedLayer:
         heads: number of query heads.
         key_heads: number of key and of value heads.
         eps: epsilon of all norms.
-        activation: the gate's.
+        activation: of the gate.
         window: number of positions that attention sees, its own included; None means all.
     """
 
@@ -108,7 +108,7 @@ class FusedLayer:
         mixed_BPD: Tensor,
         rope: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All between the attention of this layer and that of the following one.
+        """Run everything between the attention of this layer and that of the following one.
 
         Returns:
             The states after this layer, and `project` of the following one.
@@ -120,7 +120,7 @@ class FusedLayer:
 def in_reading_order(
     hidden_BPD: Tensor, positions_BP: Tensor, valid_BP: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Move columns to where their positions say and padding after them: causal attention hides it.
+    """Order columns by position, with padding last, where causal attention hides it.
 
     Args:
         hidden_BPD: states.
@@ -156,9 +156,9 @@ def signed_rope(cosine_BPH: Tensor, sine_BPH: Tensor) -> tuple[Tensor, Tensor]:
 def attend(query_BFPH: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor:
     """Grouped-query attention `[B, P, F * H]`.
 
-    A single position copies neither keys nor values: the query heads of a key head become its
-    rows. Several positions with a bias repeat them, since fused kernels take no bias with groups.
-    Nor do those of a GPU take groups in float32.
+    A single position copies neither keys nor values: the query heads of a key head become its rows.
+    Several positions with a bias repeat them, since fused kernels support no bias with groups. GPU
+    kernels also do not support groups in float32.
     """
     rows, heads, count, width = query_BFPH.shape
     groups = heads // key.shape[1]
@@ -194,7 +194,7 @@ def run_layers(
         hidden_BPD: states before it.
         rope: from `signed_rope`.
         biases: by window, from `biases_of`.
-        store: stores keys and values in a cache; None attends to those of this call only.
+        store: stores keys and values in a cache; None attends only to those of this call.
         last: index of the only position of each row to compute in the last layer `[B]`; None
             means all.
         attention: used instead of `attend`; None means `attend`.
@@ -222,7 +222,7 @@ def run_layers(
         else:
             mixed = attention(index, query, key, value, bias)
         if alone is not None and bias is None:
-            # Without a mask all positions attend: causal attention counts from the first.
+            # Without a mask, all positions attend: causal attention counts from the first.
             mixed = torch.take_along_dim(mixed, alone[:, None, None], 1)
         if is_last:
             return layer.finish(hidden_BPD, mixed)
@@ -240,11 +240,11 @@ def biases_of(
     dtype: torch.dtype,
     block_BP: Tensor | None = None,
 ) -> dict[int | None, Bias]:
-    """Return a bias for each window size among the layers, to be used by all of them.
+    """Return one bias for each window size among the layers.
 
     Args:
         layers: the range.
-        keys: the columns that are attended to.
+        keys: the columns to attend to.
         positions_BP: positions of this call.
         valid_BP: False where a position is padding.
         dtype: type of the bias.

@@ -1,4 +1,4 @@
-"""Opening the engine of a model by name."""
+"""Open the engine of a model by name."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def open_engine(
     Args:
         name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
             also captures them as CUDA graphs; "compiled" also compiles the layers, which takes some
-            seconds at the first questions and is for a model that answers many; "auto" is "graphs"
-            on a GPU, where it is tried against "eager" first, and "static" elsewhere, and "eager"
-            for a layout that the others have not been proven equal on, or that cannot be captured.
+            seconds at the first questions and pays off for many questions; "auto" is "graphs" on a
+            GPU, after a check against "eager", and "static" elsewhere. It is "eager" for a layout
+            that the others are not proven equal on, or that cannot be captured.
         model: its weights are fused and adapters merged, unless the engine is "eager".
         attention: how the backbones were opened; "eager" attention needs engine "eager".
-        budget: how many keys and values of independent blocks are kept; "eager" keeps none.
+        budget: limits on kept keys and values of independent blocks; "eager" keeps none.
         weights: "int8" rounds the decoder's matrices in decoding steps on a CPU, see `int8`; it
-            needs "static", which "auto" then is.
+            needs "static", which "auto" then means.
 
     Raises:
         ConfigError: there is no such engine, or it cannot run this model.
@@ -91,7 +91,7 @@ def _check_weights(weights: str, engine: str, model: SedemModules) -> None:
 
 
 def _tried(model: SedemModules, budget: KeptBudget | None) -> Engine:
-    """The engine "graphs" if it computes what "eager" does, and "eager" with a warning if not."""
+    """The engine "graphs" if it agrees with "eager", else "eager" with a warning."""
     key = self_check.key_of(model)
     tries = ((True, key), (False, f"{key}, keys not split"))
     for split, agreed in tries:

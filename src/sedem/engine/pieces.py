@@ -1,7 +1,7 @@
 """Memory of any number of independent blocks, attended to in pieces that stay where they are.
 
-Letters: R rows that share their blocks, F query heads, G key heads, P positions, C columns of a
-piece, U restored states of a row, L layers above injection, H width of a head, K blocks.
+Letters: R rows that share their blocks, F query heads, G key heads, P positions, C columns per
+piece, U restored states per row, L layers above injection, H head width, K blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sedem.method.piecewise import attend_piece, join
 from sedem.quantization import Quantized
 
 COLUMNS = 2048
-"""Columns of a piece, if no block is longer: keys and values of one layer fit a CPU's cache."""
+"""Columns per piece, if no block is longer: keys and values of one layer fit a CPU's cache."""
 LOGITS = 2**24
 """Logits computed at once: 64 MB in float32."""
 
@@ -41,7 +41,7 @@ class Piece:
         parts = [entry[layer] for entry in self.entries]
         if len({(part.values.device, part.values.dtype) for part in parts}) > 1:
             return torch.cat([part.to(device).dequantize() for part in parts], dim=2)
-        # Joined where they are, so that a piece goes to a GPU in one copy.
+        # Joined on their own device, so that a piece is copied to a GPU at once.
         scales = [part.scales for part in parts if part.scales is not None]
         joined = torch.cat([part.values for part in parts], dim=2)
         return (
@@ -72,7 +72,7 @@ class PieceMemory:
             layer: number of the layer, counted from the injection.
             query_RFPH: queries of these rows.
             positions_RP: their positions.
-            window: how many positions the layer attends to; None for all before it.
+            window: number of positions that the layer attends to; None for all earlier ones.
         """
         at_once = max(1, LOGITS // (len(self.rows) * query_RFPH.shape[1] * COLUMNS))
         results: list[tuple[Tensor, Tensor]] = []
@@ -94,7 +94,7 @@ class PieceMemory:
         return results[0]
 
     def kept_rows(self, rows: Mapping[int, int]) -> PieceMemory | None:
-        """Return the memory of another batch whose rows continue some of these.
+        """Return the memory for another batch whose rows continue some of these.
 
         Args:
             rows: the row of this batch for each row of the other that continues one.
@@ -108,7 +108,7 @@ class PieceMemory:
 
 
 def cut(entries: Sequence[Quantized], device: torch.device) -> Iterator[Piece]:
-    """Cut blocks into pieces of at most `COLUMNS` columns, but of at least one block."""
+    """Group blocks into pieces of at most `COLUMNS` columns and at least one block."""
     group: list[Quantized] = []
     columns = 0
     for entry in entries:
@@ -125,8 +125,8 @@ def cut(entries: Sequence[Quantized], device: torch.device) -> Iterator[Piece]:
 def hold(kept: Kept, bank: BlockSource, blocks: Sequence[int]) -> list[Quantized]:
     """Return keys and values of any number of blocks, without exceeding the budget.
 
-    What is neither kept nor on disk is computed: kept while there is room, and written to a
-    temporary file beyond.
+    Blocks that are neither kept nor on disk are computed. They are kept while there is room, and
+    then written to a temporary file.
 
     Args:
         kept: keeps them.
@@ -139,7 +139,7 @@ def hold(kept: Kept, bank: BlockSource, blocks: Sequence[int]) -> list[Quantized
     for number, entry in found.values():
         if number is not None:
             room[number] -= entry.nbytes
-    # Where each missing block goes is known before it is computed.
+    # The place of each missing block is chosen before it is computed.
     places: dict[int, int | None] = {}
     beyond = 0
     for block, states in zip(missing, kept.walk.sizes(bank, missing), strict=True):
@@ -173,7 +173,7 @@ def _piece(entries: Sequence[Quantized], device: torch.device) -> Piece:
 def _added(
     positions_RP: Tensor, piece: Piece, bias_RC: Tensor | None, window: int | None
 ) -> Tensor:
-    """What is added to the logits `[R, P, C]`: the bias, and -inf on what is not visible."""
+    """Term added to the logits `[R, P, C]`: the bias, and -inf for columns that are not visible."""
     back_RPC = positions_RP[:, :, None] - piece.positions
     hidden_RPC = back_RPC < 0
     if window is not None:

@@ -1,9 +1,9 @@
-"""The batch for more independent blocks than a static cache has columns for.
+"""The batch for more independent blocks than a static cache can hold.
 
-Text has static buffers as in any batch. Memory stays where it is kept, and attention goes over it
-piece by piece. Nothing of it is captured.
+Text has static buffers as in any batch. Memory stays where it is kept, and attention processes it
+piece by piece. None of this is captured.
 
-Letters: B rows, P positions of one call, K blocks of a row, F query heads, H width of a head.
+Letters: B rows, P positions of one call, K blocks per row, F query heads, H head width.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PiecewiseBatch(IndependentBatch):
     """The buffers of text, and the pieces that its rows attend to; see `IndependentBatch`.
 
     Attributes:
-        memory: the blocks; rows of the same ones share them.
+        memory: the blocks; rows with the same blocks share them.
     """
 
     memory: Sequence[PieceMemory] = ()
@@ -39,11 +39,11 @@ class PiecewiseBatch(IndependentBatch):
         self.memory = [memory for memory in moved if memory is not None]
 
     def finish(self) -> None:
-        """Let go of the blocks."""
+        """Release the blocks."""
         self.memory = ()
 
     def _load_memory(self, rows: Sequence[Start]) -> None:
-        """Get hold of the blocks of each row; those of rows with the same ones once."""
+        """Get the blocks of each row; rows with the same blocks share them."""
         alike: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         sizes = [self.kept.walk.sizes(start.bank, start.blocks) for start in rows]
         longest = torch.tensor([[max(row, default=0)] for row in sizes])
@@ -67,7 +67,7 @@ class PiecewiseBatch(IndependentBatch):
 
     @property
     def _span(self) -> int:
-        # Memory outside the buffers has any number of positions.
+        # Memory outside the buffers can have any number of positions.
         return sys.maxsize
 
     def _bias(self, prefix_BP: Tensor) -> Tensor | None:
@@ -75,7 +75,7 @@ class PiecewiseBatch(IndependentBatch):
 
     def _attention(self, positions_BP: Tensor) -> Attention:
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor, bias: Bias) -> Tensor:
-            """Attention of text to text and to the pieces `[B, P, F * H]`."""
+            """Attend from text to text and to the pieces `[B, P, F * H]`."""
             assert bias is not None
             mixed, log_sums = attend_piece(query, key, value, bias[:, 0])
             window = self.decoder.upper[layer].window

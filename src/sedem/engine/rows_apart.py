@@ -1,4 +1,4 @@
-"""Rows that each run alone, for engines and for memories that cannot share a running batch.
+"""Rows that each run alone, for engines and memories that cannot share a running batch.
 
 Letters: B rows, J rows that join, V vocabulary.
 """
@@ -18,11 +18,11 @@ Starter = Callable[[Sequence[Start], int], AbstractContextManager[tuple[Tensor, 
 
 
 class RowsApart:
-    """Rows that are batches of their own; see `interface.Rows`.
+    """Rows that are separate batches; see `interface.Rows`.
 
     Args:
         start: starts a batch.
-        count: B, the most rows.
+        count: B, the maximum number of rows.
         turn: held while rows join and while all of them run one token, so that a thread that reads
             documents delays a token of all rows once, not once for each row.
 
@@ -39,7 +39,7 @@ class RowsApart:
         self._open: dict[int, ExitStack] = {}
 
     def join(self, rows: Sequence[int], starts: Sequence[Start], limits: Sequence[int]) -> Tensor:
-        """Prefill some rows, one after the other; returns logits after the prefixes `[J, V]`."""
+        """Prefill some rows, one after the other; return logits after the prefixes `[J, V]`."""
         logits: list[Tensor] = []
         with self.turn, ExitStack() as joining:
             for row, start, limit in zip(rows, starts, limits, strict=True):
@@ -53,23 +53,23 @@ class RowsApart:
         return torch.stack(logits)
 
     def leave(self, row: int) -> None:
-        """Let go of a row."""
+        """Release a row."""
         del self.steps[row]
         self._open.pop(row).close()
 
     def step(self, ids_B: Tensor) -> Tensor:
-        """Run one token of every row, one row after the other; returns logits `[B, V]`."""
+        """Run one token of every row, one row after the other; return logits `[B, V]`."""
         logits = self.step_each(ids_B)
         undefined = next(iter(logits.values()))
         return torch.stack([logits.get(row, undefined) for row in range(self.count)])
 
     @torch.no_grad()
     def step_each(self, ids_B: Tensor) -> dict[int, Tensor]:
-        """Do the same; returns logits `[V]` by row."""
+        """Do the same; return logits `[V]` by row."""
         with self.turn:
             return {row: step(ids_B[row : row + 1], [0])[0] for row, step in self.steps.items()}
 
     def close(self) -> None:
-        """Let go of all rows."""
+        """Release all rows."""
         for row in list(self.steps):
             self.leave(row)

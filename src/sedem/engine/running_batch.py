@@ -19,23 +19,23 @@ from sedem.engine.rows_apart import RowsApart
 from sedem.errors import ConfigError
 
 COLUMNS = 64
-"""Prefix columns and slots of rows that join are rounded up to its sizes: few moves, few graphs."""
+"""Rounding unit of prefix columns and slots of rows that join, for few moves and few graphs."""
 
 
 class RunningBatch:
-    """Rows of one static batch at a time; they move to another one when they fit it better.
+    """Rows of one static batch at a time; they move to another batch when it fits them better.
 
-    Callers know a row by its number, which it keeps. Its place in the batch changes with moves.
+    Callers know a row by its number, which never changes. Moves change its place in the batch.
 
     Args:
         batches: provides the batches.
-        count: B, the most rows.
+        count: B, the maximum number of rows.
         lock: reserves the buffers for one thread.
 
     Attributes:
         batch: the batch that runs now; None before the first row.
-        places: the place in it of each row in use.
-        needs: the size that each row in use needs, as of a batch of its own.
+        places: the place of each row in use in the batch.
+        needs: the size that each row in use needs, as a batch of one row.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class RunningBatch:
 
     @torch.no_grad()
     def begin(self, starts: Sequence[Start], limit: int) -> Tensor:
-        """Prefill all rows at once, in a batch that is theirs from the beginning.
+        """Prefill all rows at once, directly in the batch that runs them.
 
         Args:
             starts: one for each row.
-            limit: the most tokens of an answer.
+            limit: token limit of an answer.
 
         Returns:
             Logits after the prefixes `[B, V]`.
@@ -73,12 +73,12 @@ class RunningBatch:
 
     @torch.no_grad()
     def join(self, rows: Sequence[int], starts: Sequence[Start], limits: Sequence[int]) -> Tensor:
-        """Prefill some rows in a batch of their own, and copy them into the one that runs.
+        """Prefill some rows in a separate batch, and copy them into the running one.
 
         Args:
             rows: rows that are not in use.
             starts: what the answer of each starts from.
-            limits: the most steps of each answer.
+            limits: step limit of each answer.
 
         Returns:
             Logits after the prefixes `[J, V]`.
@@ -109,7 +109,7 @@ class RunningBatch:
             return logits_JV
 
     def leave(self, row: int) -> None:
-        """Make a row free."""
+        """Free a row."""
         with self.lock():
             assert self.batch is not None
             place = self.places.pop(row)
@@ -117,7 +117,7 @@ class RunningBatch:
             self.batch.clear(slice(place, place + 1))
 
     def keep(self, live: Sequence[int]) -> None:
-        """Make all other rows free."""
+        """Free all other rows."""
         for row in self.places.keys() - set(live):
             self.leave(row)
 
@@ -158,7 +158,7 @@ class RunningBatch:
             raise
 
     def _need(self, prefilled: Bucket, limit: int) -> Bucket:
-        """What a row needs that joins from the batch in which it was prefilled."""
+        """The size that a joining row needs, from the batch in which it was prefilled."""
         return replace(
             prefilled,
             rows=1,
@@ -168,7 +168,7 @@ class RunningBatch:
         )
 
     def _grown(self, row: int) -> Bucket:
-        """What a row needs for its next step: up to twice the steps, once they are used up."""
+        """The size that a row needs for its next step; steps up to double once they are used up."""
         assert self.batch is not None
         need, max_steps = self.needs[row], self._max_steps[row]
         if self.batch.text[self.places[row]] < need.prefix + need.steps:
@@ -178,7 +178,7 @@ class RunningBatch:
         return replace(need, steps=round_up(min(max_steps, 2 * need.steps), 16))
 
     def _fit(self, needs: dict[int, Bucket]) -> None:
-        """Move to another batch if these rows do not fit, or if one of half the size is enough."""
+        """Move to another batch if these rows do not fit, or if half the size is enough."""
         self.needs.update((row, needs[row]) for row in self.places)
         first = next(iter(needs.values()))
         needed = Bucket(
@@ -204,7 +204,7 @@ class RunningBatch:
         return bucket.rows * columns
 
     def _move(self, bucket: Bucket) -> None:
-        """Go on in another batch; if that fails, the rows stay where they are."""
+        """Continue in another batch; if that fails, the rows stay where they are."""
         old, new = self.batch, self.batches.take(bucket)
         try:
             new.clear(slice(None))
@@ -218,7 +218,7 @@ class RunningBatch:
             self.batches.give_back(old)
 
     def _place(self, places: dict[int, int], batch: StaticBatch) -> None:
-        """Let rows run at some places of a batch."""
+        """Assign rows to places of a batch."""
         row_of, place_of = [0] * batch.bucket.rows, [0] * self.count
         for row, place in places.items():
             row_of[place], place_of[row] = row, place
@@ -229,27 +229,27 @@ class RunningBatch:
 
 
 class StaticRows:
-    """Rows that share a running batch; those that join with pieces of memory run apart.
+    """Rows that share a running batch; rows whose memory is in pieces run apart.
 
     Args:
         running: the batch.
-        apart: runs the others.
+        apart: runs the other rows.
     """
 
     def __init__(self, running: RunningBatch, apart: RowsApart) -> None:
         self.running, self.apart = running, apart
 
     def join(self, rows: Sequence[int], starts: Sequence[Start], limits: Sequence[int]) -> Tensor:
-        """Prefill some rows; returns logits after the prefixes `[J, V]`."""
+        """Prefill some rows; return logits after the prefixes `[J, V]`."""
         pieces = self.running.batches.bucket_of(starts, 0).pieces
         return (self.apart if pieces else self.running).join(rows, starts, limits)
 
     def leave(self, row: int) -> None:
-        """Make a row free."""
+        """Free a row."""
         (self.apart if row in self.apart.steps else self.running).leave(row)
 
     def step(self, ids_B: Tensor) -> Tensor:
-        """Run one token of every row in use; returns logits `[B, V]`."""
+        """Run one token of every row in use; return logits `[B, V]`."""
         if not self.running.places:
             return self.apart.step(ids_B)
         logits_BV = self.running.step(ids_B)

@@ -1,6 +1,6 @@
-"""Keys and values that exceed the memory, in a temporary file that is mapped.
+"""Keys and values that exceed the memory, in a memory-mapped temporary file.
 
-Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+Letters: L layers above injection, G key heads, U states per block, H head width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sedem.quantization import Quantized
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor stands in the file."""
+    """The place of a tensor in the file."""
 
     start: int
     shape: torch.Size
@@ -28,7 +28,7 @@ class _Place:
 
 
 class Scratch:
-    """A file without a name: it is gone as soon as nothing uses it, also after a crash.
+    """A file without a name, which disappears once nothing uses it, even after a crash.
 
     It is written first and read afterwards.
 
@@ -36,7 +36,7 @@ class Scratch:
         needed: how many bytes will be written.
 
     Raises:
-        ConfigError: the folder of temporary files has no room for them.
+        ConfigError: the folder of temporary files does not have enough room.
     """
 
     def __init__(self, needed: int) -> None:
@@ -62,7 +62,7 @@ class Scratch:
         if not self._size:
             return []
         self._file.flush()
-        # Private and writable, because a tensor of a buffer that cannot be written warns.
+        # Private and writable, because a tensor of a read-only buffer causes a warning.
         content = mmap.mmap(self._file.fileno(), self._size, access=mmap.ACCESS_COPY)
         self._file.close()
 

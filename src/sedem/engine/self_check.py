@@ -1,10 +1,10 @@
-"""Whether a fast engine computes on this machine what the reference does, tried once.
+"""Check once whether a fast engine agrees with the reference on this machine.
 
-Kernels, drivers and versions of torch differ. A model that is opened on a GPU for the first time is
-therefore run by both engines on a few random blocks. What agreed is remembered in the user's cache
-folder, by machine, versions and shape.
+Kernels, drivers and versions of torch differ. Both engines therefore run a model on a few random
+blocks when it is first opened on a GPU. Agreement is recorded in the user's cache folder, by
+machine, versions and shape.
 
-Letters: X extraction layers, B batch, T tokens, E encoder width, K blocks, J slots of a block, D
+Letters: X extraction layers, B batch, T tokens, E encoder width, K blocks, J slots per block, D
 decoder width, V vocabulary.
 """
 
@@ -28,24 +28,24 @@ from sedem.method.modules import SedemModules
 logger = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-3}
-"""Largest distance of two results, over the length of the reference's."""
+"""Largest distance of two results, relative to the norm of the reference's."""
 TOLERANCE = 0.1
 """The same for types of 16 bits. Rounding causes 0.01; a wrong mask or position causes 1."""
 
 NO_FOLDER = (OSError, RuntimeError)
-"""What a missing cache folder raises; the second where a user has no home."""
+"""Errors of a missing cache folder; the second is raised if a user has no home."""
 
 PREFIXES = ((5, (0, -1)), (9, (1,)))
-"""Rows of the trial: tokens of the prefix, and blocks. Unlike rows need masks and padding."""
+"""Rows of the trial: prefix tokens and blocks. Different rows need masks and padding."""
 LONG_PREFIX = 6
-"""Tokens of the prefix of one more row, which has all blocks: so many that keys are split."""
+"""Prefix tokens of one more row, which has all blocks: enough for keys to be split."""
 
 
 class RandomBlocks:
     """A bank of random memory, as engines see it.
 
     Args:
-        model: gives the shape.
+        model: determines the shape.
     """
 
     def __init__(self, model: SedemModules) -> None:
@@ -99,18 +99,18 @@ def trial(engine: Engine, model: SedemModules) -> list[Tensor]:
 
 
 def difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
-    """The largest relative distance of two trials; infinite where a number is not finite."""
+    """Return the largest relative distance of two trials; infinite if a number is not finite."""
     distances = [float((a - e).norm() / e.norm()) for e, a in zip(expected, actual, strict=True)]
     return max(d if d == d else float("inf") for d in distances)
 
 
 def tolerance(model: SedemModules) -> float:
-    """The largest distance that rounding explains."""
+    """Return the largest distance that rounding explains."""
     return TOLERANCES.get(model.decoder.dtype, TOLERANCE)
 
 
 def key_of(model: SedemModules) -> str:
-    """What a trial's result depends on: machine, versions, the engine's code, and the shape."""
+    """Hash of what a trial depends on: machine, versions, the engine's code, and the shape."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.read_bytes())
@@ -128,7 +128,7 @@ def is_known(key: str) -> bool:
 
 
 def remember(key: str) -> None:
-    """Keep that a trial has agreed; a folder that cannot be written costs another trial."""
+    """Record that a trial has agreed; without a writable folder, it runs again next time."""
     try:
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""Attention of a single position over a long cache, whose parts are attended to side by side.
+"""Attention of a single position over a long cache, whose parts are attended to in parallel.
 
-A GPU's kernel gives every key head of a row to one processor, which walks all columns. With few
-rows most processors have nothing to do. Parts of the columns are therefore run as if they were
-heads, and joined by the logarithms of their sums of exponentials, which is exact.
+A GPU kernel gives every key head of a row to one processor, which walks all columns. With few rows,
+most processors are idle. Parts of the columns are therefore run as if they were heads, and joined
+by the logarithms of their sums of exponentials, which is exact.
 
-Letters: B rows, F query heads, G key heads, R query heads of a key head, S parts, C columns of a
-part, K = S * C columns, H width of a head.
+Letters: B rows, F query heads, G key heads, R query heads per key head, S parts, C columns per
+part, K = S * C columns, H head width.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sedem.engine.layers import Bias
 PART = 256
 """C."""
 LONG = 2048
-"""Columns from which parts are worth the four small operations that join them."""
+"""Number of columns from which parts are worth the four small operations that join them."""
 BUSY = 64
 """Key heads of all rows that keep a GPU busy without parts: about half of its processors."""
 ALIGNED = 8
-"""The kernel needs heads whose width is a multiple of it."""
+"""The kernel needs a head width that is a multiple of this."""
 
 
 def pays(rows: int, columns: int, key_heads: int, width: int) -> bool:
-    """Whether a cache of some size is attended to in parts."""
+    """Return whether a cache of some size is attended to in parts."""
     return columns >= LONG and rows * key_heads <= BUSY and width % ALIGNED == 0
 
 
@@ -48,7 +48,7 @@ def attend_in_parts(
     """Grouped-query attention of one position `[B, 1, F * H]`; see `layers.attend`.
 
     Args:
-        layer: does not matter here.
+        layer: not used here.
         query_BF1H: queries.
         key: keys `[B, G, K, H]`.
         value: values, of the same shape.
@@ -68,19 +68,19 @@ def attend_in_parts(
 
 def _split(bias: Bias, key_heads: int) -> Tensor:
     assert bias is not None
-    # Finite, so that a part without any visible column has a finite sum, which then weighs nothing.
-    # The kernel multiplies it by log2(e).
+    # Finite, so that a part without any visible column has a finite sum of no weight. The kernel
+    # multiplies it by log2(e).
     lowest = torch.finfo(bias.dtype).min / 4
     bias_B1SC = bias.clamp_min(lowest)[:, :, 0].unflatten(2, (-1, PART))
     return bias_B1SC.expand(-1, key_heads, -1, -1).flatten(1, 2)[:, :, None]
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Fused attention, with the logarithm of each sum, which the public function hides."""
+    """Fused attention that also returns the logarithm of each sum, unlike the public function."""
     if query.is_cuda:
         fused = torch.ops.aten._scaled_dot_product_efficient_attention
         mixed, log_sums, *_ = fused(query, key, value, bias, compute_log_sumexp=True)
-        # The kernel pads rows of logarithms.
+        # The kernel pads the rows of logarithms.
         return mixed, log_sums[..., : query.shape[2]]
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     mixed, log_sums = fused(query, key, value, attn_mask=bias)

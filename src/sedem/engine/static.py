@@ -32,7 +32,7 @@ from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
 
 MAX_QUESTION_BUFFERS = 32
-"""Sizes of question batches whose buffers are kept."""
+"""Number of question batch sizes whose buffers are kept."""
 
 
 class Static:
@@ -44,9 +44,9 @@ class Static:
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
         compiled: whether to compile the arithmetic of layers; see `compiled`.
         int8: whether steps run int8 matrices; see `int8`.
-        split_keys: whether steps attend to the parts of a long memory side by side; see
-            `split_keys`. None means on a GPU.
-        budget: how many keys and values of independent blocks are kept.
+        split_keys: whether steps attend to the parts of a long memory in parallel; see
+            `split_keys`. None means only on a GPU.
+        budget: limits on the kept keys and values of independent blocks.
 
     Attributes:
         kept: keys and values of independent blocks.
@@ -107,7 +107,7 @@ class Static:
             buffers = self._question_buffers.pop(size, None) or QuestionBuffers(
                 self.encoder, *size, graph=self._graphs, pool=self.batches.pool
             )
-            # Put last, so that the first is the one that was not used for the longest time.
+            # Put last, so that the first one is the least recently used.
             self._question_buffers[size] = buffers
             if len(self._question_buffers) > MAX_QUESTION_BUFFERS:
                 del self._question_buffers[next(iter(self._question_buffers))]
@@ -119,7 +119,7 @@ class Static:
 
         Args:
             starts: one for each row.
-            limit: the most tokens of an answer.
+            limit: token limit of an answer.
 
         Yields:
             Logits after the prefixes `[B, V]`, valid until the first step, and the step.
@@ -152,7 +152,7 @@ class Static:
             running.close()
 
     def memory(self) -> dict[str, int]:
-        """Return bytes by what they are for; see `interface.Engine`."""
+        """Return bytes by use; see `interface.Engine`."""
         modules = [self.model, self.decoder.decompress]
         weights = [t for m in modules for t in (*m.parameters(), *m.buffers())]
         weights += self._fused_tensors()
@@ -175,7 +175,7 @@ class Static:
 
     @contextmanager
     def device_lock(self) -> Iterator[None]:
-        """Reserve the buffers and their GPU for this thread, and choose attention's kernels."""
+        """Reserve the buffers and their GPU for this thread, and choose attention kernels."""
         device = self.model.device
         with device_lock(device), self._buffers_lock, attention_backends(device):
             yield

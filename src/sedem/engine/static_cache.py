@@ -1,6 +1,6 @@
 """A key-value cache of fixed size for a range of layers, written column by column.
 
-Letters: B batch, P positions of one call, K columns, L layers, H width of a head.
+Letters: B batch, P positions of one call, K columns, L layers, H head width.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class StaticCache:
     """Keys and values of the layers below the injection layer, or of those above it.
 
     Rows have their own lengths: the index of each row's next column is kept on the device, where a
-    captured step reads it. The caller counts on the host whether a column is left.
+    captured step reads it. The caller tracks on the host whether a column is left.
 
     Args:
         layers: number of layers.
@@ -25,10 +25,10 @@ class StaticCache:
         width: H.
         dtype: type of keys and values.
         device: where the tensors are.
-        memory: columns before those of text, for keys and values that are copied in from outside.
+        memory: number of columns before those of text, for keys and values that are copied in.
 
     Attributes:
-        bias: what later queries add to their logits on each column `[B, K]`.
+        bias: added to the logits of later queries on each column `[B, K]`.
         next_column: index of the next column of each row `[B]`.
     """
 
@@ -71,16 +71,16 @@ class StaticCache:
         bias_BP: Tensor | None = None,
         span: int | None = None,
     ) -> KeyAxis:
-        """Clear the cache and make these its first columns, those of memory included.
+        """Clear the cache and make these its first columns, including those of memory.
 
         Args:
             positions_BP: their positions.
             valid_BP: False where a column is padding.
             block_BP: their blocks, as in `KeyAxis`; only the prefill needs them.
-            bias_BP: what text adds to its logits on them; None adds nothing, here and in later
+            bias_BP: added to the logits of text on them; None adds nothing, here and in later
                 steps.
-            span: the most positions from the first to the last, if columns stand in reading order
-                and padding after them; None if they do not.
+            span: the most positions from the first to the last, if columns are in reading order
+                with padding last; None if they are not.
 
         Returns:
             The axis of these columns.
@@ -96,7 +96,7 @@ class StaticCache:
         return KeyAxis(positions_BP, valid_BP, span is None, span or count, block_BP, bias_BP)
 
     def store_prefill(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the first columns of text; attention sees memory and them."""
+        """Store the first columns of text; attention sees them and memory."""
         end = self.memory + key.shape[2]
         self.keys[layer, :, :, self.memory : end] = key
         self.values[layer, :, :, self.memory : end] = value
@@ -140,7 +140,7 @@ class StaticCache:
         return self.keys[layer], self.values[layer]
 
     def advance(self, used_B: Tensor) -> None:
-        """Move on to the next column, once every layer has stored this one.
+        """Move to the next column, once every layer has stored this one.
 
         Args:
             used_B: 1 for a row in use. The others get 0: they write the same column again.

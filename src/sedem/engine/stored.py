@@ -1,6 +1,6 @@
-"""Keys and values that a bank has on disk, and the fingerprint of what computed them.
+"""Keys and values that a bank has on disk, and the fingerprint of the decoder that computed them.
 
-Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+Letters: L layers above injection, G key heads, U states per block, H head width.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StoredBlocks:
     places: NDArray[np.int64]
 
     def entry(self, block: int, states: int) -> Quantized | None:
-        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none to use.
+        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none.
 
         Args:
             block: its index.
@@ -49,11 +49,11 @@ class StoredBlocks:
 def stored_blocks(
     bank: BlockSource, decoder: Callable[[], str], shape: tuple[int, int, int]
 ) -> StoredBlocks | None:
-    """Map what a bank on disk has; None if it has nothing.
+    """Map the stored keys and values of a bank; None if it has none.
 
     Args:
         bank: the bank.
-        decoder: gives `decoder_fingerprint`; called if the bank has something.
+        decoder: returns `decoder_fingerprint`; called only if the bank has some.
         shape: L, G and H.
     """
     if not isinstance(bank, BankReader) or bank.path is None or not kept_bytes(bank.path):
@@ -71,8 +71,8 @@ def stored_blocks(
 def decoder_fingerprint(model: SedemModules) -> str:
     """Hash of all that keys and values of a block depend on besides its memory.
 
-    It covers the decoder's weights and settings, its adapters, the decompressor, the depth of
-    injection, and the type that is computed in.
+    It covers the decoder's weights and settings, its adapters, the decompressor, the injection
+    layer, and the computation type.
     """
     decoder, config = model.decoder, model.config
     settings = {

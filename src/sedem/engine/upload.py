@@ -1,4 +1,4 @@
-"""Inputs of fixed size that go to a device together, in one copy that does not wait."""
+"""Inputs of fixed size that are copied to a device together, without waiting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes; every input starts at a multiple of it."""
+"""Every input starts at a multiple of this many bytes."""
 
 Shape = tuple[int, ...]
 
@@ -20,8 +20,8 @@ class Upload:
     """Tensors that are filled on the host and read on the device.
 
     On a GPU they are views of two buffers, one in pinned memory and one on the device. A copy from
-    memory that is not pinned would wait for the GPU, and every further copy would cost its launch.
-    On a CPU host and device are the same.
+    memory that is not pinned would wait for the GPU, and every further copy would cost another
+    launch. On a CPU, host and device are the same.
 
     Args:
         device: the device.
@@ -57,12 +57,12 @@ class Upload:
         self.host, self.device = views(self._pinned), views(self.buffer)
 
     def begin(self) -> None:
-        """Wait until the last copy has left the host; only then its tensors may be filled anew."""
+        """Wait until the last copy has left the host; only then may its tensors be refilled."""
         if self._sent is not None:
             self._sent.synchronize()
 
     def send(self) -> None:
-        """Copy everything to the device, before all work that is given to it from now on."""
+        """Copy everything to the device, ahead of all work submitted after this call."""
         if self._sent is not None:
             self.buffer.copy_(self._pinned, non_blocking=True)
             self._sent.record(torch.cuda.current_stream(self.buffer.device))
@@ -74,7 +74,7 @@ def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
     Args:
         buffer: `[B, L, ...]`.
         rows: B tensors on the CPU, of at most L entries.
-        padding: what it is padded with.
+        padding: the padding value.
     """
     # NumPy, because each operation on a tensor costs microseconds before the first token.
     target = buffer.numpy()
@@ -84,11 +84,11 @@ def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
 
 
 def fill_lengths(buffer: Tensor, lengths: Sequence[int]) -> None:
-    """Make the first entries of each row of a buffer of the host True, and the others False.
+    """Set the first entries of each row of a host buffer to True, and the others to False.
 
     Args:
         buffer: `[B, L]`.
-        lengths: how many of each row.
+        lengths: number of True entries per row.
     """
     buffer.numpy()[:] = mask_of(lengths, buffer.shape[1])
 

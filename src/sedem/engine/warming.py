@@ -1,6 +1,6 @@
-"""Keys and values of a bank's blocks before the first question: in memory, or beside the bank.
+"""Compute keys and values of a bank's blocks before the first question, in memory or on disk.
 
-Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+Letters: L layers above injection, G key heads, U states per block, H head width.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def warm(
     blocks: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Compute keys and values ahead, as many as the engine's budget keeps.
+    """Compute keys and values ahead of time, as many as the engine's budget keeps.
 
     Args:
         engine: keeps them.
@@ -74,9 +74,9 @@ def warm(
 def save_kept(
     engine: Engine, bank: BankReader, dtype: str | None = None, progress: Progress | None = None
 ) -> int:
-    """Store keys and values of all blocks beside a bank's shards; later processes map them.
+    """Store keys and values of all blocks next to a bank's shards; later processes map them.
 
-    Files of this decoder and type are left as they are.
+    Existing files of this decoder and type are kept.
 
     Args:
         engine: computes them.
@@ -141,7 +141,7 @@ def _entries(
         blocks: index of the block in each row.
         dtype: type to round to.
         progress: called with the number of blocks done and of all.
-        done: number of blocks done before.
+        done: number of blocks already done.
 
     Yields:
         Rows and their entries, on the CPU.
@@ -158,7 +158,7 @@ def _entries(
 
 
 def keeping_engine(engine: Engine) -> Static:
-    """Return an engine that keeps keys and values.
+    """Return the engine if it keeps keys and values.
 
     Raises:
         ConfigError: it keeps none.

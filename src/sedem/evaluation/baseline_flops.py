@@ -105,7 +105,7 @@ def hmt_flops(config: Any, shape: PretrainedConfig, workload: Workload) -> Work:
     encode = sum(read(number, size) for number in range(segments))
     decode = 0
     if rest and rest + workload.question > size:
-        # The question does not fit beside the rest, which becomes a segment of its own.
+        # The question does not fit next to the rest, which becomes a segment of its own.
         decode += read(segments, rest)
         segments, rest = segments + 1, 0
     last = rest + workload.question

@@ -50,7 +50,7 @@ def run_evaluation(
         "method": config.method,
         **identity,
         "weights_sha256": sha256(*weight_files(locate(config.checkpoint), config.method)),
-        # The name of the data may be a path on one machine; `identity` says which data it is.
+        # The name of the data may be a local path; `identity` says which data it is.
         **config.model_dump(include=QuestionSettings.model_fields.keys() - {"data"}, by_alias=True),
         **config.model_dump(include=set(MethodSettings.model_fields)),
         "dropped": dict(examples.dropped),
@@ -58,7 +58,7 @@ def run_evaluation(
     method = open_method(config.method, config)
     chosen = sample(examples.examples, config.limit, config.seed)
     if method.backbone is not None:
-        # A checkpoint may only name its backbone, and another one may later have that name.
+        # A checkpoint may only name its backbone, and that name may later refer to another one.
         settings["backbone_digest"] = method.backbone.digest
     with nullcontext(out) if out else tempfile.TemporaryDirectory() as folder:
         return evaluate(method, chosen, settings, Path(str(folder)), progress)
@@ -88,7 +88,7 @@ def _open_examples(config: EvaluationConfig, revision: str | None) -> ExampleSet
 
 
 def _tokenizer(checkpoint: str) -> str:
-    """The backbone that reads the context: its tokens measure the length of a context."""
+    """The backbone that reads the context; its tokens measure the length of a context."""
     folder = locate(checkpoint)
     if (method := method_of(folder)) != "sedem":
         return reader_class(method).Config.load(folder).backbone

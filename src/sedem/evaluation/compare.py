@@ -43,7 +43,7 @@ class Difference:
 def compare(
     first: Sequence[Record], second: Sequence[Record], metrics: Sequence[str] = tuple(ANSWERS)
 ) -> dict[str, Difference]:
-    """How much higher the second run scores than the first.
+    """Compute how much higher the second run scores than the first.
 
     Args:
         first: predictions of one run.

@@ -41,7 +41,7 @@ def continuation_losses(
         model: a model with one backbone, or with two that share a tokenizer.
         windows: items with `context` `[T]` and `continuation` `[A]`.
         progress: called with the number of finished windows and the number of windows.
-        conditions: those of `CONDITIONS` to measure.
+        conditions: the members of `CONDITIONS` to measure.
 
     Returns:
         The losses by target and condition. Targets are "continuation" and "recall", a span of the
@@ -85,7 +85,7 @@ def continuation_losses(
 
 
 def _conditions(model: SeDeM, context_BT: Tensor) -> dict[str, Tensor]:
-    """The injected states of each condition but the raw text `[B, T, D]`; T is 0 for nothing."""
+    """The injected states of each condition except raw text `[B, T, D]`; T is 0 for nothing."""
     layer = model.config.inject_layer
     true_BTD = states_at(model.decoder, context_BT, [layer])[layer][:, 1:]
     hidden_BTE = model.mixture(

@@ -79,7 +79,7 @@ def _own_workload(config: SedemConfig) -> Workload:
     """The paper's query with the model's own K."""
     if config.k == "all":
         return Workload(k=-(-Workload.context // config.segment_length))
-    # The most that "auto" may take, since what it takes depends on the question.
+    # The maximum that "auto" may take, since the actual number depends on the question.
     return Workload(k=config.auto_max if config.k == "auto" else config.k)
 
 

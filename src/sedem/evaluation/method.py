@@ -14,7 +14,7 @@ from sedem.types import Answer, Reader
 
 
 def refuse(method: str, settings: MethodSettings, *names: str) -> None:
-    """Check that settings which a method ignores have their default values.
+    """Check that settings that a method ignores have their default values.
 
     Otherwise a result would record a setting that had no effect.
 

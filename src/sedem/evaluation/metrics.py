@@ -20,7 +20,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 RESAMPLES = 2000
 DRAWN = 2**20
-"""Numbers that are drawn at once for resamples: 8 MB."""
+"""Number of random numbers drawn at once for resamples: 8 MB."""
 
 
 def normalize(text: str) -> str:

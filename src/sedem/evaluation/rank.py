@@ -40,7 +40,7 @@ def normalized_effective_rank(memories: Iterable[Tensor]) -> dict[str, Any]:
 
 
 def block_slots(model: SeDeM, documents: Sequence[Document]) -> Iterator[Tensor]:
-    """Slots of every block of some documents, without padding."""
+    """Slots of every block of the given documents, without padding."""
     bank = model.read(documents)
     for indices, memory_NJD in bank.scan():
         mask_NJ = bank.slot_tokens(indices) > 0

@@ -1,6 +1,6 @@
 """Untrained methods and SeDeM in the harness.
 
-SeDeM answers in batches and reads shared documents once. Any other reader answers one by one.
+SeDeM answers in batches and reads shared documents once. Other readers answer one by one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sedem.quantization import BFLOAT16, check_dtype
 from sedem.types import Answer, Document, Reader
 
 ONLY_SEDEM = ("control", "condition", "shift", "memory", "kept_dtype", "weights")
-"""Settings that methods of raw text ignore."""
+"""Settings that raw-text methods ignore."""
 
 
 class OneByOne:
@@ -118,7 +118,7 @@ class SedemMethod:
         return self.model.answer_requests(self.requests(examples), self.decoding)
 
     def requests(self, examples: Sequence[Example]) -> list[Request]:
-        """One request for each example; their documents are read.
+        """One request for each example; reads their documents.
 
         Raises:
             DataError: the control is "gold-documents", and an example has no evidence.
@@ -190,7 +190,7 @@ class SedemMethod:
         """All blocks, or the best ones that the decoder has positions for."""
         model = self.model
         if model.config.block_context == "independent":
-            return list(range(len(bank)))  # they share their positions
+            return list(range(len(bank)))  # independent blocks share their positions
         chat = model.config.chat_template
         prefix = len(question_ids(model.decoder, example.question, chat=chat))
         room = model.decoder.max_positions - prefix - self.decoding.max_new_tokens
@@ -239,7 +239,7 @@ def open_sedem(settings: MethodSettings) -> Method:
     Raises:
         ConfigError: a setting cannot be used, such as k "auto" without guidance.
     """
-    # Before the weights are loaded, which takes long.
+    # Before the weights are loaded, because loading takes long.
     check_dtype(settings.memory)
     model = open_model(settings)
     if settings.shift:
@@ -248,7 +248,7 @@ def open_sedem(settings: MethodSettings) -> Method:
 
 
 def open_model(settings: MethodSettings) -> SeDeM:
-    """Open the model of some settings, and check that it can take them.
+    """Open the model that the settings describe, and check that it supports them.
 
     Raises:
         ConfigError: k is "auto", and the model has no guidance; or `kept_dtype` is given, and the

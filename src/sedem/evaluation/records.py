@@ -37,7 +37,7 @@ YES_NO = ("yes", "no")
 """References that make a question a yes/no question."""
 
 DEPTH = 8
-"""Selection is measured among this many blocks at most."""
+"""Maximum number of blocks among which selection is measured."""
 
 
 class Block(BaseModel):
@@ -187,7 +187,7 @@ def measure(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Metrics of the answers to yes/no questions and to the others; none without the former."""
+    """Metrics of the answers to yes/no questions and to the others; empty without yes/no ones."""
     kinds: dict[str, list[dict[str, float]]] = {"yes_no": [], "other": []}
     for record in records:
         kind = "yes_no" if _is_yes_no(record["references"]) else "other"
@@ -202,7 +202,7 @@ def _by_kind(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _is_yes_no(references: Iterable[str]) -> bool:
-    """Whether a question is one of yes or no: a reference is."""
+    """Whether a question is a yes/no question, that is, one of its references is."""
     return any(normalize(reference) in YES_NO for reference in references)
 
 

@@ -94,7 +94,7 @@ def report(folders: Sequence[Path]) -> dict[str, Any]:
     """Compare runs.
 
     Args:
-        folders: folders that `--out` named; the others are compared with the first one.
+        folders: folders given to `--out`; the others are compared with the first one.
 
     Returns:
         `runs`, one row for each run; `differences` between every run and the first, by metric;
@@ -128,7 +128,7 @@ def load(folder: Path) -> EvaluatedRun:
     """Open a finished run.
 
     Raises:
-        DataError: the folder has no finished run; the message says what it has.
+        DataError: the folder has no finished run; the message says what it contains.
     """
     if not (folder / SETTINGS).is_file() or not (folder / PREDICTIONS).is_file():
         raise DataError(f"'{folder}' holds no results of 'sedem eval --out'")

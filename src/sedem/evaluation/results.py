@@ -58,7 +58,7 @@ def write_json(path: Path, entries: dict[str, Any]) -> None:
 
 
 class Signatures:
-    """The provenance of each part of a folder's results, in the order of their making.
+    """The provenance of each part of a folder's results, in the order in which they were made.
 
     Args:
         folder: the claimed folder of the results.

@@ -99,7 +99,7 @@ def read_predictions(content: bytes, path: Path) -> Iterator[Record]:
     Raises:
         DataError: a line is not a record of the harness.
     """
-    # Bytes are split, because text would also be split at the line separators of Unicode.
+    # Split bytes, because text would also be split at the line separators of Unicode.
     for number, line in enumerate(content.splitlines(), start=1):
         place = f"'{path}', line {number}"
         try:

@@ -21,7 +21,7 @@ from sedem.types import Answer, Document, Reader
 
 SUPPORTED_CONTROLS = ("selected", "gold")
 CACHED_CONTEXTS = 32
-"""Contexts whose memory is cached for later questions about them."""
+"""Number of contexts whose memory is cached for later questions about them."""
 
 
 class BoundTrained:
@@ -51,7 +51,7 @@ class BoundTrained:
 
 
 class Trained:
-    """A trained baseline over examples; it reads a context that several of them share once.
+    """A trained baseline over examples; it reads a context shared by several of them once.
 
     Args:
         reader: the baseline.

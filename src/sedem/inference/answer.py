@@ -1,6 +1,6 @@
 """Answering: question -> scores -> K blocks -> restored states -> answer with its citations.
 
-Letters: B batch, N blocks, J slots of a block, K selected blocks, U restored states, Q question
+Letters: B batch, N blocks, J slots per block, K selected blocks, U restored states, Q question
 tokens, P prefix tokens, E encoder width, D decoder width.
 """
 
@@ -66,7 +66,7 @@ def respond(
         DataError: a question is empty or too long.
         ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
             has too many positions.
-        UnknownDocumentError: a bank has no document of a name that is asked for.
+        UnknownDocumentError: a bank has no document of a requested name.
     """
     clock = Clock(model.device)
     limits = [decoding.max_new_tokens] * len(requests)
@@ -81,11 +81,11 @@ class Prepared:
     """A request whose blocks are selected.
 
     Attributes:
-        request: the question and its bank, as it was when the question was encoded.
+        request: the question and its bank, as the bank was when the question was encoded.
         selection: the blocks that are used.
-        start: what the answer starts from; None if it is declined.
-        conditioning: positions that the upper layers see before the first answer token; 0 if the
-            answer is declined.
+        start: what the answer starts from; None if the request is declined.
+        conditioning: number of positions that the upper layers see before the first answer token; 0
+            if the answer is declined.
     """
 
     request: Request
@@ -111,21 +111,21 @@ def prepare(
     limits: Sequence[int],
     clock: Clock,
 ) -> list[Prepared]:
-    """Encode questions, score the blocks of their banks and select: all before decoding.
+    """Encode questions, then score and select blocks of their banks; nothing is decoded yet.
 
     Args:
         model: the model that answers.
         engine: its engine.
         requests: the questions.
-        limits: the most tokens of each answer.
-        clock: is given the times of each stage.
+        limits: token limit of each answer.
+        clock: records the time of each stage.
 
     Raises:
         BankMismatchError: another model made a bank.
         DataError: a question is empty or too long.
         ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
             has too many positions.
-        UnknownDocumentError: a bank has no document of a name that is asked for.
+        UnknownDocumentError: a bank has no document of a requested name.
     """
     requests = pinned(requests)
     for request in requests:
@@ -173,11 +173,11 @@ def _start(
 
 
 def final_timings(clock: Clock, stages: Clock | None = None) -> dict[str, float]:
-    """Return the times of a finished answer, by stage and in all.
+    """Return the times of a finished answer, by stage and in total.
 
     Args:
-        clock: has those since the question was asked.
-        stages: has those of its stages, if another clock was given them.
+        clock: times since the question was asked.
+        stages: times of the stages, if another clock recorded them.
     """
     clock.mark("total_ms")
     timings = {**(stages.timings if stages else {}), **clock.timings}
@@ -186,7 +186,7 @@ def final_timings(clock: Clock, stages: Clock | None = None) -> dict[str, float]
 
 
 def new_transcript(model: SedemModules, prepared: Prepared, decoding: Decoding) -> Transcript:
-    """Return the transcript of a request: empty, or with its sentence if it is declined."""
+    """Return the transcript of a request: empty, or the fixed answer if it is declined."""
     ends = end_ids(model.decoder, chat=model.config.chat_template)
     transcript = Transcript(model.decoder.tokenizer, ends, decoding)
     if prepared.start is None:
@@ -201,14 +201,14 @@ def _transcribe(
     decoding: Decoding,
     clock: Clock,
 ) -> Generator[list[Transcript], None, list[Transcript]]:
-    """Decode the answers of a batch; declined requests have their sentence from the beginning.
+    """Decode the answers of a batch; declined requests have their fixed answer from the start.
 
     Args:
         model: the model that answers.
         engine: its engine.
         prepared: the requests.
         decoding: how answers are generated.
-        clock: is given the times of prefill and first token.
+        clock: records the times of prefill and first token.
     """
     tokenizer = model.decoder.tokenizer
     ends = end_ids(model.decoder, chat=model.config.chat_template)
@@ -266,7 +266,7 @@ def to_answer(
 
 
 def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
-    """Return the span behind every block that could be selected, the best score first."""
+    """Return the span behind every block that could be selected, best score first."""
     ranked = select(scores_N, count_candidates(scores_N)).tolist()
     blocks = [bank.blocks[index] for index in ranked]
     return tuple((bank.documents.names[b.document], b.start, b.end) for b in blocks)

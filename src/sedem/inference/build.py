@@ -64,29 +64,28 @@ def build_bank(
 ) -> Report:
     """Create or extend a bank.
 
-    Documents that the bank has already are skipped; changed ones are replaced. Each commit is
-    durable, so the same call continues a build that was killed, within a long document too.
-    Documents are taken one after the other, and no more than a commit of them is in memory. If
-    taking one fails, those before it are committed before the error is raised.
+    Documents already in the bank are skipped; changed ones are replaced. Each commit is durable, so
+    the same call continues an interrupted build, even within a long document. Documents are taken
+    one after the other, and at most one commit of them is in memory. If taking one fails, those
+    before it are committed before the error is raised.
 
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
         path: folder of the bank, or its place in an object store.
         documents: texts with distinct names.
-        progress: called with the size of all documents that are done, and of what is done of the
-            others.
+        progress: called with the size of what is done: whole documents and parts of others.
         size: size of a document for `progress`; None means its characters.
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
-        no_text: make a bank that keeps the SHA-256 of each text instead of the text. A bank that
-            exists stays as it is.
+        no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
+            bank is not changed.
         wait: seconds to wait for another writer before each commit.
 
     Raises:
         BankMismatchError: another model made the bank.
-        BankError: the bank stores its slots as another type, or texts that it is not to store.
+        BankError: the bank stores its slots as another type, or stores texts despite `no_text`.
         ConfigError: there is no such type.
         DataError: there are no documents, or two have the same name.
     """
@@ -113,9 +112,9 @@ def build_bank(
 
 
 def describe(path: Place) -> dict[str, Any]:
-    """Return facts about a stored bank: which model made it, what it holds, how large it is.
+    """Return facts about a stored bank: which model made it, what it holds and how large it is.
 
-    `unfinished` lists documents whose build was interrupted; the same build goes on with them.
+    `unfinished` lists documents whose build was interrupted; the same build continues them.
     """
     store = store_at(path)
     bank = MemoryBank.open_from(store)
@@ -148,7 +147,7 @@ class _Writer:
     no_text: bool
 
     def add(self, group: list[Document], progress: Progress) -> None:
-        """Read some documents, or one that is longer than a commit, which then takes several."""
+        """Read some documents in one commit, or one long document in several."""
         model, store = self.model, self.store
         if len(group) == 1 and is_long(group[0]):
             segments = segments_of(model, group[0])
@@ -159,14 +158,14 @@ class _Writer:
             return
         part = read(model, self.engine, group, source=self.source, progress=progress)
         if store.exists():
-            # The bank is not opened for it, so a commit costs what it adds.
+            # The bank is not opened, so the cost of a commit depends only on what it adds.
             append_to(store, part.snapshot())
         else:
             part.save_to(store, self.dtype, no_text=self.no_text)
 
 
 def new_meta(model: SedemModules, source: str | None, dtype: str | None, no_text: bool) -> Meta:
-    """Return what holds for a bank that a build creates; arguments as in `build_bank`."""
+    """Return the metadata of a bank that a build creates; arguments as in `build_bank`."""
     made_by = {**model.made_by(), "model": source}
     return Meta(model.fingerprint(), made_by, dtype or BFLOAT16, not no_text)
 
@@ -230,9 +229,9 @@ def stored_digests(
 
 
 def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Group documents into commits of at least `COMMIT` characters, but for the last.
+    """Group documents into commits of at least `COMMIT` characters.
 
-    A document that is longer stands alone.
+    The last group may be smaller, and so may one before a longer document, which stands alone.
     """
     group: list[Document] = []
     size = 0
@@ -247,7 +246,7 @@ def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
                 yield group
                 group, size = [], 0
     except Exception:
-        # What came before the document that could not be taken is not lost.
+        # The documents before the one that failed are not lost.
         if group:
             yield group
         raise

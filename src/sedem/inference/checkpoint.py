@@ -1,6 +1,6 @@
 """A checkpoint on disk: config.json, sedem.safetensors, adapter/ and sometimes backbone/.
 
-Its manifest.json has sizes and hashes of these. Other files, such as README.md, are the owner's.
+Its manifest.json has sizes and hashes of these. Other files, such as README.md, are the user's.
 """
 
 from __future__ import annotations
@@ -92,16 +92,16 @@ def seal(folder: Path) -> None:
 
 
 def check(folder: Path, *used: str) -> None:
-    """Refuse a checkpoint with a file that is missing, damaged or of another one.
+    """Refuse a checkpoint with a file that is missing, damaged or from another checkpoint.
 
     Args:
         folder: the checkpoint.
-        used: the parts whose content is checked; of all others only presence and sizes are.
+        used: parts whose content is checked; for all others, only presence and sizes are.
 
     Raises:
-        CheckpointError: the manifest does not fit; the file is named.
+        CheckpointError: a file does not match the manifest; the message names it.
     """
-    # Of another folder, the reader of its config.json says what is wrong.
+    # For any other folder, reading its config.json reports what is wrong.
     if any((folder / name).is_file() for name in (WEIGHTS_FILE, MANIFEST)):
         check_manifest(folder, (*OWN, BACKBONE), used)
 
@@ -110,10 +110,10 @@ def check(folder: Path, *used: str) -> None:
 def opening(folder: Path) -> Iterator[None]:
     """Read a checkpoint inside the `with` block, from the files that its manifest describes.
 
-    Its backbone is not checked here, but by `open_named`.
+    Its backbone is checked by `open_named`, not here.
 
     Raises:
-        CheckpointError: the manifest does not fit, or the checkpoint was replaced meanwhile.
+        CheckpointError: the files do not match the manifest, or were replaced meanwhile.
     """
     before = _state(folder)
     try:
@@ -127,7 +127,7 @@ def opening(folder: Path) -> Iterator[None]:
 
 
 def _state(folder: Path) -> list[tuple[str, int, int, int]]:
-    """What tells that a file of a checkpoint was replaced or written to."""
+    """State of the files of a checkpoint; it changes if one is replaced or written to."""
     files = (path for part in OWN for path in [folder / part, *sorted((folder / part).glob("*"))])
     told = ((str(path), path.stat()) for path in files if path.is_file())
     return [(name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in told]
@@ -155,7 +155,7 @@ def embedded(name: str) -> Path | None:
 def is_checkpoint(name: str) -> bool:
     """Return whether a folder, a shipped name or a hub id has a trained model, not a backbone.
 
-    What cannot be read is none; opening it as a backbone says what is wrong.
+    False if it cannot be read; opening it as a backbone then reports what is wrong.
     """
     place = Path(name) if Path(name).is_dir() else embedded(name)
     try:
@@ -189,7 +189,7 @@ def open_backbones(
         dtype: type of weights and hidden states.
         device: where to put the weights.
         attention: "sdpa" or "eager".
-        light: whether a fused engine alone will run them; see `open_backbone`.
+        light: whether only a fused engine will run them; see `open_backbone`.
     """
     options: dict[str, Any] = {
         "dtype": dtype,
@@ -230,7 +230,7 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     elif not Path(name).is_dir():
         place = embedded(name) or name
     parent = Path(place).parent
-    # Any folder may be called so, and hold a manifest of something else.
+    # Any folder may have this name, next to a manifest of something else.
     if Path(place).name == BACKBONE and all(
         (parent / file).is_file() for file in (WEIGHTS_FILE, MANIFEST)
     ):
@@ -291,17 +291,17 @@ def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None
 
 
 def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **settings: Any) -> None:
-    """Write a copy of a checkpoint that has one part more, or another one in its place.
+    """Write a copy of a checkpoint with one part added or replaced.
 
-    All other weights keep their bytes, so the banks of the model remain its banks. A damaged source
-    is refused, or the copy's manifest would be of the damage.
+    All other weights keep their bytes, so banks of the model stay valid. A damaged source is
+    refused, because the copy's manifest would otherwise describe the damage.
 
     Args:
         source: folder of the checkpoint.
         folder: folder of the copy; the same one changes the checkpoint itself.
         name: name of the part in sedem.safetensors.
         part: the part.
-        settings: settings of the configuration that change.
+        settings: settings of the configuration to change.
     """
     check(source, *OWN, BACKBONE)
     config = portable(SedemConfig.load(source, extra=EXTRA_ENTRIES)).with_changes(**settings)
@@ -320,8 +320,8 @@ def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **set
 def unfinished(folder: Path) -> Iterator[Path]:
     """Write a checkpoint in a hidden folder, which becomes `folder` when the block ends.
 
-    It takes the place of an existing one in one step, with its manifest. Files of the existing
-    folder that were not written, such as README.md, are kept.
+    It replaces an existing one in one step, with its manifest. Files of the existing folder that
+    were not written, such as README.md, are kept.
 
     Yields:
         The hidden folder.

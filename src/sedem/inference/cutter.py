@@ -1,4 +1,4 @@
-"""Documents are cut into segments in a thread of its own, while others are encoded."""
+"""Cut documents into segments in a separate thread, while others are encoded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sedem.types import Document
 
 
 class Cutter:
-    """Cuts documents, one after the other, from the beginning of its context on.
+    """Cuts documents one after the other in a background thread.
 
-    Iterating gives the segments of each in their order, and raises the error of one in its place.
-    Leaving the context drops what has not been cut.
+    Iterating gives the segments of each document in order, and raises its error, if any. Leaving
+    the context drops documents that have not been cut.
 
     Args:
-        model: its settings and its encoder's tokenizer cut.
+        model: its settings and its encoder's tokenizer define the cuts.
         documents: at least one.
     """
 
@@ -37,7 +37,7 @@ class Cutter:
 
     @property
     def count(self) -> int | None:
-        """Number of all segments; None while documents are being cut."""
+        """Total number of segments; None while documents are being cut."""
         if not self._parts[-1].done():
             return None
         return sum(len(part.result()) for part in self._parts)

@@ -30,7 +30,7 @@ class Decoding:
     """How answers are generated.
 
     Attributes:
-        max_new_tokens: the most tokens of an answer, the end token included.
+        max_new_tokens: token limit of an answer, including the end token.
         temperature: 0 is greedy; above 0 tokens are sampled.
         top_k: sample from this many of the likeliest tokens; 0 means from all.
         top_p: sample from the likeliest tokens that have this total probability.
@@ -67,7 +67,7 @@ class Decoding:
         """Return a function that chooses tokens `[B]` from logits `[B, V]`."""
         if self.temperature == 0:
             return lambda logits_BV: logits_BV.argmax(-1)
-        # Imported here: greedy answers of a light model need nothing of transformers.
+        # Imported here: greedy answers of a light model do not need transformers.
         from transformers import (
             LogitsProcessorList,
             TemperatureLogitsWarper,
@@ -129,7 +129,7 @@ class Transcript:
         self._taken = 0
 
     def finish(self, text: str, reason: str) -> None:
-        """Give the whole text at once, without any token.
+        """Set the whole text at once, without tokens.
 
         Args:
             text: the answer.
@@ -158,7 +158,7 @@ class Transcript:
         return piece
 
     def cut(self) -> tuple[str, ...]:
-        """Return one sentence if the answer was cut off at its limit, else nothing."""
+        """Return a one-sentence note if the answer was cut off at its limit, else nothing."""
         if self.finish_reason != "length":
             return ()
         limit = self.decoding.max_new_tokens
@@ -168,8 +168,8 @@ class Transcript:
         text = self.tokenizer.decode(
             self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        # An incomplete character is no text. With byte tokens it can also change how the
-        # characters before it are decoded, until it is complete.
+        # An incomplete character is not text yet. With byte tokens, until it is complete, it can
+        # also change how the characters before it are decoded.
         text = text.lstrip().rstrip(UNFINISHED)
         if len(text) > len(self.text):
             self.text = text
@@ -212,8 +212,8 @@ def generate(
             host, so that a GPU does not wait for text; the last step is then wasted.
 
     Yields:
-        The transcripts of all rows, after each token; the same list every time. All are finished
-        when it is yielded last.
+        The transcripts of all rows, after each token; the same list every time. All are finished at
+        the last yield.
     """
     rows = [Transcript(tokenizer, end_ids, decoding) for _ in range(len(logits_BV))]
     choose = decoding.chooser(logits_BV.device)
@@ -221,7 +221,7 @@ def generate(
     for count in range(1, decoding.max_new_tokens + 1):
         ids_B = choose(logits_BV)
         read = fetch(ids_B)
-        # The first token is yielded before the next step is started, for its latency.
+        # The first token is yielded before the next step starts, to lower its latency.
         in_advance = ahead and 1 < count < decoding.max_new_tokens
         if in_advance:
             logits_BV = step(ids_B, live)
@@ -237,7 +237,7 @@ def generate(
 
 
 def fetch(ids_B: Tensor) -> Callable[[], list[int]]:
-    """Start copying tokens to the host; returns a function that waits for this copy alone."""
+    """Start copying tokens to the host; return a function that waits only for this copy."""
     if ids_B.device.type != "cuda":
         return ids_B.tolist
     on_host, arrived = ids_B.to("cpu", non_blocking=True), torch.cuda.Event()

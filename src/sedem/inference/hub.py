@@ -42,8 +42,8 @@ def push_folder(
         The URL of the commit.
 
     Raises:
-        ConfigError: others could not open it, or it has no single backbone in a folder to take.
-        CheckpointError: it is no checkpoint, or the hub refuses it.
+        ConfigError: others could not open it, or it does not have exactly one backbone in a folder.
+        CheckpointError: it is not a checkpoint, or the hub refuses it.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "checkpoint"
@@ -69,9 +69,9 @@ def upload(
     Args:
         folder: the checkpoint; the card is written into it.
         repo_id: the repository, as "owner/name"; it is created if it does not exist.
-        private: whether a repository that is created is private.
+        private: whether a new repository is private.
         token: access token; None means that of the logged-in user.
-        trained_in: folder whose training the card tells of; None means that it is not known.
+        trained_in: folder of the training that the card describes; None means that it is not known.
 
     Returns:
         The URL of the commit.

@@ -33,7 +33,7 @@ def write_manifest(folder: Path, parts: Collection[str]) -> None:
 
 
 def check_manifest(folder: Path, parts: Collection[str], used: Collection[str]) -> None:
-    """Refuse a checkpoint whose files are not those that were written.
+    """Refuse a checkpoint whose files differ from those that were written.
 
     Presence and size of all files are checked, and the content of those that will be used. A
     checkpoint without a manifest passes with a warning.
@@ -44,7 +44,7 @@ def check_manifest(folder: Path, parts: Collection[str], used: Collection[str]) 
         used: those whose content is checked.
 
     Raises:
-        CheckpointError: a file is damaged, missing or of another checkpoint.
+        CheckpointError: a file is damaged, missing or from another checkpoint.
     """
     renew = f"'sedem seal {shlex.quote(str(folder))}'"
     try:
@@ -104,7 +104,7 @@ def _read(path: Path) -> Files:
 
 
 def _names(folder: Path, parts: Collection[str]) -> Iterator[str]:
-    """Files of a checkpoint; hidden ones, which systems leave in any folder, do not count."""
+    """Files of a checkpoint; hidden ones, which operating systems create, are ignored."""
     for part in (folder / name for name in parts):
         for path in [part] if part.is_file() else sorted(part.rglob("*")):
             name = path.relative_to(folder)

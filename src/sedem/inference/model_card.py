@@ -15,16 +15,16 @@ from sedem.untrusted import read_json
 
 SUMMARY_FILE = "training.json"
 UNTOLD = ("runtime", "per_second", "epoch", "step")
-"""What the scores of a training have beside losses."""
+"""Endings of evaluation entries that are not losses."""
 
 Rows = Mapping[str, object]
 
 
 def summary_of(checkpoint: Path) -> dict[str, Any] | None:
-    """The summary of the training that wrote a checkpoint; None if it is not beside it.
+    """The summary of the training that wrote a checkpoint; None if there is none.
 
     Args:
-        checkpoint: folder of the checkpoint, such as that of a run, `OUTPUT/final`.
+        checkpoint: folder of the checkpoint, such as `OUTPUT/final` of a run.
 
     Raises:
         CheckpointError: the summary cannot be read.
@@ -61,10 +61,10 @@ def model_card(
 def adapted_card(name: str, entries: Mapping[str, Any], report: Mapping[str, Any]) -> str:
     """Write the card of a checkpoint that was adapted to documents.
 
-    It tells how much text there was, and no name of a document or folder.
+    It states the amount of text, but no name of a document or folder.
 
     Args:
-        name: of the checkpoint.
+        name: name of the checkpoint.
         entries: its config.json.
         report: what the adaptation recorded.
     """
@@ -188,7 +188,7 @@ def _made_by(summary: Mapping[str, Any]) -> Rows:
 
 
 def _data(recipe: Mapping[str, Any]) -> str:
-    """The sets of a recipe; of a path on the author's machine only the last part."""
+    """The data sets of a recipe; an absolute path is shown as its last part only."""
     questions = (recipe.get("data") or {}).get("training", ())
     sources = [*questions, *([recipe["text"]] if recipe.get("text") else [])]
     lines = []

@@ -1,4 +1,4 @@
-"""How fast a queue gets shorter, so that whoever is refused knows when to come back."""
+"""How fast a queue drains, so that a refused caller knows when to try again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import deque
 from math import ceil
 
 LAST = 64
-"""Questions that the pace is taken from."""
+"""Number of recent questions that set the pace."""
 MOST = 60
-"""Seconds; nobody is told to stay away for longer."""
+"""Longest wait to suggest, in seconds."""
 
 
 class Pace:

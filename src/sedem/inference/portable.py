@@ -1,4 +1,4 @@
-"""Names of backbones that hold on every machine, and the folders that ship with sedem."""
+"""Backbone names that are valid on every machine, and the folders that ship with sedem."""
 
 from __future__ import annotations
 

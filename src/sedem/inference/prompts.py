@@ -1,6 +1,6 @@
 """Prompts, answer limits and end tokens, the same for every method.
 
-Differences between methods are thus never differences of the prompt.
+Methods therefore never differ in their prompts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from sedem.errors import DataError
 from sedem.types import check_unicode
 
 ANSWER_LIMIT = 64
-"""The most tokens of an answer (appendix Implementation Details)."""
+"""Token limit of an answer (appendix Implementation Details)."""
 
 LONG_ANSWER_LIMIT = 128
 """The same for QASPER and RULER."""
 
 UNANSWERABLE = "The documents do not tell."
-"""The answer to a question whose evidence seems not to be in the documents."""
+"""The answer if the evidence seems to be missing from the documents."""
 
 SEPARATOR = "\n\n"
-"""Between two documents, and between a context and the question."""
+"""Separates documents from each other, and a context from the question."""
 
 
 def question_prompt(question: str) -> str:
@@ -30,12 +30,12 @@ def question_prompt(question: str) -> str:
 
 
 def question_words(question: str) -> str:
-    """Return the same without what separates it from the context, as a user's turn holds it."""
+    """Return the same without the leading separator, as used in a user's turn."""
     return f"Question: {question.strip()}\nAnswer:"
 
 
 def context_prompt(texts: Sequence[str]) -> str:
-    """Join documents to one context, for methods that read text."""
+    """Join documents into one context, for methods that read text."""
     return SEPARATOR.join(text.strip() for text in texts)
 
 
@@ -47,8 +47,8 @@ def question_ids(
     Args:
         backbone: the decoder.
         question: the question.
-        texts: what is read as text before the question.
-        chat: whether texts and question stand in the user's turn of the chat template.
+        texts: texts to read before the question.
+        chat: whether texts and question go in the user's turn of the chat template.
 
     Raises:
         DataError: the question is empty or not Unicode text.
@@ -63,7 +63,7 @@ def question_ids(
 def with_texts(
     backbone: Backbone, ids: list[int], texts: Sequence[str], *, chat: bool = False
 ) -> list[int]:
-    """Return the tokens of a question with texts that are read before it; see `question_ids`."""
+    """Return the tokens of a question with texts inserted before it; see `question_ids`."""
     if not texts:
         return ids
     place = context_place(backbone, chat=chat)
@@ -78,14 +78,14 @@ def context_ids(backbone: Backbone, texts: Sequence[str], *, chat: bool = False)
 
 
 def context_place(backbone: Backbone, *, chat: bool = False) -> int:
-    """Return how many tokens of a prompt stand before its texts: the start token, and a turn's."""
+    """Return the number of prompt tokens before its texts: the start token, and those of a turn."""
     return 1 + (len(backbone.chat.before) if chat else 0)
 
 
 def answer_ids(backbone: Backbone, answer: str, *, chat: bool = False) -> list[int]:
     """Return the target tokens of an answer: a space, the answer and the end token.
 
-    With a chat template there is no space, and the token that ends the model's turn.
+    With a chat template there is no space, and the end token is that of the model's turn.
     """
     return all_answer_ids(backbone, [answer], chat=chat)[0]
 
@@ -98,7 +98,7 @@ def end_ids(backbone: Backbone, *, chat: bool = False) -> list[int]:
 def all_question_ids(
     backbone: Backbone, questions: Sequence[str], *, chat: bool = False
 ) -> list[list[int]]:
-    """Return `question_ids` of several questions of examples, tokenized together."""
+    """Return `question_ids` of several questions, tokenized together."""
     words = question_words if chat else question_prompt
     tokens = backbone.tokenize([words(question) for question in questions])["input_ids"]
     before, after = (backbone.chat.before, backbone.chat.after) if chat else ([], [])

@@ -2,7 +2,7 @@
 
 Reading needs no question. Adapters are off and no gradients are computed.
 
-Letters: S segments, T tokens, M slots of a segment, N blocks, J slots of a block, D decoder width.
+Letters: S segments, T tokens, M slots per segment, N blocks, J slots per block, D decoder width.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sedem.quantization import Quantized
 from sedem.types import Document, check_documents
 
 BATCHES = {"cpu": 8, "cuda": 32}
-"""Segments encoded together, by device; the states of more exceed the caches of a CPU."""
+"""Segments encoded together, by device; the states of more would exceed a CPU's caches."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of segments done and the number of all segments."""
@@ -94,18 +94,18 @@ def compress(
 ) -> Tensor:
     """Encode and compress segments of similar length together, so that padding costs little.
 
-    Full segments are encoded as soon as they fill a batch; all others wait for the last part. Which
-    ones are together therefore depends on the segments alone.
+    Full segments are encoded as soon as they fill a batch; all others wait for the last part. The
+    batches therefore depend only on the segments.
 
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        parts: segments, those of a document or of a part of it together.
+        parts: segments, grouped by document or by part of a document.
         progress: called after every batch with the number of segments done.
 
     Returns:
-        Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it. It is copied there at once:
-        a copy for each batch would wait for its end.
+        Memory `[S, M, D]` in bfloat16 on the CPU, as a bank stores it. It is copied in one go,
+        because a copy per batch would wait for that batch.
     """
     encoded: list[tuple[Tensor, Tensor]] = []
     done = 0
@@ -122,7 +122,7 @@ def compress(
 
 
 def _batches(parts: Iterable[Segments], length: int, device: torch.device) -> Iterator[Rows]:
-    """Yield the segments of each batch, those that `batches` has, as soon as they have come."""
+    """Yield the batches that `batches` gives, each as soon as its segments have come."""
     size, seen, ready = BATCHES[device.type], 0, 0
     full: list[Rows] = []
     others: list[Rows] = []
@@ -155,7 +155,7 @@ def _joined(rows: Sequence[Rows]) -> Rows:
 
 
 def _compress(model: SedemModules, engine: Engine, ids_BT: Tensor, lengths_B: Tensor) -> Tensor:
-    """Memory `[B, M, D]` of a batch on its device, M being that of its longest segment."""
+    """Memory `[B, M, D]` of a batch on its device, with M of its longest segment."""
     compression = model.config.compression
     longest = -(-int(lengths_B.max()) // compression) * compression
     mask_BT = torch.arange(longest) < lengths_B[:, None]

@@ -1,6 +1,6 @@
-"""Reading one long document into a bank, part by part: a build that was killed goes on there.
+"""Reading one long document into a bank in parts, so that an interrupted build can continue.
 
-Letters: N blocks, J slots of a block, D decoder width.
+Letters: N blocks, J slots per block, D decoder width.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sedem.types import Document
 logger = logging.getLogger(__name__)
 
 PART = 100_000
-"""Tokens of a part, if its segments are full: about 100 MB of memory for a 1B model at C = 4."""
+"""Tokens per part, if its segments are full: about 100 MB of memory for a 1B model at C = 4."""
 
 
 def read_parts(
@@ -37,18 +37,17 @@ def read_parts(
     segments: Segments,
     progress: Progress | None = None,
 ) -> None:
-    """Read a document into a bank in parts, each one commit; it is there after the last one.
+    """Read a document into a bank in parts, one commit each; it is complete after the last one.
 
-    A part depends on nothing but the document and the model, so a build that was interrupted
-    anywhere gives the same memory as one that was not. Parts whose files are not whole are read
-    again, with a warning.
+    A part depends only on the document and the model, so an interrupted build gives the same memory
+    as an uninterrupted one. Parts whose files are incomplete are read again, with a warning.
 
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        store: of the bank, which exists.
+        store: the store of an existing bank.
         document: its name and text.
-        segments: of the text.
+        segments: segments of the text.
         progress: called with the number of segments done and of all.
 
     Raises:
@@ -75,9 +74,9 @@ class MissingPart:
         number: its number, from 0.
         segments: its segments.
         blocks: its blocks; `Blocks.documents` are 0.
-        before: number of blocks in the parts before.
+        before: number of blocks in earlier parts.
         last: whether no part comes after it.
-        again: whether the bank has the part, but not its whole file.
+        again: whether the bank has the part, but with a damaged file.
     """
 
     number: int
@@ -91,13 +90,13 @@ class MissingPart:
 def missing_parts(
     config: SedemConfig, store: PlacedStore, document: Document, segments: Segments
 ) -> list[MissingPart]:
-    """Return the parts of a document that are to be read, in the order of their commits.
+    """Return the parts of a document that must be read, in commit order.
 
     Args:
-        config: of the model.
-        store: of the bank, which exists.
+        config: the model's settings.
+        store: the store of an existing bank.
         document: its name and text.
-        segments: of the text.
+        segments: segments of the text.
 
     Raises:
         BankError: the catalog of the bank is damaged.
@@ -139,7 +138,7 @@ def encode_part(
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        segments: of the part.
+        segments: segments of the part.
         progress: called after every batch with the number of segments done.
     """
     config = model.config
@@ -155,7 +154,7 @@ def commit_part(
     part: MissingPart,
     memory_NJD: Quantized,
 ) -> None:
-    """Write a part into a bank, in one commit; with the last part the document is there.
+    """Write a part into a bank in one commit; the last part completes the document.
 
     Raises:
         BankError: as `append_part` and `replace_part`.
@@ -168,13 +167,13 @@ def commit_part(
 
 
 def part_segments(config: SedemConfig) -> int:
-    """Segments of a part: whole blocks, of about `PART` tokens."""
+    """Number of segments per part: whole blocks, about `PART` tokens."""
     whole = math.lcm(config.slots, config.slots_per_block) // config.slots
     return -(-PART // (config.segment_length * whole)) * whole
 
 
 def _fit(stored: Sequence[StoredPart], parts: Sequence[Blocks]) -> bool:
-    """Whether what is stored is exactly some of the parts, but not all of them."""
+    """Whether the stored parts are exactly the first ones, but not all of them."""
     return len(stored) < len(parts) and all(
         np.array_equal(found.blocks.starts, wanted.starts)
         and np.array_equal(found.blocks.ends, wanted.ends)

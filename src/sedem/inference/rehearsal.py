@@ -1,4 +1,4 @@
-"""Questions asked before anyone waits for an answer, so that an engine has all that they need."""
+"""Warm-up questions, asked before real ones, so that an engine has prepared what they need."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sedem.method.modules import SedemModules
 from sedem.method.selector import Budget
 
 USUAL = 60
-"""Tokens of the longest question that is rehearsed."""
+"""Number of tokens of the longest question that is rehearsed."""
 STRIDE = 4
-"""Questions are rehearsed in steps of so many tokens, half of what buffers are rounded to."""
+"""Lengths are rehearsed in steps of this many tokens, half the rounding of buffers."""
 WORD = "word"
 """Repeated and cut to a number of tokens."""
 

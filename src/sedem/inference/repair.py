@@ -1,4 +1,4 @@
-"""Repairing a bank: documents that lost something are read again where their texts are at hand."""
+"""Repairing a bank: damaged documents are read again if their texts are available."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from sedem.types import Document
 
 @dataclass(frozen=True)
 class Report(repair.Repaired):
-    """What a repair has done, with what was read again before.
+    """What a repair did, including what was read again before it.
 
     Attributes:
-        read_again: documents that had lost something and were read again; they are last now.
+        read_again: damaged documents that were read again; they are now last in the bank.
     """
 
     read_again: list[str]
@@ -35,12 +35,12 @@ class Report(repair.Repaired):
 def texts_at_hand(
     path: Path, sources: Sequence[Document], source: Source | None = None
 ) -> list[Document]:
-    """The damaged documents of a bank whose texts are whole, in the bank or among some sources.
+    """The damaged documents of a bank whose texts are intact, in the bank or in the sources.
 
     Args:
         path: folder of the bank.
-        sources: documents; one counts if its name and its SHA-256 are those of the bank.
-        source: reads texts by name if the bank holds none; one counts if its SHA-256 is right.
+        sources: documents; one is used only if its name and SHA-256 match the bank's.
+        source: reads texts by name if the bank holds none; one is used only if its SHA-256 matches.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
@@ -68,7 +68,7 @@ def read_again(
     """Read damaged documents of a bank again; each commit replaces some.
 
     A long document is read in parts, as `build_bank` does; if that is interrupted, the next repair
-    or build goes on there.
+    or build continues it.
 
     Args:
         model: its encoder and compressor make the memory.
@@ -113,7 +113,7 @@ def finish(
         path: folder of the bank.
         problems: its defects before anything was read again.
         again: the documents that were read again.
-        before: what was done about its catalog before that.
+        before: what was done to repair its catalog before that.
 
     Raises:
         BankError: another process writes the bank, or its catalog is damaged.

@@ -1,4 +1,4 @@
-"""A question on its way through a scheduler, and what its reader holds meanwhile."""
+"""A question in a scheduler, and the reply that its reader holds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sedem.types import Answer, Citation
 
 @dataclass(frozen=True)
 class Selected:
-    """What is known of an answer before its first token; the whole answer has the same.
+    """What is known of an answer before its first token; the whole answer repeats it.
 
     Attributes:
         citations: the spans that condition the answer, best first.
         documents: index of the document of each citation.
         confidence: as in `Answer`.
-        declined: whether the answer will be that the documents do not tell.
+        declined: whether the question is declined as unanswerable.
     """
 
     citations: tuple[Citation, ...]
@@ -32,13 +32,13 @@ class Selected:
 
     @property
     def k(self) -> int:
-        """Number of blocks that are used."""
+        """Number of blocks used."""
         return len(self.citations)
 
 
 Event = Selected | str | Answer | Exception
-"""The blocks of an answer, then pieces of text, then the last event: the whole answer, or why there
-is none, which may also come alone."""
+"""The blocks of an answer, then pieces of text, then the last event: the whole answer, or the error
+that replaces it. An error may also come alone."""
 
 
 class Question:
@@ -66,7 +66,7 @@ class Question:
         if self.ended:
             return
         if isinstance(event, Selected):
-            if self.selected:  # a question whose prefill failed among others is tried once more
+            if self.selected:  # after a failed joint prefill, a question is tried again alone
                 return
             self.selected = True
         elif not isinstance(event, str):
@@ -74,15 +74,15 @@ class Question:
         self._send(event)
 
     def cancel(self) -> None:
-        """End it; the scheduler then drops it before its next step."""
+        """End the question; the scheduler drops it before its next step."""
         self.send(CancelledError("the question was cancelled"))
 
 
 class Reply:
-    """What the reader of an answer holds. A reply that is dropped cancels its question.
+    """The reader's end of an answer. Dropping a reply cancels its question.
 
     Args:
-        cancel: takes the question back.
+        cancel: withdraws the question.
 
     Attributes:
         selected: the blocks of the answer once they were read; None before. They come before the
@@ -100,7 +100,7 @@ class Reply:
         self.cancel()
 
     def _piece(self, event: Event) -> str | None:
-        """Take an event; returns None after the last one, and no text with the blocks."""
+        """Take an event; return None for the last one and empty text for the blocks."""
         if isinstance(event, str):
             return event
         if isinstance(event, Selected):
@@ -122,8 +122,8 @@ class ThreadReply(Reply, Iterator[str]):
     """A reply that is read by a thread, piece by piece or at once.
 
     Args:
-        cancel: takes the question back.
-        events: what has come and was not read.
+        cancel: withdraws the question.
+        events: events that are not read yet.
     """
 
     def __init__(self, cancel: Callable[[], None], events: SimpleQueue[Event]) -> None:
@@ -159,8 +159,8 @@ class AsyncReply(Reply, AsyncIterator[str]):
     """A reply that is read in an event loop.
 
     Args:
-        cancel: takes the question back.
-        events: what has come and was not read.
+        cancel: withdraws the question.
+        events: events that are not read yet.
     """
 
     def __init__(self, cancel: Callable[[], None], events: asyncio.Queue[Event]) -> None:

@@ -1,7 +1,7 @@
-"""A request on its way to decoding: its states, its scores, its blocks and its start.
+"""From a request to the start of decoding: its states, scores, blocks and start.
 
 Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
-width, F features of a confidence.
+width, F features of the confidence.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Request:
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
         condition: form in which the decoder reads the blocks; None means the model's default.
-        min_confidence: below it the answer is that the documents do not tell; None answers always.
-        documents: use blocks of these documents alone, given by name or index; None means all.
-            Then every block of a large bank is scored, not its candidates alone.
+        min_confidence: if the confidence is below it, the request is declined; None never declines.
+        documents: use only blocks of these documents, given by name or index; None means all. With
+            documents, every block of a large bank is scored, not only its candidates.
         selection: the blocks, if they were selected elsewhere; then nothing is scored.
     """
 
@@ -71,13 +71,12 @@ class Selection:
 
     Attributes:
         ranked: their indices, best first.
-        memory: those that the decoder reads as memory, in its order.
-        texts: those that it reads as text, in its order.
-        scores: score of every block of the bank `[N]`, on the CPU; -inf for one that is no
-            candidate.
-        confidence: probability that the evidence is in the bank, or in the documents that were
-            asked; None if the model gives none.
-        declined: whether the confidence is below the one that the request asks for.
+        memory: those that the decoder reads as memory, in reading order.
+        texts: those that it reads as text, in reading order.
+        scores: score of every block of the bank `[N]`, on the CPU; -inf for non-candidates.
+        confidence: probability that the evidence is in the bank, or in the requested documents;
+            None if the model gives none.
+        declined: whether the confidence is below the request's minimum.
     """
 
     ranked: list[int]
@@ -89,7 +88,7 @@ class Selection:
 
 
 def pinned(requests: Sequence[Request]) -> list[Request]:
-    """The same requests, each with its bank as it is now: an answer is made from one snapshot."""
+    """Return the same requests, each with a snapshot of its bank as it is now."""
     return [replace(request, bank=request.bank.snapshot()) for request in requests]
 
 
@@ -101,7 +100,7 @@ def encode_questions(
 
     Returns:
         States `[B, Q, E]`, padded on the right, and a mask `[B, Q]` that is False for padding. The
-        mask is on the CPU, so that no one waits for a GPU to know how long a question is.
+        mask is on the CPU, so that question lengths are known without waiting for a GPU.
 
     Raises:
         DataError: a question is empty, not Unicode text or longer than the encoder can read.
@@ -127,10 +126,10 @@ def encode_questions(
 
 
 def check_min_confidence(model: SedemModules, request: Request) -> None:
-    """Check that a model can tell the confidence that a request asks for.
+    """Check that a model can give the confidence that a request requires.
 
     Raises:
-        ConfigError: `min_confidence` is no probability, or the model gives none.
+        ConfigError: `min_confidence` is not a probability, or the model gives no confidence.
     """
     asked = request.min_confidence
     if asked is None:
@@ -151,8 +150,8 @@ def confidences(
     """Return the probability that a bank has the evidence, for each question.
 
     Args:
-        model: None for every question if it gives no confidence.
-        scores: score of every block `[N]` for each question; -inf for one that is no candidate.
+        model: if it gives no confidence, the result is None for every question.
+        scores: score of every block `[N]` for each question; -inf for non-candidates.
         mask_BQ: False where a question token is padding.
     """
     if model.confidence is None:
@@ -165,7 +164,7 @@ def confidences(
 def choose(
     model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
 ) -> Selection:
-    """Choose the blocks of a request: the K with the best scores, or those it forces.
+    """Choose the blocks of a request: the K with the best scores, or the forced ones.
 
     Args:
         model: its configuration has the default K and the order of blocks.
@@ -204,12 +203,12 @@ def choose(
 def prefix_of(
     model: SedemModules, request: Request, selection: Selection, prompt: Sequence[int]
 ) -> Tensor:
-    """Return the token ids `[P]` of start token, blocks that are read as text, and question.
+    """Return the token ids `[P]` of the start token, the blocks read as text, and the question.
 
     Args:
-        model: its decoder's tokens.
-        request: has the bank.
-        selection: the blocks that are read.
+        model: its decoder tokenizes.
+        request: its bank has the texts.
+        selection: the blocks to read.
         prompt: `prompts.question_ids` of the question, without texts.
     """
     texts = [request.bank.block_text(index) for index in selection.texts]
@@ -218,12 +217,12 @@ def prefix_of(
 
 
 def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
-    """The number of blocks that a budget comes to for one question.
+    """Return the number of blocks that a budget gives for one question.
 
     Args:
         model: its guidance and settings decide "auto".
         k: the budget; None means the model's default.
-        scores_N: score of every block; -inf for one that is no candidate.
+        scores_N: score of every block; -inf for non-candidates.
 
     Raises:
         ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
@@ -236,15 +235,15 @@ def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int
 
 
 def count_candidates(scores_N: Tensor) -> int:
-    """The number of blocks that may be selected; the score of others is -inf."""
+    """Return the number of blocks that may be selected; all others have the score -inf."""
     return int((scores_N > -torch.inf).sum())
 
 
 def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
-    """Mass, fewest and most blocks of a budget by need; None for another budget.
+    """Return mass, fewest and most blocks of an adaptive budget; None for a fixed budget.
 
     Args:
-        model: its settings hold for what the budget leaves open.
+        model: its settings fill what the budget leaves open.
         k: the budget; None means the model's default.
 
     Raises:
@@ -264,7 +263,7 @@ def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int]
 
 
 def budget_of(model: SedemModules, k: Budget | None) -> Budget:
-    """The budget that is asked for, or the model's default."""
+    """Return the requested budget, or the model's default."""
     return model.config.k if k is None else k
 
 
@@ -274,7 +273,7 @@ def start_of(bank: BankReader, selection: Selection, prefix: Tensor) -> Start:
 
 
 def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:
-    """Return how many decoder states each of some blocks is restored to."""
+    """Return the number of decoder states that each block is restored to."""
     real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
     return real_KU.sum(1).tolist()
 
@@ -290,11 +289,11 @@ def check_fits(
         model: the model that answers.
         sizes: number of states of each selected block, best first.
         prefix: number of prompt tokens.
-        limit: the most tokens of the answer.
-        texts: number of blocks that the prompt has as text.
+        limit: token limit of the answer.
+        texts: number of blocks in the prompt as text.
 
     Raises:
-        ConfigError: they do not; the message has all numbers and the largest K that fits.
+        ConfigError: they do not fit; the message has all numbers and the largest K that fits.
     """
     max_positions = model.decoder.max_positions
     apart = model.config.block_context == "independent"

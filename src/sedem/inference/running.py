@@ -1,4 +1,4 @@
-"""Answers that are decoded together while others join and leave; one thread runs them.
+"""Answers that are decoded together while others join and leave, in one thread.
 
 Letters: B rows, J rows that join, V vocabulary.
 """
@@ -26,11 +26,11 @@ class Running:
     """One answer that is being decoded.
 
     Attributes:
-        question: whom it is for.
+        question: the question it answers.
         prepared: its blocks and its start.
         transcript: its text so far.
-        clock: its times, since the question was asked.
-        stages: the times of the stages before decoding, of all that joined with it.
+        clock: its times since the question was asked.
+        stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
     """
 
@@ -50,7 +50,7 @@ class RunningAnswers:
         engine: its engine.
         name: the model's name in the answers.
         rows: rows that the engine has opened.
-        count: B, how many.
+        count: B, the number of rows.
 
     Attributes:
         live: the answers by row.
@@ -63,21 +63,21 @@ class RunningAnswers:
         self.rows, self.count = rows, count
         self.live: dict[int, Running] = {}
         self._ids_B = torch.zeros(count, dtype=torch.long, device=model.device)
-        # Tokens that were chosen and are on their way to the host, and the answers they belong to.
+        # Chosen tokens that are still being copied to the host, and the answers they belong to.
         self._unread: tuple[Callable[[], list[int]], dict[int, Running]] | None = None
 
     @property
     def free(self) -> int:
-        """How many rows are free."""
+        """Number of free rows."""
         return self.count - len(self.live)
 
     def join(self, questions: Sequence[Question]) -> None:
         """Prepare and prefill some questions together, and send the beginning of each answer.
 
-        Where that fails, each is tried alone, so that an error reaches only its own question.
+        If that fails, each is tried alone, so that an error reaches only its own question.
 
         Args:
-            questions: at most as many as rows are free.
+            questions: at most as many as there are free rows.
         """
         try:
             self._join(questions)
@@ -93,7 +93,7 @@ class RunningAnswers:
         clocks = [Clock(device, question.since) for question in questions]
         for clock in clocks:
             clock.mark("wait_ms")
-        stages = Clock(device, questions[0].since)  # a start of its own would wait for the device
+        stages = Clock(device, questions[0].since)  # without `since`, it would wait for the device
         limits = [question.decoding.max_new_tokens for question in questions]
         requests = [question.request for question in questions]
         prepared = prepare(model, self.engine, requests, limits, stages)
@@ -123,7 +123,7 @@ class RunningAnswers:
         if not rows:
             return
         starts = [running.prepared.start for running in joined if running.prepared.start]
-        # With steps in advance, the one after the last token runs before that token is read.
+        # With steps in advance, one step runs after the last token, before that token is read.
         limits = [running.question.decoding.max_new_tokens for running in joined]
         logits_JV = self.rows.join(list(rows), starts, limits)
         joined[0].stages.lap("prefill_ms")
@@ -151,7 +151,7 @@ class RunningAnswers:
             self._read(*self._unread)
 
     def drop(self) -> None:
-        """Make the rows of questions free that were cancelled."""
+        """Free the rows of cancelled questions."""
         for row in [row for row, running in self.live.items() if running.question.ended]:
             self._leave(row)
 
@@ -171,7 +171,7 @@ class RunningAnswers:
 
     @contextmanager
     def _only_for(self, running: Running, row: int | None = None) -> Iterator[None]:
-        """Let an error reach only one question, and make its row free."""
+        """Let an error reach only one question, and free its row."""
         try:
             yield
         except Exception as error:
@@ -206,10 +206,10 @@ def selected(prepared: Prepared) -> Selected:
 
 
 def failure(error: Exception) -> SedemError:
-    """Return what a reader is told of an error: those of the engine are not the question's fault.
+    """Return the error to send to a reader; unexpected ones become UnavailableError.
 
     Args:
-        error: the error; the cause of what is returned unless sedem raised it on purpose.
+        error: the error; returned as it is if it is a SedemError, else the cause of the result.
     """
     if isinstance(error, SedemError):
         return error

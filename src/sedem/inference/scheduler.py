@@ -8,10 +8,9 @@
         for piece in reply:
             ...
 
-One thread owns the model. Each of its turns prefills a few waiting questions together, at most
-`JOIN`, then runs one token of every answer. Questions are taken first come, first served. An
-answer, once begun, keeps its row until it ends. However long it is, no other answer waits for it
-unless every row is taken.
+One thread owns the model. In each turn it prefills at most `JOIN` waiting questions together, then
+runs one token of every answer. Questions are served in order of arrival. An answer keeps its row
+until it ends. A long answer delays other questions only if every row is taken.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ from sedem.method.modules import SedemModules
 from sedem.types import Answer
 
 WAITING = 256
-"""Questions that may wait, unless another number is given."""
+"""Default limit of waiting questions."""
 JOIN = 4
-"""Questions that are prefilled together: the running answers wait for one prefill of so many."""
+"""Most questions that are prefilled together; running answers wait for one such prefill."""
 GREEDY = Decoding()
 
 
@@ -51,7 +50,7 @@ class Scheduler:
         model: the model that answers.
         engine: its engine.
         name: the model's name in the answers.
-        rows: the most answers at once; None means as many as the engine answers efficiently.
+        rows: the most answers at once; None means as many as the engine runs efficiently.
         waiting: the most questions that wait for a row.
 
     Raises:
@@ -94,12 +93,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """How many questions wait for a row."""
+        """Number of questions that wait for a row."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """How many answers are in a row."""
+        """Number of answers that have a row."""
         running = self._running
         return 0 if running is None else len(running.live)
 
@@ -128,7 +127,7 @@ class Scheduler:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
         def send(event: Event) -> None:
-            # A loop that has ended takes nothing, and no one reads.
+            # A closed loop takes no events, and nobody reads them.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
@@ -144,7 +143,7 @@ class Scheduler:
         return reply.answer
 
     def require_room(self) -> None:
-        """Refuse now what `submit` would refuse, before anything is prepared for a question.
+        """Raise now if `submit` would refuse a question, before any work on it.
 
         Raises:
             QueueFullError: too many questions wait.
@@ -198,7 +197,7 @@ class Scheduler:
     # The thread that owns the model
 
     def _run(self) -> None:
-        # What sampling imports takes a second, in which running answers would wait.
+        # The imports of sampling take a second, so they happen before any answer runs.
         Decoding(temperature=1.0).chooser(torch.device("cpu"))
         with torch.no_grad():
             while self._wait():
@@ -227,7 +226,7 @@ class Scheduler:
         """Take at most `count` questions out of the queue, in their order."""
         taken: list[Question] = []
         with self._changed:
-            # Looked at each time: the garbage collector may drop a reply, which cancels, in here.
+            # Checked each time: the garbage collector may drop a reply here, which cancels it.
             while self._waiting and len(taken) < count:
                 taken.append(self._waiting.popleft())
                 self._pace.left()

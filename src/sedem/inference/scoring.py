@@ -1,4 +1,4 @@
-"""Scores of requests: of their banks' blocks, and of those alone whose documents are asked.
+"""Scores of requests for all blocks of their banks, or only for those of some documents.
 
 Letters: B questions, Q question tokens, N blocks, E encoder width.
 """
@@ -24,17 +24,17 @@ from sedem.method.selector import resolve_budget
 def score_requests(
     model: SedemModules, requests: Sequence[Request], hidden_BQE: Tensor, mask_BQ: Tensor
 ) -> list[Tensor]:
-    """Return scores `[N]` for each request, on the CPU; those to one bank are scored together.
+    """Return scores `[N]` for each request, on the CPU; requests to one bank are scored together.
 
     Args:
-        model: its selector.
-        requests: the requests; a block of a document that one does not ask has the score -inf.
+        model: has the selector.
+        requests: the requests; blocks of documents that a request leaves out score -inf.
         hidden_BQE: states of the questions.
         mask_BQ: False where a question token is padding.
 
     Raises:
         ConfigError: the documents of a request cannot be used.
-        UnknownDocumentError: a bank has no document of a name that is asked for.
+        UnknownDocumentError: a bank has no document of a requested name.
     """
     by_bank: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
@@ -56,7 +56,7 @@ def score_requests(
 def of_documents(
     bank: BankReader, documents: Sequence[int | str] | None, scores_N: Tensor
 ) -> Tensor:
-    """Return the scores of some documents' blocks; -inf for blocks of others.
+    """Return the scores of some documents' blocks; -inf for all other blocks.
 
     Args:
         bank: the bank.
@@ -81,8 +81,8 @@ def document_indexes(bank: BankReader, documents: Sequence[int | str]) -> list[i
         documents: their names or indexes.
 
     Raises:
-        ConfigError: there are none, or an index is outside the bank.
-        UnknownDocumentError: the bank has no document of a name.
+        ConfigError: no documents are given, or an index is outside the bank.
+        UnknownDocumentError: the bank has no document of a given name.
     """
     if not documents:
         raise ConfigError("documents is empty; give at least one, or leave it out to ask them all")
@@ -108,6 +108,6 @@ def _needs_every_score(model: SedemModules, request: Request) -> bool:
         return True
     auto = auto_budget(model, request.k)
     if auto is not None:
-        # `blocks_for_mass` looks at so many of the best.
+        # `blocks_for_mass` uses that many of the best scores.
         return auto[2] > coarse_search.COUNT
     return resolve_budget(budget_of(model, request.k), len(request.bank)) > coarse_search.COUNT

@@ -13,7 +13,7 @@ from sedem.inference.checkpoint import open_named
 from sedem.method.modules import SedemModules
 
 SEED = 0
-"""Seed of the selector's random projections, so that a backbone has one untrained model."""
+"""Seed of the selector's random projections, so that each backbone has one untrained model."""
 
 
 def untrained(
@@ -23,16 +23,16 @@ def untrained(
 
     A slot is the state of one token, unchanged, so nothing is compressed. Blocks are independent:
     above the layer, the decoder computes for a block exactly what it computes when it reads the
-    block's text alone. The selector compares states in equal random projections, and its scores
+    block's text alone. The selector compares states in the same random projections, and its scores
     guide attention.
 
     Args:
         name: folder or hub id of the backbone, or one inside a checkpoint that ships with sedem.
         layer: number of layers to run before states are read, and before they are injected; None
             means half of them.
-        chat_template: whether questions stand in the tokenizer's chat template; None means that
-            they do where it has one.
-        settings: settings of the configuration that change, such as segment_length and k.
+        chat_template: whether questions use the tokenizer's chat template; None means that they do
+            if it has one.
+        settings: other settings of the configuration, such as segment_length and k.
 
     Raises:
         ConfigError: the backbone cannot be used, or a setting does not suit it.
@@ -59,12 +59,12 @@ def untrained(
 
 
 def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:
-    """The layer after which states are read and injected, if nobody has tried the backbone.
+    """Return the layer after which states are read and injected, for an untuned backbone.
 
     Args:
         backbone: the backbone.
         name: its name, for the message.
-        layer: the layer that is asked for; None means half of all.
+        layer: the requested layer; None means half of all layers.
 
     Raises:
         ConfigError: there is no layer before it, or none after it.

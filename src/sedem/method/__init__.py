@@ -1,4 +1,4 @@
-"""The method of the paper. Read the files in this order to meet its equations in theirs.
+"""The method of the paper. Read the files in this order to follow its equations.
 
     segments      section 3    a document as segments of T tokens
     encoder       section 3.1  eq. 1, hidden states at the extraction layer; mixtures of layers

@@ -1,7 +1,6 @@
-"""C_theta, hidden states of a segment to memory slots (section 3.1), and its two variants.
+"""C_theta: from hidden states of a segment to memory slots (section 3.1), with two variants.
 
-Letters: S segments, T tokens, C tokens of a slot, M = T / C slots, E encoder width,
-D decoder width.
+Letters: S segments, T tokens, C tokens per slot, M = T / C slots, E encoder width, D decoder width.
 """
 
 from __future__ import annotations
@@ -106,8 +105,8 @@ class QueryCompressor(nn.Module):
         queries_Mhd = self._heads(self.w_query(queries_MD))
         logits_ShMT = torch.einsum("mhd,sthd->shmt", queries_Mhd, keys_SThd)
         logits_ShMT = logits_ShMT / keys_SThd.shape[-1] ** 0.5
-        # Finite, so that a segment of padding alone does not give NaN. Next to a real token its
-        # softmax is zero.
+        # Finite, so that a segment of only padding does not give NaN. If there is a real token, the
+        # softmax of padding is zero.
         padding_S11T = ~mask_ST[:, None, None, :]
         lowest = torch.finfo(logits_ShMT.dtype).min
         initial_ShMT = logits_ShMT.masked_fill(padding_S11T, lowest).softmax(-1)
@@ -123,7 +122,7 @@ class QueryCompressor(nn.Module):
         return (self.queries[: used_SM1.shape[1]] + mixed_SMhd.flatten(2)) * used_SM1
 
     def target(self, hidden_STE: Tensor) -> Tensor:
-        """The value projection of each state `[S, T, D]`, which takes the place of W_in."""
+        """The value projection of each state `[S, T, D]`, used in place of W_in."""
         return self.w_value(self.norm_state(hidden_STE))
 
     def _heads(self, projected: Tensor) -> Tensor:
@@ -144,7 +143,7 @@ def build_compressor(config: SedemConfig, d_enc: int, d_dec: int) -> Compressor:
 
 
 def _start_as_identity(projection: nn.Linear) -> None:
-    # With equal widths, training starts from encoder states taken for decoder states.
+    # With equal widths, training starts with encoder states used as decoder states.
     if projection.in_features == projection.out_features:
         nn.init.eye_(projection.weight)
     else:

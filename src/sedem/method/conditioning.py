@@ -1,9 +1,9 @@
 """From selected blocks to the states of question and answer: decompress, guide, inject (3.3).
 
-Training and the reference engine come through here; fast engines do the same in static buffers.
+Training and the reference engine use this module; fast engines do the same in static buffers.
 
-Letters: B batch, K selected blocks, J slots of a block, U restored states, P prefix positions,
-G key heads, H width of a head, D decoder width.
+Letters: B batch, K selected blocks, J slots per block, U restored states, P prefix positions, G key
+heads, H head width, D decoder width.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def condition(
     scores_BK: Tensor,
     cache: DynamicCache | None = None,
 ) -> Prefilled:
-    """Run prefixes on selected blocks, as the configuration of the model says.
+    """Run prefixes on selected blocks, as the model's configuration specifies.
 
     Args:
         model: the model.
         ids_BP: start token, question and, in training, answer; padded on the left.
         valid_BP: False where a token is padding.
         memory_BKJD: memory of the selected blocks, in the order in which the decoder sees them.
-        slot_tokens_BKJ: real tokens behind each slot; 0 for all slots of a place without a block.
-        scores_BK: s_n of the blocks; -inf for a place without a block.
-        cache: an empty cache to continue decoding from; None when nothing follows.
+        slot_tokens_BKJ: real tokens behind each slot; 0 for all slots where there is no block.
+        scores_BK: s_n of the blocks; -inf where there is no block.
+        cache: an empty cache to continue decoding from; None if nothing follows.
     """
     config, decompressor = model.config, model.decompressor
     restored_BKUD = decompressor(memory_BKJD)
@@ -66,7 +66,7 @@ def condition(
 
 
 def real_first(restored_NUD: Tensor, real_NU: Tensor) -> tuple[Tensor, Tensor]:
-    """Move the states of real tokens to the front of each block, and cut the padding all share.
+    """Move the states of real tokens to the front of each block, and cut the common padding.
 
     Args:
         restored_NUD: restored states of some blocks.
@@ -90,7 +90,7 @@ def _independent(
     bias_BK: Tensor | None,
     cache: DynamicCache | None,
 ) -> Prefilled:
-    """The two walks of `independent`: over every block alone, then over the prefixes."""
+    """The two passes of `independent`: over each block alone, then over the prefixes."""
     batch, blocks = real_BKU.shape[:2]
     restored_NUD, real_NU = real_first(restored_BKUD.flatten(0, 1), real_BKU.flatten(0, 1))
     inject_layer = model.config.inject_layer

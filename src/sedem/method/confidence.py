@@ -1,8 +1,8 @@
-"""Confidence that the documents have the evidence: a logistic function of two features. Ours.
+"""Confidence that the documents contain the evidence: a logistic function of two features. Ours.
 
-The paper's selector ranks blocks and always answers. Its scores also tell whether any block fits:
-where the evidence is missing, the best block fits a token of the question less well, and stands out
-less from the next ones.
+The paper ranks blocks and always answers. The scores also show whether any block fits: if the
+evidence is missing, the best block matches each question token less well, and stands out less from
+the next ones.
 
 Letters: B questions, N blocks, F features.
 """
@@ -14,26 +14,26 @@ import torch
 from torch import Tensor, nn
 
 RIVALS = 7
-"""Blocks behind the best one that it is compared with. A fixed number, so that the features depend
-little on how many blocks a bank has, and so that the candidates of a large bank have them all."""
+"""Number of next-best blocks that the best one is compared with. Fixed, so that the features depend
+little on the size of a bank and the candidates of a large bank include all of them."""
 
 FEATURES = ("best", "lead")
 BINS = 10
-"""Groups of predictions that a calibration error is measured in."""
+"""Number of groups of predictions for the calibration error."""
 
 
 def confidence_features(scores_N: Tensor, question_tokens: int) -> Tensor:
     """The features of one question.
 
-    A score is a sum of cosines over question tokens, so all features are divided by their number.
+    A score is a sum of cosines over question tokens, so all features are divided by their count.
 
     Args:
-        scores_N: s_n of every block; -inf for one that is no candidate.
+        scores_N: s_n of every block; -inf for non-candidates.
         question_tokens: number of tokens of the question.
 
     Returns:
         `[F]` in float32: the best score, and by how much it exceeds the mean of the next `RIVALS`
-        scores. Without a second block the lead is 0: nothing tells that the only block stands out.
+        scores. With only one block the lead is 0, because there is nothing to compare it with.
     """
     best_N = scores_N.float().topk(min(1 + RIVALS, len(scores_N))).values
     rivals_N = best_N[1:][best_N[1:] > -torch.inf]
@@ -57,7 +57,7 @@ class Confidence(nn.Module):
         return (features_BF.to(self.weight) @ self.weight + self.bias).sigmoid()
 
     def fit(self, features_BF: Tensor, present_B: Tensor) -> None:
-        """Set the parameters to those of the highest likelihood.
+        """Fit the parameters by maximum likelihood.
 
         Args:
             features_BF: features of questions.
@@ -65,7 +65,7 @@ class Confidence(nn.Module):
         """
         features_BF, target_B = features_BF.double(), present_B.double()
         # Features of one scale make the problem well conditioned. A small penalty keeps weights
-        # finite where the features tell all questions apart.
+        # finite if the features separate the two classes.
         mean_F, spread_F = features_BF.mean(0), features_BF.std(0).clamp_min(1e-9)
         scaled_BF = (features_BF - mean_F) / spread_F
         weight_F = torch.zeros(len(FEATURES), dtype=torch.float64, requires_grad=True)
@@ -89,7 +89,7 @@ class Confidence(nn.Module):
 def auroc(confidence_B: Tensor, present_B: Tensor) -> float:
     """The probability that a question with evidence has more confidence than one without.
 
-    Ties count half. Both kinds must be there.
+    Ties count half. Both kinds must be present.
 
     Args:
         confidence_B: confidences.
@@ -102,7 +102,7 @@ def auroc(confidence_B: Tensor, present_B: Tensor) -> float:
 
 
 def calibration_error(confidence_B: Tensor, present_B: Tensor) -> float:
-    """Expected calibration error: how far confidences are from the shares that they promise.
+    """Expected calibration error: how far confidences are from observed shares.
 
     Questions are put into `BINS` groups of equal size by confidence. The error is the mean over
     groups of the distance between mean confidence and share of questions with evidence.

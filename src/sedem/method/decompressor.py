@@ -1,6 +1,6 @@
-"""D_psi, memory slots to decoder states (section 3.3), decoding without it (7.1), and identity.
+"""D_psi: from memory slots to decoder states (section 3.3); variants: soft tokens (7.1), identity.
 
-Letters: J slots, C states of a slot, D decoder width.
+Letters: J slots, C states per slot, D decoder width.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Decompressor(nn.Module):
 
     The output of the last layer is multiplied by a fixed vector, the spread of the decoder's own
     states at the injection layer. This is W_2 and b_2 of the paper in other units. The function
-    class is the same, but optimizer steps match the size of the states, whose norm is hundreds.
+    class is the same, but optimizer steps match the size of the states, whose norms are hundreds.
 
     Args:
         d_dec: D.
@@ -54,10 +54,10 @@ class Decompressor(nn.Module):
 
 
 class Unchanged(nn.Module):
-    """The identity: each slot is one decoder state as it is, so C is 1. Ours.
+    """The identity: each slot is used as one decoder state, so C is 1. Ours.
 
-    With a compressor that starts as the identity too, it needs no training: what was read after a
-    layer is injected after the same layer.
+    With a compressor that starts as the identity too, it needs no training: states read after a
+    layer are injected after the same layer.
 
     Args:
         d_dec: D.
@@ -76,7 +76,7 @@ class Unchanged(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, states_PD: Tensor) -> None:
-        """Set the spread, in whose units the regression loss measures; states do not change.
+        """Set the spread, the unit of the regression loss; states do not change.
 
         Args:
             states_PD: a sample of decoder states at the injection layer.
@@ -87,7 +87,7 @@ class Unchanged(nn.Module):
 class Direct(nn.Module):
     """No decompression: each slot is one soft token at the decoder's input (section 7.1).
 
-    The compressor maps into the decoder's embedding space. Two fixed vectors put each slot at the
+    The compressor maps into the decoder's embedding space. Two fixed vectors give each slot the
     mean and scale of the decoder's own embeddings, because states of a middle layer are hundreds of
     times larger.
 

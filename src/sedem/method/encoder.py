@@ -19,7 +19,7 @@ def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict
     Args:
         backbone: runs with its adapters, if it has any.
         ids_BP: token ids without the start token, padded on the right.
-        layers: how many layers to run, once or several times.
+        layers: numbers of layers after which to take the states.
 
     Returns:
         States `[B, 1 + P, E]` by number of layers run; the start token's state is the first.
@@ -39,13 +39,13 @@ def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict
 def encode(backbone: Backbone, ids_ST: Tensor, layers: Sequence[int]) -> Tensor:
     """H_s at l_extract, the encoder's frozen hidden states (section 3.1, equation 1).
 
-    A start token is encoded in front and its state dropped: the first token of any sequence
-    becomes an attention sink, whose state is many times larger than the others. Padding on the
-    right has no effect, because attention is causal. Section 3.2 encodes questions the same way.
+    A start token is put in front and its state is dropped: the first token of any sequence becomes
+    an attention sink, whose state is many times larger than the others. Padding on the right has no
+    effect, because attention is causal. Section 3.2 encodes questions the same way.
 
     Args:
         backbone: the encoder; its adapters are off while it runs.
-        ids_ST: token ids, one segment a row, padded on the right.
+        ids_ST: token ids, one segment per row, padded on the right.
         layers: l_extract; more than one for a mixture.
 
     Returns:

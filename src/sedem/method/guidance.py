@@ -1,8 +1,8 @@
-"""Guided attention: question and answer attend to a block by how well it scored. Ours.
+"""Guided attention: the score of a block biases the attention to it. Ours.
 
-The paper discards the selector's scores once it has chosen K blocks, and the decoder must find out
-by itself which of them matter. Here the scores return as a bias of attention (docs/deviations.md).
-The bias carries gradient, so the loss of the answer trains the selector, with or without labels.
+The paper discards the selector's scores after choosing K blocks, and the decoder must find out by
+itself which of them matter. Here the scores also become an attention bias (docs/deviations.md). The
+bias carries gradient, so the answer loss trains the selector, with or without labels.
 
 Letters: B batch, K selected blocks, N blocks.
 """
@@ -19,12 +19,12 @@ def guidance_bias(scores_BK: Tensor, tau: Tensor | float, floor: float | None = 
     The best block has bias 0, so one selected block is read as in the paper.
 
     Args:
-        scores_BK: s_n of the selected blocks; -inf for a place without a block.
+        scores_BK: s_n of the selected blocks; -inf where there is no block.
         tau: the temperature.
         floor: the lowest bias; None means no limit.
 
     Returns:
-        Biases `[B, K]` in float32; 0 at a place without a block.
+        Biases `[B, K]` in float32; 0 where there is no block.
     """
     scores_BK = scores_BK.float()
     if not scores_BK.shape[-1]:
@@ -40,13 +40,13 @@ def guidance_bias(scores_BK: Tensor, tau: Tensor | float, floor: float | None = 
 class Guidance(nn.Module):
     """Guided attention with a trained temperature.
 
-    One tau serves all layers. One bias then serves them too, and the same softmax(s / tau) tells
-    how many blocks a question needs (`selector.blocks_for_mass`).
+    All layers share one tau and therefore one bias. The same softmax(s / tau) determines how many
+    blocks a question needs (`selector.blocks_for_mass`).
 
     Args:
         floor: the lowest bias; None means no limit.
-        tau: the temperature before any training, in units of a score, which is a sum of cosines
-            over question tokens.
+        tau: the initial temperature, in units of a score, which is a sum of cosines over question
+            tokens.
     """
 
     def __init__(self, floor: float | None = None, tau: float = 1.0) -> None:
@@ -56,7 +56,7 @@ class Guidance(nn.Module):
 
     @property
     def tau(self) -> Tensor:
-        """The temperature, positive whatever the optimizer does."""
+        """The temperature, always positive."""
         return self.log_tau.exp()
 
     def forward(self, scores_BK: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """Independent blocks: keys and values of a block are computed once, from the block alone. Ours.
 
-Where a restored state sees the start token and its own block only, and every block has the
-positions from 1 on, what the upper layers compute for a block depends on nothing else: not on the
-question, nor on the blocks beside it. They can be kept, and the order of blocks decides nothing.
-The result is that of `injection.prefill` with context "independent".
+A restored state sees only the start token and its own block, and the positions of every block start
+at 1. What the upper layers compute for a block then depends neither on the question nor on other
+blocks. It can be kept, and the order of blocks does not matter. The result equals that of
+`injection.prefill` with context "independent".
 
-Letters: B batch, N blocks, U restored states, L layers above the injection layer, G key heads,
-H width of a head, P prefix positions, D width.
+Letters: B batch, N blocks, U restored states, L layers above the injection layer, G key heads, H
+head width, P prefix positions, D width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KeysValues = list[tuple[Tensor, Tensor]]
 
 
 def start_state(backbone: Backbone, inject_layer: int) -> Tensor:
-    """State of the start token at the injection layer `[1, 1, D]`; it depends on nothing."""
+    """State of the start token at the injection layer `[1, 1, D]`; it is constant."""
     ids_11 = torch.full((1, 1), backbone.bos_token_id, device=backbone.device)
     return backbone.run(backbone.embed(ids_11), 0, inject_layer, torch.zeros_like(ids_11))
 
@@ -39,11 +39,11 @@ def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> 
     Args:
         backbone: the decoder.
         inject_layer: l_inject.
-        restored_NUD: restored states, one block a row, padded on the right; attention is causal, so
-            padding changes nothing before it.
+        restored_NUD: restored states, one block per row, padded on the right; attention is causal,
+            so padding does not affect the states before it.
 
     Returns:
-        Keys, rotated to positions from 1 on, and values; without those of the start token.
+        Keys, rotated to positions from 1, and values, without the start token's.
     """
     count, length = restored_NUD.shape[:2]
     start_11D = start_state(backbone, inject_layer)
@@ -64,7 +64,7 @@ def prefix_positions(valid_BP: Tensor, longest_B1: Tensor) -> Tensor:
 
     Args:
         valid_BP: False where a prefix token is padding; padding is on the left.
-        longest_B1: states of the longest block.
+        longest_B1: number of states of the longest block.
 
     Returns:
         `[B, P]`; 0 at padding.
@@ -84,22 +84,21 @@ def prefill(
     bias_BU: Tensor | None = None,
     cache: DynamicCache | None = None,
 ) -> Prefilled:
-    """Run a prefix through all layers, with the keys and values of blocks in the upper ones.
+    """Run a prefix through all layers; the upper ones also attend to the blocks.
 
     Args:
         backbone: the decoder.
-        inject_layer: l_inject, how many layers see the prefix alone.
+        inject_layer: l_inject, the number of layers that see only the prefix.
         ids_BP: start token, question and, in training, answer; padded on the left.
         valid_BP: False where a token is padding.
         memory: keys and values `[B, G, U, H]` of the blocks of each row, side by side.
         positions_BU: position of each state within its block, from 1.
-        memory_valid_BU: False where a state is padding; it may stand anywhere.
+        memory_valid_BU: False where a state is padding, which may be anywhere.
         bias_BU: added to the attention logits on each state.
-        cache: an empty cache for later calls of `injection.step`; None when nothing follows.
+        cache: an empty cache for later calls of `injection.step`; None if there are none.
 
     Returns:
-        States of the prefix; there are no restored states after the last layer, because no one
-        computes them.
+        States of the prefix; `restored` is empty, because those states are not computed.
     """
     from transformers import DynamicCache
 
@@ -108,7 +107,7 @@ def prefill(
     padded = not (bool(valid_BP.all()) and bool(memory_valid_BU.all()))
     span = ids_BP.shape[1] + positions_BU.shape[1]
     continued = cache is not None
-    # Not `cache or`: an empty cache is false.
+    # Not `cache or`: an empty cache is falsy.
     cache = DynamicCache() if cache is None else cache
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
     hidden_BPD = backbone.run(

@@ -1,13 +1,12 @@
 """Two-depth decoding: the question below the injection layer, memory and question above it.
 
-Section 3.3, "For answer generation ..." and after. Memory stands in front of the question:
-[start; restored; question; answer]. All layers share one stream of positions. The lower layers
-never see the memory's positions; rotary positions are relative, so the gap hardly matters to them.
+Section 3.3, "For answer generation ..." and after. Memory comes before the question: [start;
+restored; question; answer]. All layers share one stream of positions. The lower layers never see
+the memory's positions; rotary positions are relative, so the gap hardly matters to them.
 
-The paper lets every restored state see all states before it. Blocks can also stand apart
-(`SedemConfig.block_context`), and question and answer can be told how well each block scored
-(`guidance`). This module does all of it with one mask; `independent` has the faster way for
-independent blocks.
+In the paper, every restored state attends to all states before it. Blocks can also be separate
+(`SedemConfig.block_context`), and block scores can bias the attention of question and answer
+(`guidance`). One mask does all of this here; `independent` is faster for independent blocks.
 
 Letters: B batch, P positions of one call, U restored states, D width.
 """
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Stream:
-    """State of a decoding: one cache whose layers differ in length.
+    """State of one decoding; the layers of its cache differ in length.
 
     Attributes:
         cache: keys and values. Layers up to the injection layer hold question and answer; those
@@ -67,7 +66,7 @@ class Blocks:
 
     Attributes:
         number: block of each state `[B, U]`, from 0.
-        context: what a state sees, and where it stands; see `SedemConfig.block_context`.
+        context: what a state attends to, and its position; see `SedemConfig.block_context`.
         bias: added to the attention logits of question and answer on each state `[B, U]`; None adds
             nothing.
     """
@@ -83,7 +82,7 @@ def positions(
     placement: StartPlacement,
     apart_BU: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Positions of prefix and restored states in the shared stream; padding takes up none.
+    """Positions of prefix and restored states in the shared stream; padding takes none.
 
     Args:
         valid_BP: False where a prefix token is padding; the first valid one is the start token.
@@ -91,8 +90,8 @@ def positions(
         placement: "front" puts the start token at 0, memory from 1 and the question after it;
             "between" puts memory from 0, then start token and question, which is the paper's
             "prepend" taken literally.
-        apart_BU: block of each state, if every block is to have the positions from the same one
-            on; prefix positions then follow the longest block.
+        apart_BU: block of each state, if the positions of all blocks start at the same value;
+            prefix positions then follow the longest block.
 
     Returns:
         Prefix positions `[B, P]` and restored positions `[B, U]`; 0 at padding.
@@ -130,19 +129,19 @@ def prefill(
 ) -> Prefilled:
     """Run a prefix through all layers and inject the restored states at the injection layer.
 
-    Rows may differ in the number of restored states and in prefix length. Pad prefixes on the left,
-    restored states anywhere.
+    Rows may differ in the number of restored states and in prefix length. Prefixes are padded on
+    the left, restored states anywhere.
 
     Args:
         backbone: the decoder.
-        inject_layer: l_inject, how many layers see the prefix alone.
+        inject_layer: l_inject, the number of layers that see only the prefix.
         ids_BP: start token, question and, in training, answer.
         valid_BP: False where a token is padding.
-        restored_BUD: H-hat, in the order in which the decoder is to see the states.
+        restored_BUD: H-hat, in the order in which the decoder sees the states.
         restored_valid_BU: False where a restored state is padding.
-        placement: where the start token stands; see `positions`.
+        placement: where the start token goes; see `positions`.
         blocks: how the states are divided into blocks; None is the paper's form.
-        cache: an empty cache for later calls of `step`; None when nothing follows.
+        cache: an empty cache for later calls of `step`; None if there are none.
     """
     blocks = blocks or Blocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
     together = blocks.context == "joint"
@@ -154,8 +153,8 @@ def prefill(
     hidden_BPD = backbone.run(
         backbone.embed(ids_BP), 0, inject_layer, prefix_BP, valid_BP, lower, cache
     )
-    # With a mask, positions decide who sees whom; columns may stand in any order, and memory goes
-    # first. Without one, columns must stand in reading order.
+    # With a mask, positions decide what sees what; columns may be in any order, and memory goes
+    # first. Without one, columns must be in reading order.
     unmasked = not padded and together and blocks.bias is None
     head = 1 if placement == "front" and unmasked else 0
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from sedem.method.pooling import pool
 
 IGNORED = -100
-"""Label of a position that the loss leaves out."""
+"""Label of a position that the loss ignores."""
 
 
 def direction_loss(restored_STD: Tensor, target_STD: Tensor, mask_ST: Tensor) -> Tensor:
     """L_dir (section 4, equation 9): 1 - mean cosine of restored and target states.
 
-    Mean over segments; one of padding alone does not count.
+    Mean over segments; a segment of only padding does not count.
 
     Args:
         restored_STD: H-hat.
@@ -114,7 +114,7 @@ def info_nce_loss(
         temperature: tau of this loss; `[B, 1]` for one per example.
 
     Returns:
-        Mean over the examples that have evidence; zero when none has.
+        Mean over the examples that have evidence; zero if there are none.
     """
     logits_BN = (scores_BN / temperature).masked_fill(~blocks_BN, -torch.inf)
     log_p_BN = logits_BN.log_softmax(-1).masked_fill(~evidence_BN, 0.0)
@@ -133,7 +133,7 @@ def margin_loss(scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, margi
         margin: gamma of this loss, the gap to reach.
 
     Returns:
-        Mean over the examples that have both kinds of block; zero when none has.
+        Mean over the examples that have both kinds of block; zero if there are none.
     """
     negative_BN = blocks_BN & ~evidence_BN
     pair_BNN = evidence_BN[:, :, None] & negative_BN[:, None, :]
@@ -176,8 +176,8 @@ def state_regression_loss(
 ) -> Tensor:
     """Regression of restored states onto the decoder's own states at the injection layer.
 
-    Not in the paper, whose reconstruction losses are cosines and never correct the scale. Squared
-    error in units of the states' spread, plus L_dir.
+    Not in the paper, whose reconstruction losses are cosines and never correct the scale. The loss
+    is the squared error in units of the states' spread, plus L_dir.
 
     Args:
         restored_STD: H-hat.

@@ -24,7 +24,7 @@ class SedemModules(nn.Module):
     """The parts of one model: backbones, compressor C, selector R and decompressor D (section 3).
 
     Hidden states of the encoder go through `mixture` and `compressor` into a bank; `selector`
-    scores its blocks for a question; `decompressor` restores those it selects for the decoder.
+    scores its blocks for a question; `decompressor` restores the selected blocks for the decoder.
     The trained parts stay in float32 for backbones of any type, so that a bank's fingerprint does
     not depend on the machine.
 
@@ -75,8 +75,8 @@ class SedemModules(nn.Module):
     def fingerprint(self) -> str:
         """Hash of all that memory depends on: encoder, tokenizer, `made_by` and trained weights.
 
-        A bank can be asked only by a model with the bank's fingerprint. The hash is computed again
-        when a weight of the mixture or of the compressor has changed.
+        Only a model with the bank's fingerprint can use a bank. The hash is recomputed when a
+        weight of the mixture or of the compressor has changed.
         """
         tensors = [
             t
@@ -110,8 +110,8 @@ def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> N
     """Check that a configuration suits its backbones.
 
     Raises:
-        ConfigError: a layer or a width does not suit, with both numbers; or the decoder has no chat
-            template that can be used, but one is asked for.
+        ConfigError: a layer or a width does not suit (the message has both numbers), or the decoder
+            lacks a usable chat template that the configuration requires.
     """
     if config.extract_layer > encoder.depth:
         raise ConfigError(
@@ -139,7 +139,7 @@ def check_layers(config: SedemConfig, encoder: Backbone, decoder: Backbone) -> N
             f"{config.selector_heads}; set selector_dim"
         )
     if config.chat_template:
-        _ = decoder.chat  # refuses a template that is missing or cannot be used
+        _ = decoder.chat  # raises if the template is missing or unusable
 
 
 def _bytes(tensor: Tensor) -> bytes:

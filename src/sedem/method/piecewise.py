@@ -1,12 +1,12 @@
-"""Attention over keys in pieces: each piece alone, then the results joined, exactly.
+"""Exact attention over keys in pieces: attend to each piece alone, then join the results.
 
 Softmax over all keys is a weighted mean of softmaxes over parts of them. The weight of a part is
-the sum of its exponentials, whose logarithm each piece hands on. So memory is bounded by a piece,
-however many keys there are. Ours, for independent blocks; the arithmetic is that of flash
-attention. Everything is computed in float32.
+the sum of its exponentials; each piece returns the logarithm of that sum. One piece bounds the
+memory, for any number of keys. Ours, for independent blocks; the arithmetic is that of flash
+attention, all in float32.
 
-Letters: B rows, F query heads, G key heads, R query heads of a key head, P positions, C columns of
-a piece, H width of a head.
+Letters: B rows, F query heads, G key heads, R query heads per key head, P positions, C columns per
+piece, H head width.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def attend_piece(
 
     Args:
         query_BFPH: queries.
-        key: keys of each row `[B, G, C, H]`, or those that all rows share `[G, C, H]`.
+        key: keys of each row `[B, G, C, H]`, or keys shared by all rows `[G, C, H]`.
         value: values, of the same shape.
         added_BPC: added to the logits; -inf hides a column.
 
@@ -38,7 +38,7 @@ def attend_piece(
     logits = torch.einsum(f"bgrph,{columns}->bgrpc", query_BGRPH, key.float())
     if added_BPC is not None:
         logits = logits + added_BPC[:, None, None]
-    # Finite where every column is hidden, so that no difference of infinities is NaN.
+    # Finite where every column is hidden, because inf - inf is NaN.
     top = logits.amax(-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
     weights = (logits - top).exp_()
     total = weights.sum(-1)
@@ -55,7 +55,7 @@ def join(mixed: Sequence[Tensor], log_sums: Sequence[Tensor]) -> tuple[Tensor, T
         log_sums: their logarithms of sums `[B, F, P]`.
 
     Returns:
-        Both for the joined piece.
+        The same two tensors for the joined piece.
     """
     parts = torch.stack(list(log_sums))
     joined = parts.logsumexp(0)

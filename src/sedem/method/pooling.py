@@ -1,7 +1,7 @@
-"""Mean pooling of T tokens into M slots of C, and how many real tokens each slot stands for.
+"""Mean pooling of T tokens into M slots of C, and the number of real tokens behind each slot.
 
-Letters: S segments, T tokens, C tokens of a slot, M = T / C slots, K blocks, J slots of a block,
-E width.
+Letters: S segments, T tokens, C tokens per slot, M = T / C slots, K blocks, J slots per block, E
+width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 def pool(states_STE: Tensor, mask_ST: Tensor, compression: int) -> Tensor:
     """Mean of each run of C states: h-bar (section 3.1, equation 2), and Pool_C of section 4.
 
-    A slot with some padding is the mean of its real tokens; a slot of padding alone is zero.
+    A slot with some padding is the mean of its real tokens; a slot of only padding is zero.
 
     Args:
         states_STE: one state per token.
@@ -35,7 +35,7 @@ def slot_tokens(mask_ST: Tensor, compression: int) -> Tensor:
 
 
 def state_mask(slot_tokens_KJ: Tensor, compression: int) -> Tensor:
-    """Tell restored states of real tokens from those of padding.
+    """Return which restored states stand for real tokens.
 
     Args:
         slot_tokens_KJ: real tokens of each slot `[..., K, J]`.

@@ -1,8 +1,8 @@
 """Next-token predictions and their losses, all at once or a few positions at a time.
 
-The logits of one position are as many numbers as the vocabulary has tokens. At paper scale those of
-a batch, in the types of all losses, take more memory than the layers. A few at a time are
-computed again for the way back, and none are kept. The losses are those of `losses`.
+The logits of one position have the size of the vocabulary. At paper scale the logits of a batch, in
+the types of all losses, take more memory than the layers. Computed a few positions at a time, they
+are not kept but recomputed in the backward pass. The losses are those of `losses`.
 
 Letters: B batch, P positions, D decoder width, V vocabulary, L positions that count.
 """
@@ -30,9 +30,9 @@ class Predictions:
     """What a decoder predicts at some positions.
 
     Args:
-        head: logits `[..., V]` of states `[..., D]`: closing norm and output matrix.
+        head: from states `[..., D]` to logits `[..., V]`: final norm and output matrix.
         states_BPD: states after the last layer.
-        at_once: positions whose logits exist at a time; None means all, which are then kept.
+        at_once: positions whose logits are computed at a time; None computes and keeps all.
     """
 
     def __init__(

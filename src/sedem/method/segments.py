@@ -1,6 +1,6 @@
 """Cut documents into segments of T tokens, with exact character spans (section 3).
 
-Letters: S segments, T tokens of a segment.
+Letters: S segments, T tokens per segment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""R_phi, the memory blocks that a question needs: late interaction and top-K (section 3.2).
+"""R_phi: selects memory blocks for a question by late interaction and top-K (section 3.2).
 
-Letters: B batch, Q question tokens, N blocks, J slots of a block, R heads, H width of a head,
-E encoder width, D decoder width.
+Letters: B batch, Q question tokens, N blocks, J slots per block, R heads, H head width, E encoder
+width, D decoder width.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Auto:
-    """A selection budget by need: the fewest blocks with a mass of softmax(s / tau). Ours.
+    """An adaptive budget: the fewest blocks that reach a mass of softmax(s / tau). Ours.
 
-    tau is that of guided attention, so a model needs guidance. `k="auto"` is `Auto()`.
+    tau is that of guided attention, so the model needs guidance. `k="auto"` is `Auto()`.
 
     Attributes:
-        mass: the share of the mass of the `most` best blocks to reach; None means the model's
+        mass: the share to reach of the total mass of the `most` best blocks; None means the model's
             `auto_mass`.
         least: the fewest blocks; None means the model's `auto_min`.
         most: the most blocks; None means the model's `auto_max`.
@@ -53,9 +53,9 @@ class Auto:
             )
 
     def filled(self, config: SedemConfig) -> tuple[float, int, int]:
-        """Mass, fewest and most blocks, with the model's own where none is given.
+        """Mass, fewest and most blocks; the model's values where none is given.
 
-        One limit alone moves the model's other limit out of its way.
+        If only one limit is given, the model's other limit yields to it.
         """
         least = config.auto_min if self.least is None else self.least
         most = config.auto_max if self.most is None else self.most
@@ -85,9 +85,9 @@ def block_scores(
         slot_mask_BNJ: False where a slot is padding.
 
     Returns:
-        Scores `[B, N]` in float32; -inf for a block of padding alone.
+        Scores `[B, N]` in float32; -inf for a block of only padding.
     """
-    # Autocast would multiply in bfloat16 and return it. A score is a sum over question tokens that
+    # Autocast would multiply in and return bfloat16. A score is a sum over question tokens that
     # L_InfoNCE divides by tau = 0.07, so its rounding alone would move the logits by 0.2 nats.
     with torch.autocast(query_BQRH.device.type, enabled=False):
         cosine_BRQNJ = torch.einsum("bqrh,bnjrh->brqnj", query_BQRH.float(), keys_BNJRH.float())
@@ -180,14 +180,14 @@ def build_selector(config: SedemConfig, d_enc: int, d_dec: int) -> Selector:
 
 
 def resolve_budget(k: Budget, blocks: int) -> int:
-    """Number of blocks to select by a fixed budget: k, or all blocks where there are fewer.
+    """Number of blocks to select for a fixed budget: k, or all blocks if there are fewer.
 
     Args:
         k: a whole number of at least 1, or "all" for the full bank.
         blocks: number of blocks in the bank.
 
     Raises:
-        ConfigError: k is neither of them.
+        ConfigError: k is neither.
     """
     if k == ALL:
         return blocks
@@ -203,16 +203,16 @@ def blocks_for_mass(
 ) -> int:
     """The fewest blocks, best first, whose softmax(s / tau) reaches a mass. Ours.
 
-    The softmax is over the `most` best blocks, because only they could be used: guided attention
-    weighs each of them by the same exp(s / tau), before the decoder's own logits. Over all blocks
-    the shares of very many bad ones would add up, and every question to a large bank would take
-    `most`. It also makes the count exact where candidates alone have scores.
+    The softmax is over the `most` best blocks, because only they can be used: guided attention
+    weights each of them by the same exp(s / tau), before the decoder's own logits. Over all blocks,
+    the shares of very many bad ones would add up, and every question to a large bank would use
+    `most`. The limit also makes the count exact where only candidates have scores.
 
     Args:
-        scores_N: s_n of every block; -inf for one that is no candidate.
+        scores_N: s_n of every block; -inf for non-candidates.
         tau: the temperature of guided attention.
         mass: the mass to reach, from 0 to 1.
-        least: the fewest blocks to return, if there are as many.
+        least: the fewest blocks to return, if there are that many.
         most: the most blocks to return.
     """
     best_K = scores_N.double().topk(min(most, len(scores_N))).values
@@ -223,7 +223,7 @@ def blocks_for_mass(
 
 
 def _is_count(value: object) -> bool:
-    # A bool is a number to Python, not to people.
+    # A bool is an int in Python, but not a count.
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
@@ -233,13 +233,13 @@ def is_share(value: object) -> bool:
 
 
 SMALL_SHARE = 64
-"""Where at most one block of so many is selected, not all of them are sorted."""
+"""If fewer than one block in this many is selected, only the best are sorted."""
 
 
 def select(scores_N: Tensor, count: int) -> Tensor:
     """I(Q), the indices of the `count` best blocks, best first; ties go to the earlier block."""
     if 0 < count * SMALL_SHARE < len(scores_N):
-        # Only what reaches the lowest selected score is sorted.
+        # Sort only blocks that reach the lowest selected score.
         lowest = scores_N.topk(count).values[-1]
         candidates = (scores_N >= lowest).nonzero()[:, 0]
         return candidates[scores_N[candidates].sort(descending=True, stable=True).indices[:count]]

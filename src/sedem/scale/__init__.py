@@ -1,1 +1,1 @@
-"""Many machines: banks built and served by the workers of a Ray cluster."""
+"""Banks on many machines: built and served by the workers of a Ray cluster."""

@@ -40,11 +40,11 @@ Ask = Callable[[Wanted], Awaitable[Found]]
 
 @dataclass(frozen=True)
 class Asked:
-    """A question on its way to an engine.
+    """A question to be sent to an engine.
 
     Attributes:
-        version: of the bank that it is answered from.
-        request: the question; its bank is left behind.
+        version: version of the bank that it is answered from.
+        request: the question, without its bank.
         decoding: how the answer is generated.
     """
 
@@ -63,10 +63,10 @@ class EngineReplica:
 
     Args:
         model: the model.
-        parts: asks each part of the selectors, in their order.
+        parts: functions that ask each part of the selectors, in order.
         fetch: returns the contents of a version.
-        rows: the most answers at once; None means as many as suit the engine.
-        waiting: the most questions that wait for a row.
+        rows: maximum concurrent answers; None means as many as suit the engine.
+        waiting: maximum number of questions that wait for a row.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EngineReplica:
         """Answer a question.
 
         Yields:
-            The blocks of the answer, its text in pieces, then the whole, or why there is none.
+            The blocks of the answer, its text in pieces, then the complete answer or the error.
             Closing the generator cancels the question.
         """
         since = time.perf_counter()
@@ -118,7 +118,7 @@ class EngineReplica:
         """Return a request with the blocks that the parts select, and the times this took.
 
         Raises:
-            SedemError: as `SeDeM.answer`.
+            SedemError: as in `SeDeM.answer`.
         """
         model, bank = self.model, request.bank
         check_min_confidence(model, request)
@@ -145,7 +145,7 @@ class EngineReplica:
         """Return the score of every block `[N]` in float32.
 
         Raises:
-            SedemError: as `SeDeM.scores`.
+            SedemError: as in `SeDeM.scores`.
         """
         bank = await asyncio.to_thread(self.versions.get, version)
         if not version.stored:
@@ -164,17 +164,17 @@ class EngineReplica:
             return encode_questions(self.model, self.model.engine, [question])
 
     async def _ask(self, wanted: Wanted) -> Found:
-        """Ask all parts at once, and merge what they find; a part that fails fails the question."""
+        """Ask all parts at once and merge the results; if a part fails, the question fails."""
         return merge(await asyncio.gather(*(ask(wanted) for ask in self.parts)), wanted.count)
 
 
 def with_times(answer: Answer, times: dict[str, float], since: float) -> Answer:
-    """Return an answer whose times count from when its question came to the engine.
+    """Return an answer whose times start when its question reached the engine.
 
     Args:
-        answer: the answer; its own times begin when its blocks were selected.
-        times: those of encoding and scoring; empty if the answer has them.
-        since: when it came, by `time.perf_counter`.
+        answer: the answer; its own times start when its blocks were selected.
+        times: times of encoding and scoring; empty if the answer includes them.
+        since: when the question arrived, by `time.perf_counter`.
     """
     if not times:
         return answer

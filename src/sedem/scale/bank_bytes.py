@@ -1,4 +1,4 @@
-"""The size of a bank on paper: blocks, and bytes of slots, keys, texts, and kept keys and values.
+"""Estimate the size of a bank: blocks, and bytes of slots, keys, and kept keys and values.
 
 Letters: J slots of a block, R heads of the selector, H width of a head, D width of a slot.
 """
@@ -18,7 +18,7 @@ FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class BlockShape:
-    """What a block of a model holds.
+    """The shape of a model's blocks.
 
     Attributes:
         tokens: tokens of a full block.
@@ -26,8 +26,8 @@ class BlockShape:
         width: D.
         heads: R.
         head_width: H.
-        layers: layers above injection, whose keys and values can be kept; 0 if blocks see each
-            other, so that nothing can be kept.
+        layers: layers above injection, whose keys and values can be kept; 0 if blocks attend to
+            each other, so that nothing can be kept.
         key_heads: heads of those keys.
         key_width: width of such a head.
     """
@@ -43,7 +43,7 @@ class BlockShape:
 
     @classmethod
     def of_model(cls, model: str) -> BlockShape:
-        """The shape of a model's blocks.
+        """Return the shape of a model's blocks.
 
         Args:
             model: a preset, a checkpoint folder, a backbone folder or a hub id.
@@ -67,12 +67,12 @@ class BlockShape:
         )
 
     def blocks(self, tokens: int, document_tokens: int | None = None) -> int:
-        """Blocks of so many tokens.
+        """Return the number of blocks for a number of tokens.
 
         Args:
-            tokens: of all documents.
-            document_tokens: of each document, whose last block may be short; None means that every
-                block is full.
+            tokens: tokens of all documents.
+            document_tokens: tokens of each document, whose last block may be short; None means that
+                every block is full.
         """
         if document_tokens is None:
             return -(-tokens // self.tokens)
@@ -80,11 +80,11 @@ class BlockShape:
         return documents * -(-document_tokens // self.tokens) + -(-rest // self.tokens)
 
     def slot_bytes(self, dtype: str) -> int:
-        """Bytes of the slots of a block, with their scales."""
+        """Bytes of the slots of a block, including their scales."""
         return self.slots * vector_bytes(self.width, dtype)
 
     def key_bytes(self, dtype: str) -> int:
-        """Bytes of the selector's keys of a block, with their scales; in RAM also "float32"."""
+        """Bytes of a block's selector keys, including their scales; in RAM also "float32"."""
         return self.slots * self.heads * _vector_bytes(self.head_width, dtype)
 
     @property
@@ -94,7 +94,7 @@ class BlockShape:
         return groups * self.heads * vector_bytes(self.head_width, BFLOAT16)
 
     def kept_bytes(self, dtype: str) -> int:
-        """Bytes a token of kept keys and values; 0 if nothing can be kept.
+        """Bytes per token of kept keys and values; 0 if nothing can be kept.
 
         Args:
             dtype: "float32", or a type of `DTYPES`.
@@ -107,7 +107,7 @@ def _vector_bytes(width: int, dtype: str) -> int:
 
 
 def bank_bytes(shape: BlockShape, tokens: int, blocks: int) -> dict[str, Any]:
-    """Bytes of a bank by what they hold, and by type where there are several.
+    """Return the bytes of a bank by content, and by type where there are several.
 
     Returns:
         `slots` and `keys` by type, `pooled_keys`, and `kept` by type (empty if blocks cannot be

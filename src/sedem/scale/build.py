@@ -1,8 +1,8 @@
-"""Building a bank on many machines: workers read, this machine commits.
+"""Build a bank on many machines: workers read, this machine commits.
 
 The pieces are those of `sedem.inference.build`: the same documents are read together as on one
 machine, so their memory is the same, and they are committed in the same order. What a killed build
-has committed is skipped when it is started again.
+has committed is skipped when the build is restarted.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -31,17 +31,17 @@ from sedem.scale.sources import Sources
 from sedem.types import Document
 
 Progress = Callable[[int, int, float], None]
-"""Called with the bytes that are done, the bytes in all, and tokens read a second so far."""
+"""Called with the bytes done, the total bytes, and the tokens read per second so far."""
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Who reads.
+    """The workers that read.
 
     Attributes:
-        address: of the Ray cluster, as `connected` takes it.
-        checkpoint: folder or hub id of the model, as every host can open it.
-        most: the most workers; None means one for each GPU, or for each `cpus` CPUs.
+        address: address of the Ray cluster; see `connected`.
+        checkpoint: folder or hub id of the model, which every host can open.
+        most: maximum workers; None means one for each GPU, or for each `cpus` CPUs.
         cpus: CPUs of a worker.
     """
 
@@ -66,24 +66,24 @@ def build_on_ray(
 ) -> Report:
     """Create or extend a bank with the workers of a Ray cluster.
 
-    The bank is the one that `sedem.inference.build.build_bank` makes of the same documents.
+    The bank is the same as `sedem.inference.build.build_bank` makes from the same documents.
 
     Args:
         model: the model on this machine; the workers open theirs, which must be the same.
-        workers: who reads.
+        workers: the workers that read.
         path: folder of the bank, or its place in an object store.
         sources: the documents.
         progress: called after every commit.
         source: where the model was opened from, to be recorded in the bank.
-        dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
+        dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
         no_text: make a bank that keeps the SHA-256 of each text instead of the text.
         wait: seconds to wait for another writer before each commit.
 
     Raises:
         ConfigError: there is no such cluster, or a host lacks the model.
-        UnavailableError: the cluster has lost all workers, or a piece kills every one.
-        SedemError: as `build_bank`.
+        UnavailableError: the cluster has lost all workers, or a piece kills every worker.
+        SedemError: as in `build_bank`.
     """
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
@@ -113,7 +113,7 @@ def build_on_ray(
 
 
 class _Target:
-    """The bank that is built, and what holds for it if it is new."""
+    """The bank that is built, and its metadata if it is new."""
 
     def __init__(self, store: PlacedStore, meta: Meta) -> None:
         self.store, self.meta = store, meta
@@ -129,7 +129,7 @@ class _Target:
 
 @dataclass
 class _Piece(Work):
-    """What is committed at once; `done` are the bytes of all documents up to its end."""
+    """What is committed at once; `done` is the bytes of all documents up to its end."""
 
     done: int
 
@@ -153,7 +153,7 @@ class _LongPiece(_Piece):
     part: MissingPart
 
     def commit(self, target: _Target, blocks: Blocks, memory_NJD: Quantized) -> int:
-        """Write the part into the bank; its blocks are known here."""
+        """Write the part into the bank; its blocks are already known here."""
         commit_part(target.store, target.meta.fingerprint, self.document, self.part, memory_NJD)
         return int(self.part.blocks.slot_tokens.sum())
 
@@ -161,7 +161,7 @@ class _LongPiece(_Piece):
 def _pieces(
     model: SedemModules, target: _Target, taken: Taken, sources: Sources
 ) -> Iterator[_Piece]:
-    """What the bank lacks, in the order of the sources."""
+    """Yield what the bank lacks, in the order of the sources."""
     changed = given = 0
 
     def counted() -> Iterator[Document]:
@@ -172,7 +172,7 @@ def _pieces(
 
     for group in commits(counted()):
         given += sum(sources.sizes[document.name] for document in group)
-        # Without a long document that was taken already, and comes in the next group.
+        # Without a long document that was already taken but comes in the next group.
         done = taken.total - (changed - given)
         if not is_long(group[0]):
             yield _Piece(group, done)

@@ -1,4 +1,4 @@
-"""Connecting to a Ray cluster: one on this machine, or one that runs already."""
+"""Connect to a Ray cluster: one on this machine, or one that is already running."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCAL = "local"
 AUTO = "auto"
 CLIENT = "ray://"
 SECONDS = 5.0
-"""After which nobody listens at an address; Ray itself would try for half a minute."""
+"""Timeout for reaching an address; Ray itself would try for half a minute."""
 _FORMS = (
     f"'{LOCAL}' starts a cluster on this machine, '{AUTO}' finds the one that runs here; others "
     f"are HOST:PORT, such as 10.0.0.1:6379, or {CLIENT}HOST:10001"
@@ -39,12 +39,12 @@ def import_ray() -> Any:
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """Be connected to a cluster; a process that is connected already stays so, and to the same.
+    """Connect to a cluster; a process that is already connected keeps its connection.
 
     Args:
         address: "local" starts a cluster on this machine, which ends with the block; "auto" is the
-            cluster that runs on this machine; others are "HOST:PORT" of a head node, whose machine
-            or one of whose nodes this is, and "ray://HOST:PORT" of Ray's client server.
+            cluster that runs on this machine; others are "HOST:PORT" of the head node of a cluster
+            that this machine is in, and "ray://HOST:PORT" of Ray's client server.
 
     Raises:
         ConfigError: Ray is not installed, or there is no such cluster.
@@ -71,7 +71,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address where nobody listens."""
+    """Refuse an address where nothing listens."""
     host, colon, port = address.removeprefix(CLIENT).rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(f"'{address}' is no address of a Ray cluster; {_FORMS}")
@@ -85,7 +85,7 @@ def _check_listens(address: str) -> None:
 
 
 def _reason(address: str, error: Exception) -> str:
-    """Why Ray could not connect, in a sentence."""
+    """Return why Ray could not connect, in a sentence."""
     text = f"{error} {error.__context__ or ''} {error.__cause__ or ''}"
     if "AuthToken" in text or "authentication" in text.lower():
         return (

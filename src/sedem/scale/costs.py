@@ -1,7 +1,7 @@
-"""What a bank of any size costs: bytes, machines and money, from unit costs.
+"""Estimate what a bank of any size costs: bytes, machines and money, from unit costs.
 
-Every figure is a product of a unit cost and a count. What has no unit cost is None, and is named in
-`not_measured`. Machines that are assumed, their prices and their load stand in `assumptions`.
+Every figure is a product of a unit cost and a count. A figure without a unit cost is None and is
+listed in `not_measured`. The assumed machines, their prices and their load are in `assumptions`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MILLION = 10**6
 
 @dataclass(frozen=True)
 class Machines:
-    """What is assumed of machines and their prices; none of it was measured or looked up.
+    """Assumptions about machines and their prices; none of them was measured or looked up.
 
     Attributes:
-        devices: cores of a CPU, or GPUs, of one machine.
+        devices: CPU cores, or GPUs, of one machine.
         memory_gb: GB of a machine's memory for keys.
-        price: money for a machine and hour.
-        storage_price: money for a TB stored and month.
+        price: price of a machine per hour.
+        storage_price: price of a stored TB per month.
         load: share of the time that a machine may be busy, 0 to 1.
-        days: in which the bank shall be built.
-        score_seconds: in which all blocks shall be scored for a question.
+        days: days within which the bank must be built.
+        score_seconds: seconds within which all blocks must be scored for a question.
 
     Raises:
         ConfigError: a number is not above zero, or `load` is above 1.
@@ -63,15 +63,15 @@ class Plan:
     """The bank and its questions.
 
     Attributes:
-        tokens: of all documents.
-        questions_per_second: on average.
+        tokens: tokens of all documents.
+        questions_per_second: average rate.
         searched: tokens of the bank that a question searches; None means all. Where there are many
             banks, a question searches one of them.
-        document_tokens: of each document; None means that every block is full.
+        document_tokens: tokens of each document; None means that every block is full.
         workload: tokens of a question and its answer, and K.
 
     Raises:
-        ConfigError: a number is below its least value.
+        ConfigError: a number is below its minimum.
     """
 
     tokens: int
@@ -104,13 +104,13 @@ def bank_cost(
     *,
     tflops: float | None = None,
 ) -> dict[str, Any]:
-    """What a bank costs to build, to keep and to ask.
+    """Return what a bank costs to build, to store and to query.
 
     Args:
         model: a checkpoint that ships with sedem, a preset, a checkpoint folder or a hub id.
         plan: the bank and its questions.
-        machines: what is assumed of machines; None means the defaults.
-        tflops: count times from FLOPs at this rate; None takes what was measured of the model.
+        machines: assumptions about machines; None means the defaults.
+        tflops: count times from FLOPs at this rate; None uses what was measured for the model.
 
     Returns:
         `model`, `basis`, `tokens`, `blocks`, `bytes`, `build`, `score`, `answer`, `money`,
@@ -172,7 +172,7 @@ def _score(
     plan: Plan,
     machines: Machines,
 ) -> dict[str, Any]:
-    """Scoring exactly and coarsely, whatever sedem does at this size; `search` says which."""
+    """Return costs of exact and coarse scoring; `search` says which one sedem uses here."""
     search = "exact" if blocks <= FROM else "coarse"
     found: dict[str, Any] = {
         "search": search,
@@ -194,7 +194,7 @@ def _score(
     keys = shape.key_bytes("float32" if costs.on_cpu else BFLOAT16)
     sizes = {"exact": keys, "coarse": shape.pooled_bytes}
     for name, spent in seconds.items():
-        # Every block's keys are in some machine's memory, whichever part a question searches.
+        # Every block's keys are in some machine's memory, no matter which part is searched.
         memory = blocks_in_all * sizes[name]
         found[name] = {
             "device_seconds_a_question": spent,
@@ -207,7 +207,7 @@ def _score(
 def _scorers(
     seconds: float | None, memory: int, rate: float, machines: Machines
 ) -> dict[str, int | str | None]:
-    """Machines that score, and what their number comes from."""
+    """Return the number of machines that score, and what determines it."""
     for_memory = math.ceil(memory / (machines.memory_gb * 1e9))
     if seconds is None:
         return {"machines": None, "because_of": None, "machines_for_memory": for_memory}
@@ -257,7 +257,7 @@ def _money(
     plan: Plan,
     machines: Machines,
 ) -> dict[str, float | None]:
-    """Money for reading, for questions and for storing, at the assumed prices."""
+    """Return the money for reading, questions and storage, at the assumed prices."""
     scorers, answerers = score[score["search"]]["machines"], answer["machines"]
     questions = None
     if scorers is not None and answerers is not None:

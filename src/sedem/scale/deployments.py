@@ -1,6 +1,6 @@
 """The classes whose replicas Ray Serve runs: the HTTP application, engines and selectors.
 
-Errors travel as values: Ray would send their stack instead of their sentence.
+Errors are sent as values: Ray would send their stack trace instead of their message.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class SelectorReplica:
     """One part of each bank; see `PartSelector`.
 
     Args:
-        settings: of the server; they name the model.
-        part: which part, from 0.
-        parts: how many there are.
+        settings: the server's settings, which name the model.
+        part: index of the part, from 0.
+        parts: number of parts.
     """
 
     def __init__(self, settings: Settings, part: int, parts: int) -> None:
-        # Of the model nothing else is kept.
+        # Nothing else of the model is kept.
         self._selector = PartSelector(open_model(settings).selector, part, parts, fetch)
 
     async def prepare(self, version: Version) -> SedemError | None:
-        """Make the keys of this part of a version; returns why it cannot."""
+        """Make the keys of this part of a version; returns an error if it cannot."""
         return await _value(self._selector.prepare, version)
 
     async def find(self, wanted: Wanted) -> Found | SedemError:
-        """Return the best blocks of this part, or why there are none."""
+        """Return the best blocks of this part, or an error."""
         return await _value(self._selector.find, wanted)
 
 
@@ -60,7 +60,7 @@ class EnginesReplica:
     """One engine; see `EngineReplica`.
 
     Args:
-        settings: of the server.
+        settings: the server's settings.
         parts: handles of the selectors' deployments.
     """
 
@@ -74,7 +74,7 @@ class EnginesReplica:
         )
 
     async def prepare(self, version: Version) -> SedemError | None:
-        """Open a version; returns why it cannot be opened."""
+        """Open a version; returns an error if it cannot be opened."""
         return await _value(self._engine.prepare, version)
 
     async def events(self, asked: Asked) -> AsyncGenerator[Event, None]:
@@ -83,7 +83,7 @@ class EnginesReplica:
             yield event
 
     async def scores(self, version: Version, question: str) -> Tensor | SedemError:
-        """Return the score of every block `[N]`, or why there are none."""
+        """Return the score of every block `[N]`, or an error."""
         try:
             return await self._engine.scores(version, question)
         except Exception as error:
@@ -94,10 +94,10 @@ class Ingress:
     """The HTTP application, whose questions are answered by the other replicas.
 
     Args:
-        settings: of the server.
-        keys: who may call.
-        engines: how many engines there are.
-        handles: of the engines' deployment, then of the selectors' deployments.
+        settings: the server's settings.
+        keys: the accepted API keys.
+        engines: number of engines.
+        handles: handles of the engines' deployment, then of the selectors' deployments.
     """
 
     def __init__(self, settings: Settings, keys: KeyRing, engines: int, *handles: Any) -> None:
@@ -111,14 +111,14 @@ class Ingress:
         return self._app
 
     async def opened(self) -> SedemError | None:
-        """Wait until questions can be answered; returns why they cannot."""
+        """Wait until questions can be answered; returns an error if they cannot."""
         lifecycle = self._app.state.lifecycle
         while lifecycle.service is None and lifecycle.failed is None:
             await asyncio.sleep(POLL_SECONDS)
         return None if lifecycle.failed is None else failure(lifecycle.failed)
 
     async def change_keys(self, keys: KeyRing) -> None:
-        """Take other keys from now on."""
+        """Use other keys from now on."""
         self._app.state.keys = keys
 
     def _answerer(self, settings: Settings, model: SeDeM) -> Distributed:
@@ -128,7 +128,7 @@ class Ingress:
 
 
 async def _value(work: Callable[..., T], *arguments: Any) -> T | SedemError:
-    """What a method returns, or its error."""
+    """Return the result of a method, or its error."""
     try:
         return await asyncio.to_thread(partial(work, *arguments))
     except Exception as error:

@@ -1,8 +1,8 @@
-"""What answers the questions of a server on many machines: engine replicas, and selector replicas.
+"""Answer the questions of a server on many machines, with engine and selector replicas.
 
-A replica that is lost takes the answers with it that it was decoding. Those of which no text was
-sent are asked of another replica; the others end with an error. A question that is asked again runs
-on the same version of the bank, so that what was sent of it, its blocks, stays true.
+The answers that a lost replica was decoding are lost with it. Questions of which no text was sent
+are retried on another replica; the others end with an error. A retried question runs on the same
+version of the bank, so the blocks that were already sent stay valid.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from sedem.types import Answer
 logger = logging.getLogger(__name__)
 
 SECONDS = 120.0
-"""How long a question is asked again of other replicas; Ray starts a lost one in some 10 to 30."""
+"""How long a question is retried on other replicas; Ray restarts a lost one in about 10 to 30."""
 PAUSE = 0.2
-"""Seconds before a question is asked again: the loss of a replica takes a moment to be known."""
+"""Seconds before a question is retried: it takes a moment until the loss of a replica is known."""
 PREPARE_SECONDS = 600.0
 """How long replicas may take to make the keys of a version; one that takes longer makes them for
 its first question."""
@@ -57,7 +57,7 @@ def fetch(reference: Any) -> Shipped:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error is of a replica that was lost, or that cannot be reached."""
+    """Whether an error means that a replica was lost or cannot be reached."""
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import RayServeException
 
@@ -73,25 +73,25 @@ def raised(value: Any) -> Any:
 
 
 class Attempts:
-    """When to ask again, and when to give up.
+    """Decides when to retry and when to give up.
 
     Args:
-        seconds: after which no further attempt is made.
+        seconds: seconds after which no further attempt is made.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._until = time.monotonic() + seconds
 
     def left(self, error: BaseException) -> bool:
-        """Whether to ask again after an error."""
+        """Whether to retry after an error."""
         return is_lost(error) and time.monotonic() < self._until
 
 
 class AskPart:
-    """Asks one part of the selectors, and another replica of it when one is lost.
+    """Asks one part of the selectors, and another replica of it if one is lost.
 
     Args:
-        handle: of the part's deployment.
+        handle: handle of the part's deployment.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -116,12 +116,12 @@ class AskPart:
 
 
 def prepare_on(handle: Any, version: Version, until: float) -> None:
-    """Have the replicas of one deployment open a version; waits until one of them runs and has.
+    """Make the replicas of one deployment open a version; waits until one of them has done so.
 
     Args:
-        handle: of the deployment.
+        handle: handle of the deployment.
         version: the version.
-        until: when to leave it to the first question, by `time.monotonic`.
+        until: deadline by `time.monotonic`; after it, the first question opens the version.
 
     Raises:
         SedemError: a replica cannot read the bank.
@@ -134,7 +134,7 @@ def prepare_on(handle: Any, version: Version, until: float) -> None:
         except TimeoutError:
             break
         except Exception as error:
-            # While a server starts, its deployments come one by one.
+            # While a server starts, its deployments come up one by one.
             if not is_lost(error):
                 raise
         for value in values:
@@ -152,8 +152,8 @@ class Distributed:
     Args:
         engines: handle of the engines' deployment.
         parts: handles of the selectors' deployments, one for each part.
-        rows: the most answers at once, on all engines together.
-        waiting: the most questions that wait.
+        rows: maximum concurrent answers, on all engines together.
+        waiting: maximum number of questions that wait.
     """
 
     def __init__(self, engines: Any, parts: list[Any], *, rows: int, waiting: int) -> None:
@@ -177,9 +177,9 @@ class Distributed:
         return self._begun
 
     def prepare(self, bank: Snapshot) -> None:
-        """Have every replica open a version, and every part make its keys; waits for one of each.
+        """Make every replica open a version and every part make its keys; waits for one of each.
 
-        A replica that is lost meanwhile opens the version when it is first asked.
+        A replica that is lost meanwhile opens the version at its first question.
 
         Raises:
             SedemError: the bank cannot be read by a replica.
@@ -192,7 +192,7 @@ class Distributed:
         logger.info("version %d of %s is ready on every part", version.number, version.bank)
 
     def require_room(self) -> None:
-        """Refuse now what `stream` would refuse; as `Scheduler.require_room`."""
+        """Refuse now what `stream` would refuse; as in `Scheduler.require_room`."""
         if len(self._live) >= self.limit:
             raise QueueFullError(
                 f"{self.limit} questions are being answered or wait already; ask again later",
@@ -200,7 +200,7 @@ class Distributed:
             )
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
-        """Answer a question; as `Scheduler.stream`."""
+        """Answer a question; as in `Scheduler.stream`."""
         if self._closed:
             raise UnavailableError("the server is closing; ask another one")
         self.require_room()
@@ -219,7 +219,7 @@ class Distributed:
         return AsyncReply(cancel, events)
 
     def scores(self, bank: BankReader, question: str) -> Tensor:
-        """Return the score of every block; as `SeDeM.scores`."""
+        """Return the score of every block; as in `SeDeM.scores`."""
         version = self._versions.of(bank.snapshot())
         attempts = Attempts()
         while True:
@@ -232,11 +232,11 @@ class Distributed:
             time.sleep(PAUSE)
 
     def drain(self) -> None:
-        """Take no more questions and let answers finish."""
+        """Accept no more questions and let answers finish."""
         self._closed = True
 
     def close(self, *, at_once: bool = False) -> None:
-        """Take no more questions; with `at_once`, cancel those that run."""
+        """Accept no more questions; with `at_once`, cancel the running ones."""
         self._closed = True
         if at_once:
             for task in [*self._live]:
@@ -251,10 +251,10 @@ class Distributed:
     async def _answer(
         self, request: Request, decoding: Decoding, send: Callable[[Event], None]
     ) -> None:
-        """Send the events of an answer, from as many replicas as it takes."""
+        """Send the events of an answer, trying as many replicas as it takes."""
         try:
             version = await asyncio.to_thread(self._versions.of, request.bank.snapshot())
-            # `request` is held to the end: while its snapshot lives, its version does.
+            # `request` is held to the end: its version lives as long as its snapshot.
             await self._attempts(Asked.of(version, request, decoding), send)
         except asyncio.CancelledError:
             send(CancelledError("the question was cancelled"))
@@ -286,7 +286,7 @@ class Distributed:
             self._begun -= sent.blocks
 
     async def _attempt(self, asked: Asked, sent: Sent) -> None:
-        """Take the events of one replica."""
+        """Pass on the events of one replica."""
         events = self._streams.events.remote(asked)
         try:
             async for event in events:
@@ -300,15 +300,15 @@ class Distributed:
 
 
 class Sent:
-    """What the reader of an answer has been sent.
+    """What has been sent to the client of an answer.
 
     Args:
-        send: gives an event to the reader.
+        send: sends an event to the client.
 
     Attributes:
         blocks: whether the blocks of the answer were sent.
-        text: whether any of its text was.
-        ended: whether the last event was.
+        text: whether any of its text was sent.
+        ended: whether the last event was sent.
     """
 
     def __init__(self, send: Callable[[Event], None]) -> None:
@@ -316,7 +316,7 @@ class Sent:
         self.blocks = self.text = self.ended = False
 
     def take(self, event: Event) -> None:
-        """Send an event, unless it was sent by a replica that was lost."""
+        """Send an event, unless a lost replica already sent it."""
         if isinstance(event, Selected):
             if self.blocks:
                 return
@@ -330,7 +330,7 @@ def check_counts(**counts: int) -> None:
     """Refuse numbers below one.
 
     Raises:
-        ConfigError: one is.
+        ConfigError: a number is.
     """
     for name, number in counts.items():
         if number < 1:

@@ -1,4 +1,4 @@
-"""What runs in a worker of a Ray cluster: it opens the model and reads what it is given.
+"""The code of a worker in a Ray cluster: it opens the model and reads what it is given.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -29,12 +29,12 @@ Content = Sequence[Document] | Segments
 
 @dataclass(frozen=True)
 class Sealed:
-    """Memory on its way from a worker, with its checksum.
+    """Memory that a worker sends, with its checksum.
 
     Attributes:
         blocks: the span behind each block; `Blocks.documents` are indices.
         dtype: name of the type of the slots.
-        values: their bytes `[N, J, D * bytes of a number]`.
+        values: bytes of the slots `[N, J, D * bytes of a number]`.
         scales: `[N, J]`; None for a type that needs none.
         crc: CRC-32 of values and scales.
     """
@@ -57,9 +57,9 @@ class Sealed:
         """Return the memory `[N, J, D]`.
 
         Raises:
-            BankError: it is not as the worker sent it.
+            BankError: it differs from what the worker sent.
         """
-        # Copied, because what lies in Ray's store may not be written to, which torch wants.
+        # Copied, because arrays in Ray's store are read-only and torch wants writable ones.
         values = torch.from_numpy(self.values.copy()).view(DTYPES[self.dtype])
         scales = None if self.scales is None else torch.from_numpy(self.scales.copy())
         memory_NJD = Quantized(values, scales)
@@ -77,7 +77,7 @@ class Encoder:
     Args:
         checkpoint: folder or hub id of the model.
         dtype: type that the bank stores slots as.
-        threads: of torch on a CPU.
+        threads: threads of torch on a CPU.
     """
 
     def __init__(self, checkpoint: str, dtype: str, threads: int) -> None:
@@ -87,8 +87,8 @@ class Encoder:
         """Open the model.
 
         Args:
-            version: of sedem, on the machine that commits.
-            fingerprint: of the model, there.
+            version: version of sedem on the machine that commits.
+            fingerprint: fingerprint of the model there.
 
         Returns:
             Why this worker cannot be used, in a sentence; empty if it can.
@@ -122,12 +122,12 @@ class Encoder:
         """Read documents or a part of one.
 
         Returns:
-            Why it cannot be read, in a sentence, which is empty if it can; and the memory.
+            Why it cannot be read, as a sentence, empty if it can; and the memory.
         """
         try:
             if isinstance(content, Segments):
                 memory_NJD = encode_part(self.model, self.model.engine, content)
-                # The blocks of a part are known where it was cut.
+                # The blocks of a part are already known where it was cut.
                 return "", Sealed.of(Blocks.of([]), memory_NJD, self.dtype)
             bank = read(self.model, self.model.engine, content).snapshot()
             return "", Sealed.of(bank.blocks, bank.stored(range(len(bank))), self.dtype)

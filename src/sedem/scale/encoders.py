@@ -1,7 +1,7 @@
-"""The encoders of a build: workers of a Ray cluster, which are watched and replaced.
+"""The encoders of a build: workers of a Ray cluster, monitored and replaced.
 
-A worker that dies costs what it was reading: another one reads that again. Results are handed over
-in the order of the work, whoever is done first.
+If a worker dies, another one reads its pieces again. Results are returned in the order of the work,
+no matter which worker finishes first.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sedem.scale.sources import READ_CPUS
 logger = logging.getLogger(__name__)
 
 AHEAD = 2
-"""Pieces that a worker has at once: the next one is there when one is done."""
+"""Pieces that a worker has at once, so that the next one is there when one is done."""
 DEATHS = 4
-"""Workers that may die of one piece until it is given up."""
+"""Workers that die while reading one piece before it is given up."""
 LOOK = 2.0
-"""Seconds between two looks at the machines of the cluster."""
+"""Seconds between two checks of the machines of the cluster."""
 PATIENCE = 300.0
 """Seconds without any worker after which a build is given up."""
 
@@ -53,13 +53,13 @@ class Work:
 
 @dataclass(eq=False)
 class _Job(Generic[W]):
-    """A piece of work on its way.
+    """A piece of work in progress.
 
     Attributes:
         number: its place in the order.
-        work: what is to be done.
-        deaths: how many workers died of it.
-        memory: reference of what it was read into.
+        work: the work to do.
+        deaths: how many workers died while reading it.
+        memory: reference to the resulting memory.
         problem: why it cannot be read, in a sentence; empty if it can.
     """
 
@@ -72,7 +72,7 @@ class _Job(Generic[W]):
 
 @dataclass(eq=False)
 class _Worker(Generic[W]):
-    """An actor; `starting` is the reference of its start until it is ready; `jobs` by status."""
+    """An actor; `starting` refers to its start until it is ready; `jobs` are by status."""
 
     actor: Any
     starting: Any
@@ -83,10 +83,10 @@ class Encoders(Generic[W]):
     """The workers of a build; as many as the cluster has room for, while machines come and go.
 
     Args:
-        checkpoint: folder or hub id of the model, as every host can open it.
-        fingerprint: of the model.
+        checkpoint: folder or hub id of the model, which every host can open.
+        fingerprint: fingerprint of the model.
         dtype: type that the bank stores slots as.
-        most: the most workers; None means one for each GPU, or for each `cpus` CPUs where there is
+        most: maximum workers; None means one for each GPU, or for each `cpus` CPUs where there is
             no GPU.
         cpus: CPUs of a worker.
 
@@ -125,15 +125,15 @@ class Encoders(Generic[W]):
         self._workers.clear()
 
     def in_order(self, works: Iterator[W]) -> Iterator[tuple[W, Sealed]]:
-        """Have work done, and yield each piece with its memory in the order of the work.
+        """Do the work, and yield each piece with its memory in the order of the work.
 
-        No more is taken from `works` than the workers have room for, and no more results wait than
-        that: so memory is bounded. If taking a piece fails, those before it are yielded before the
-        error is raised.
+        No more pieces are taken from `works` than the workers have room for, and no more results
+        wait than that, so memory is bounded. If taking a piece fails, the pieces before it are
+        yielded before the error is raised.
 
         Raises:
             SedemError: a worker cannot open the model or read a piece, a piece has killed several
-                workers, or the cluster has none any more.
+                workers, or the cluster has no worker left.
         """
         taken = given = 0
         failure: Exception | None = None
@@ -150,7 +150,7 @@ class Encoders(Generic[W]):
             elif ended or self._waiting or taken - given >= self._window():
                 self._wait()
             else:
-                # One piece waits, so that reading goes on while workers start and are busy.
+                # One piece waits, so that reading continues while workers start or are busy.
                 try:
                     self._waiting.append(_Job(taken, next(works)))
                     taken += 1
@@ -162,11 +162,11 @@ class Encoders(Generic[W]):
             raise failure
 
     def _window(self) -> int:
-        """Pieces that may be taken and not yet be handed over."""
+        """Pieces that may be taken but not yet yielded."""
         return 2 * AHEAD * max(len(self._workers), 1)
 
     def _hand_out(self) -> None:
-        """Give the pieces that wait to the workers that have the least to do."""
+        """Give the waiting pieces to the workers that have the least to do."""
         while self._waiting:
             ready = [w for w in self._workers if w.starting is None and len(w.jobs) < AHEAD]
             if not ready:
@@ -177,7 +177,7 @@ class Encoders(Generic[W]):
             worker.jobs[status] = job
 
     def _wait(self) -> None:
-        """Wait until a worker has started, done a piece or died, or until it is time to look."""
+        """Wait until a worker has started, finished a piece or died, or until the next check."""
         pending = {w.starting: w for w in self._workers if w.starting is not None}
         pending |= {status: w for w in self._workers for status in w.jobs}
         if not pending:
@@ -201,7 +201,7 @@ class Encoders(Generic[W]):
                 self._done[job.number] = job
 
     def _fetch(self, job: _Job[W]) -> Sealed | None:
-        """The memory of a piece that is done; None if it was lost with its machine."""
+        """Return the memory of a finished piece; None if it was lost with its machine."""
         try:
             return self._ray.get(job.memory)
         except self._losses() as error:
@@ -210,7 +210,7 @@ class Encoders(Generic[W]):
             return None
 
     def _losses(self) -> tuple[type[BaseException], ...]:
-        """What Ray raises when a worker or a machine is lost."""
+        """Return the errors that Ray raises when a worker or a machine is lost."""
         errors = self._ray.exceptions
         return (
             errors.RayActorError,
@@ -220,7 +220,7 @@ class Encoders(Generic[W]):
         )
 
     def _died(self, worker: _Worker[W], error: BaseException) -> None:
-        """Have others do what a dead worker had."""
+        """Return the pieces of a dead worker to the queue."""
         self._workers.remove(worker)
         self._looked = -LOOK
         jobs = list(worker.jobs.values())
@@ -242,7 +242,7 @@ class Encoders(Generic[W]):
         self._waiting.extendleft(reversed(jobs))
 
     def _look(self) -> None:
-        """Start workers where machines have room; give up when there has long been none."""
+        """Start workers where there is room; give up after a long time without one."""
         now = time.monotonic()
         if any(worker.starting is None for worker in self._workers):
             self._seen = now
@@ -262,7 +262,7 @@ class Encoders(Generic[W]):
             )
 
     def _room(self) -> int:
-        """Workers that the machines of the cluster have room for."""
+        """Return the number of workers that the cluster has room for."""
         hosts = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         gpus = int(sum(host.get("GPU", 0) for host in hosts))
         if gpus or self._gpus:

@@ -1,10 +1,10 @@
-"""Selection by parts: a bank's blocks are split, each part selects, and the parts are merged.
+"""Selection by parts: a bank's blocks are split, each part selects, and the results are merged.
 
-The merged result is that of the whole bank, ties included: blocks are ranked by score, and of equal
-scores the earlier block is first. A block among the best of the bank is among the best of its part,
-so the best of each part are enough.
+The merged result equals that of the whole bank, including ties: blocks are ranked by score, and of
+equal scores the earlier block is first. A block among the best of the bank is also among the best
+of its part, so the best blocks of each part are enough.
 
-Letters: N blocks, n blocks of one part, K blocks that are handed on.
+Letters: N blocks, n blocks of one part, K blocks that are returned.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Found:
             blocks: N.
         """
         scores_N = torch.full((blocks,), -torch.inf)
-        # Copies, because what came from another process may not be written to.
+        # Copies, because arrays from another process may be read-only.
         scores_N[torch.tensor(self.blocks)] = torch.tensor(self.scores)
         return scores_N
 
@@ -56,7 +56,7 @@ def split(blocks: int, parts: int) -> list[range]:
 
     Args:
         blocks: N.
-        parts: how many parts; where there are more parts than blocks, some are empty.
+        parts: number of parts; if there are more parts than blocks, some are empty.
     """
     bounds = [blocks * part // parts for part in range(parts + 1)]
     return [range(*bounds[part : part + 2]) for part in range(parts)]
@@ -66,9 +66,9 @@ def best(scores_n: Tensor, first: int, count: int | None) -> Found:
     """Return the best blocks of a part.
 
     Args:
-        scores_n: score of each of its blocks, on the CPU; -inf for one that is no candidate.
+        scores_n: score of each of its blocks, on the CPU; -inf for one that is not a candidate.
         first: index of its first block in the bank.
-        count: how many at most; None means every candidate.
+        count: maximum number; None means every candidate.
     """
     most = int((scores_n > -torch.inf).sum())
     chosen_K = select(scores_n, most if count is None else min(count, most))
@@ -76,27 +76,27 @@ def best(scores_n: Tensor, first: int, count: int | None) -> Found:
 
 
 def merge(parts: Sequence[Found], count: int | None) -> Found:
-    """Merge the best blocks of all parts to the best ones of the bank.
+    """Merge the best blocks of all parts into the best blocks of the bank.
 
     Args:
-        parts: what each part found, asked for at least `count` blocks, in any order.
-        count: how many at most; None means all.
+        parts: what each part found when asked for at least `count` blocks, in any order.
+        count: maximum number; None means all.
     """
     blocks = np.concatenate([part.blocks for part in parts])
     scores = np.concatenate([part.scores for part in parts])
-    # The last key counts first; -0.0 and 0.0 are equal here as they are in `select`.
+    # The last key has priority; -0.0 and 0.0 are equal here, as in `select`.
     order = np.lexsort((blocks, -scores))[:count]
     return Found(blocks[order], scores[order])
 
 
 def needed(model: SedemModules, request: Request) -> int | None:
-    """Return how many of the best blocks tell the answer all that it depends on.
+    """Return how many of the best blocks an answer depends on.
 
     These are the blocks that it is conditioned on, those that `k="auto"` weighs, and those whose
     scores the confidence compares.
 
     Args:
-        model: its settings are those of requests that leave something open.
+        model: its settings are the defaults of the request.
         request: the request.
 
     Returns:

@@ -1,7 +1,7 @@
-"""What the coarse search finds of the best blocks: measured up to a size, beyond it extrapolated.
+"""Recall of the coarse search: measured up to a bank size, extrapolated beyond it.
 
 The extrapolation is a straight line through the log-odds of a block being found, over the logarithm
-of the number of blocks. Nothing but the measured points supports it.
+of the number of blocks. Only the measured points support it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Recall:
     """How many of the best blocks are among the candidates.
 
     Attributes:
-        percent: of the best blocks.
+        percent: percentage of the best blocks.
         how: "exact search", "measured", "between measured sizes" or "extrapolated".
         low: lower end of the 95 % interval; None unless it was measured.
         high: its upper end.
@@ -34,7 +34,7 @@ class Recall:
 
 
 def recall_at(blocks: int, percents: Mapping[int, float], best: int) -> Recall:
-    """Percent of the best blocks among `COUNT` candidates of a bank.
+    """Return the share of the best blocks that is among `COUNT` candidates of a bank.
 
     Args:
         blocks: number of blocks, N.
@@ -53,7 +53,7 @@ def recall_at(blocks: int, percents: Mapping[int, float], best: int) -> Recall:
 
 
 def wilson(share: float, trials: int) -> tuple[float, float]:
-    """The 95 % interval of a share after so many trials, by Wilson's formula."""
+    """Return the 95 % interval of a share after a number of trials, by Wilson's formula."""
     centre = share + Z * Z / (2 * trials)
     spread = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials * trials))
     scale = 1 + Z * Z / trials
@@ -61,9 +61,9 @@ def wilson(share: float, trials: int) -> tuple[float, float]:
 
 
 def _line(percents: Mapping[int, float], best: int) -> tuple[float, float]:
-    """Slope and start of the log-odds over log N, by least squares."""
+    """Return the slope and intercept of the log-odds over log N, by least squares."""
     places = [math.log(size) for size in percents]
-    # Half a block more of each kind: 100 % would have infinite odds.
+    # Half a block is added to each kind, because 100 % would have infinite odds.
     found = [percent / 100 * best + 0.5 for percent in percents.values()]
     odds = [math.log(one / (best + 1 - one)) for one in found]
     middle, height = sum(places) / len(places), sum(odds) / len(odds)

@@ -26,13 +26,13 @@ from sedem.scale.versions import OpenVersions, Shipped, Version
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """What a part is asked for.
+    """A request to one part.
 
     Attributes:
-        version: of the bank.
+        version: version of the bank.
         hidden_QE: states of the question.
-        count: how many of the best blocks; None means all.
-        documents: indexes of the documents that are asked; None means all.
+        count: how many of the best blocks to return; None means all.
+        documents: indexes of the documents to search; None means all.
     """
 
     version: Version
@@ -46,8 +46,8 @@ class PartSelector:
 
     Args:
         selector: the selector of the model that answers.
-        part: which part this is, from 0.
-        parts: how many there are.
+        part: index of this part, from 0.
+        parts: number of parts.
         fetch: returns the contents of a version.
     """
 
@@ -56,7 +56,7 @@ class PartSelector:
     ) -> None:
         self.selector, self.part, self.parts = selector, part, parts
         self.versions = OpenVersions(fetch, self._open)
-        # One question at a time, as on one machine: products of several have other roundings.
+        # One question at a time, as on one machine: products of several would round differently.
         self._scoring = threading.Lock()
 
     def prepare(self, version: Version) -> None:
@@ -87,12 +87,12 @@ class PartSelector:
         return best(of_documents(bank, documents, scores_n.cpu()), blocks.start, count)
 
     def _open(self, bank: Snapshot) -> tuple[Snapshot, range]:
-        """This part of a bank with its keys, and its blocks."""
+        """Return this part of a bank with its keys, and its blocks."""
         blocks = split(len(bank), self.parts)[self.part]
         part = bank.part(blocks)
         if len(blocks):
-            # Of any size: this process is there to keep them. Unrounded on a CPU, and bfloat16 on
-            # a GPU, as one machine keeps those of banks that it has the memory for.
+            # Of any size: keeping them is the purpose of this process. Unrounded on a CPU and
+            # bfloat16 on a GPU, as one machine keeps the keys of banks that fit into its memory.
             on_cpu = self.selector.w_key.weight.device.type == "cpu"
             key_index.prepare(part, self.selector, None if on_cpu else BFLOAT16)
         return part, blocks

@@ -1,7 +1,7 @@
 """`sedem serve --ray`: the server as a Ray Serve application on a cluster.
 
-One replica is the HTTP application, on the node where the command was given, because the server's
-folder is there. Each part of the banks' keys is a deployment of selectors, and the engines are one.
+One replica is the HTTP application, on the node where the command was run, because the server's
+folder is there. Each part of the banks' keys is a deployment of selectors; all engines are another.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ APPLICATION = "sedem"
 ONGOING = 10_000
 """Requests that the HTTP application serves at once; it refuses more questions by itself."""
 SEARCHES = 256
-"""Questions that one selector may have before it; they are scored one after the other."""
+"""Questions that may be queued at one selector; they are scored one at a time."""
 LISTENING_SECONDS = 10.0
 STARTING_SECONDS = 1800.0
-"""How long the model, the banks and their keys may take to be opened."""
+"""Time limit for opening the model, the banks and their keys."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Machines:
         partitions: parts of each bank's blocks.
         engines: replicas that answer.
         copies: replicas of each part.
-        cpus: CPUs, and threads, of each replica but the HTTP application.
+        cpus: CPUs, and threads, of each replica except the HTTP application.
 
     Raises:
         ConfigError: a number is below 1.
@@ -61,13 +61,13 @@ class Machines:
 
 
 def run(settings: Settings, machines: Machines, address: str, announce: Announce) -> None:
-    """Serve until SIGTERM or Ctrl-C, which let running answers end.
+    """Serve until SIGTERM or Ctrl-C, which let running answers finish.
 
     Args:
         settings: the server's settings.
-        machines: how it is spread.
-        address: of the Ray cluster, as `cluster.connected`.
-        announce: is told the address of the page once questions can be answered.
+        machines: how the server is spread.
+        address: address of the Ray cluster; see `cluster.connected`.
+        announce: called with the address of the page once questions can be answered.
 
     Raises:
         ConfigError: there is no such cluster, or it has too little room.
@@ -77,7 +77,7 @@ def run(settings: Settings, machines: Machines, address: str, announce: Announce
     checkpoint.locate(settings.model, None)
     keys, secret = keys_of(settings.key_file)
     logs.configure(settings.log_format, log_text=settings.log_text)
-    # Asked before anything starts, so that an address in use is one sentence; a proxy binds it.
+    # Checked before anything starts, for a clear error if it is in use; a proxy binds it later.
     listening = listen(settings.host, settings.port)
     port, page = listening.getsockname()[1], address_of(listening)
     listening.close()
@@ -92,7 +92,7 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
     """Run the application on the cluster that this process is connected to, until the block ends.
 
     Yields:
-        The handle of the HTTP application; questions can be answered.
+        The handle of the HTTP application, once questions can be answered.
 
     Raises:
         ConfigError: the cluster has too little room.
@@ -126,7 +126,7 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
 
 
 def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
-    """The deployments, each bound to those that it asks."""
+    """Return the deployments, each bound to those that it calls."""
     from sedem.scale.deployments import EnginesReplica, Ingress, SelectorReplica
 
     serve, gpus = _serve(), _gpus(machines)
@@ -149,7 +149,7 @@ def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
         )
         for part in range(machines.partitions)
     ]
-    # More than its rows and its queue hold, which refuses by itself.
+    # More than its rows and its queue hold; a full queue refuses by itself.
     most = 2 * (settings.waiting + (settings.rows or 64))
     engines = deployment(EnginesReplica, "engine", machines.engines, most, gpus[0])
     bound = engines.bind(settings, *parts)
@@ -166,15 +166,15 @@ def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
 
 
 def _serve() -> Any:
-    """The module `ray.serve`."""
+    """Return the module `ray.serve`."""
     return import_module("ray.serve")
 
 
 def _here() -> str:
-    """The resource that only this node of the cluster has.
+    """Return the resource that only this node of the cluster has.
 
     Raises:
-        ConfigError: this process is on no node of the cluster.
+        ConfigError: this process is not on a node of the cluster.
     """
     ray = import_ray()
     if ray.util.client.ray.is_connected():
@@ -189,7 +189,7 @@ def _check_address(settings: Settings) -> None:
     """Refuse a cluster whose Ray Serve listens elsewhere: it keeps the address of its first start.
 
     Raises:
-        ConfigError: nobody listens at the address of the settings.
+        ConfigError: nothing listens at the address of the settings.
     """
     host = "127.0.0.1" if settings.host == "0.0.0.0" else settings.host
     try:
@@ -203,14 +203,14 @@ def _check_address(settings: Settings) -> None:
 
 
 def _gpus(machines: Machines) -> tuple[float, float]:
-    """GPUs of an engine and of a selector: one each if there are enough, engines first."""
+    """Return GPUs per engine and selector: one each if there are enough, engines first."""
     free = import_ray().cluster_resources().get("GPU", 0)
     selectors = machines.partitions * machines.copies
     return float(free >= machines.engines), float(free >= machines.engines + selectors)
 
 
 def _check_room(machines: Machines) -> None:
-    """Refuse what the cluster could never place, instead of waiting for it."""
+    """Refuse replicas that the cluster could never place, instead of waiting for room."""
     has = import_ray().cluster_resources().get("CPU", 0)
     replicas = machines.partitions * machines.copies + machines.engines
     if replicas * machines.cpus > has:
@@ -222,7 +222,7 @@ def _check_room(machines: Machines) -> None:
 
 
 def _wait(settings: Settings, ingress: Any) -> None:
-    """Wait for a signal to end; SIGHUP reads the keys again."""
+    """Wait for a signal to end; SIGHUP reloads the keys."""
     ended = threading.Event()
 
     def reload(*_: object) -> None:
@@ -242,7 +242,7 @@ def _wait(settings: Settings, ingress: Any) -> None:
         handlers[signal.SIGHUP] = reload
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        # In turns, because a wait without end would not let a handler run.
+        # With a timeout, because an endless wait would not let a handler run.
         while not ended.wait(0.5):
             pass
         logs.log("draining")

@@ -1,8 +1,8 @@
-"""Questions that arrive at random at many machines, simulated: how long they wait, and for what.
+"""Simulate questions that arrive at random at many machines: how long they wait, and for what.
 
 A question is scored by every partition of the bank, and waits for the slowest (fork and join).
-Each partition has replicas, and takes questions first come, first served. Then the question goes
-to the less busy of two engines drawn at random, as Ray Serve's router does. An engine works in
+Each partition has replicas and serves questions first come, first served. Then the question goes
+to the less busy of two engines drawn at random, as in Ray Serve's router. An engine works in
 turns as `sedem.inference.scheduler` does: it prefills some waiting questions together, then runs
 one token of every answer. Networks, failures and the merge of scores take no time here.
 """
@@ -23,7 +23,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.inference.scheduler import JOIN
 
 WARM_UP = 0.1
-"""Share of the first questions, which meet empty machines and do not count."""
+"""Share of questions at the start, which meet empty machines and are not counted."""
 
 Seconds = NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class Traffic:
         now, phase = 0.0, int(self.burst > 1 and random.random() < self.share)
         ends = random.exponential(lengths[phase]) if self.burst > 1 else math.inf
         while count:
-            # Both waits have no memory, so they may be drawn anew when the phase changes.
+            # Both waits are memoryless, so they may be drawn again when the phase changes.
             wait = random.exponential(1 / rates[phase]) if rates[phase] > 0 else math.inf
             if now + wait > ends:
                 now, phase = ends, 1 - phase
@@ -77,19 +77,19 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines, in seconds of one device.
+    """The machines; times are seconds of one device.
 
     Attributes:
         partitions: P, parts of the bank, each scored for every question.
         scorers: replicas of each partition.
-        score: mean seconds that a replica scores its partition for one question.
-        spread: standard deviation of that time over its mean; 0 means always the same, 1 an
-            exponential time.
+        score: mean seconds in which a replica scores its partition for one question.
+        spread: standard deviation of that time over its mean; 0 means a constant time, 1 an
+            exponential one.
         engines: replicas that answer.
         first: seconds of a prefill for each question in it.
         step: seconds of a decoding step of one answer.
         row: seconds that every further answer adds to a step.
-        rows: the most answers of an engine at once.
+        rows: maximum concurrent answers of an engine.
         answer_tokens: mean tokens of an answer; lengths are geometric.
 
     Raises:
@@ -115,25 +115,25 @@ class Cluster:
 
     @property
     def answer_seconds(self) -> float:
-        """Seconds of an engine a question, if all rows are taken."""
+        """Engine seconds per question, if all rows are taken."""
         step = (self.step + (self.rows - 1) * self.row) / self.rows
         return self.first + (self.answer_tokens - 1) * step
 
     def load(self, rate: float) -> tuple[float, float]:
-        """Share of the time that scorers and engines are busy; above 1 their queues grow."""
+        """Busy share of scorers and of engines; above 1 their queues grow."""
         return rate * self.score / self.scorers, rate * self.answer_seconds / self.engines
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """Seconds from the arrival of each question, without those of the warm-up.
+    """Seconds from the arrival of each question, without the questions of the warm-up.
 
     Attributes:
         scored: until the slowest partition has scored.
         first: until the first token.
         end: until the last token.
         scorer_load: share of the time that scorers were busy, until the last arrival.
-        engine_load: the same of engines.
+        engine_load: the same for engines.
     """
 
     scored: Seconds
@@ -143,7 +143,7 @@ class Simulated:
     engine_load: float
 
     def summary(self) -> dict[str, float]:
-        """Median and 99th percentile of each time, and the loads."""
+        """Return the median and 99th percentile of each time, and the loads."""
         found = {}
         for name in ("scored", "first", "end"):
             times: Seconds = getattr(self, name)
@@ -154,13 +154,13 @@ class Simulated:
 
 
 def simulate(traffic: Traffic, cluster: Cluster, questions: int, seed: int = 0) -> Simulated:
-    """Let questions arrive, and follow each to its last token.
+    """Simulate questions from their arrival to their last token.
 
     Args:
         traffic: when they arrive.
         cluster: the machines.
         questions: how many arrive.
-        seed: of all that is random.
+        seed: seed of everything random.
 
     Raises:
         ConfigError: fewer than 10 questions.
@@ -191,7 +191,7 @@ def simulate(traffic: Traffic, cluster: Cluster, questions: int, seed: int = 0) 
 
 
 class _Scoring:
-    """First come, first served: when a question comes, it is known when each partition is done."""
+    """First come, first served: when a question arrives, the end of its scoring is known."""
 
     def __init__(self, cluster: Cluster, random: np.random.Generator) -> None:
         self.cluster, self.random = cluster, random
@@ -200,7 +200,7 @@ class _Scoring:
         self.busy = 0.0
 
     def done(self, now: float) -> float:
-        """When the slowest partition has scored a question that comes now."""
+        """Return when the slowest partition has scored a question that arrives now."""
         chosen_P = self.free_PC.argmin(1)
         start_P = np.maximum(self.free_PC[self.rows_P, chosen_P], now)
         spent_P = self._seconds()
@@ -209,7 +209,7 @@ class _Scoring:
         return float((start_P + spent_P).max())
 
     def busy_until(self, time: float) -> float:
-        """Busy seconds of all scorers together, without what is left to do after a time."""
+        """Total busy seconds of all scorers, without the work left after a time."""
         return self.busy - float(np.maximum(self.free_PC - time, 0).sum())
 
     def _seconds(self) -> Seconds:
@@ -255,7 +255,7 @@ class _Run:
         self.engines = [_Engine() for _ in range(cluster.engines)]
         self.scored, self.first, self.end = (np.zeros(questions) for _ in range(3))
         self.tokens = random.geometric(1 / cluster.answer_tokens, questions)
-        # Two different engines for each question; of one engine there is no choice.
+        # Two different engines for each question; with one engine there is no choice.
         first = random.integers(cluster.engines, size=questions)
         beside = random.integers(1, max(2, cluster.engines), size=questions)
         self.pairs = np.stack([first, (first + beside) % cluster.engines], 1).tolist()
@@ -280,7 +280,7 @@ class _Run:
             engine.idle = None
 
     def work(self, engine: _Engine) -> Generator[Any, None, None]:
-        """The turns of an engine: a prefill of those who wait, then a token of every answer."""
+        """Run the turns of an engine: a prefill of waiting questions, then a token per answer."""
         cluster, environment = self.cluster, self.environment
         while True:
             if not engine.questions:
@@ -312,14 +312,14 @@ class _Run:
 def engines_needed(
     traffic: Traffic, cluster: Cluster, seconds: float, questions: int, seed: int = 0
 ) -> int | None:
-    """The fewest engines with which 99 of 100 questions have their first token in time.
+    """Return the fewest engines with which 99 of 100 questions get their first token in time.
 
     Args:
         traffic: when questions arrive.
-        cluster: the machines; its engines do not count.
-        seconds: from the arrival of a question to its first token.
+        cluster: the machines; its number of engines is ignored.
+        seconds: time limit from the arrival of a question to its first token.
         questions: how many are simulated for each number of engines.
-        seed: of all that is random.
+        seed: seed of everything random.
 
     Returns:
         The number; None if the time is too short for any.
@@ -332,7 +332,7 @@ def engines_needed(
     low = enough = max(1, math.ceil(traffic.rate * cluster.answer_seconds))
     most = 16 * low
     while not is_enough(enough):
-        # More engines than that are as good as idle: scoring or a prefill takes too long.
+        # With more engines than that, nearly all are idle: scoring or a prefill takes too long.
         if enough > most:
             return None
         low, enough = enough + 1, 2 * enough

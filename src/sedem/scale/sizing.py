@@ -1,7 +1,7 @@
-"""How many engines a bank's questions need, by simulation, and what its readers then wait.
+"""Find by simulation how many engines a bank's questions need, and how long its users then wait.
 
-Engines share nothing but the router, so a simulation has a slice of them: as many questions a
-second as `SLICE` engines answer. Numbers of engines are scaled up from it.
+Engines share only the router, so a simulation has a slice of them: as many questions per second as
+`SLICE` engines answer. Numbers of engines are scaled up from it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def sized(result: dict[str, Any], seconds: float, questions: int = QUESTIONS) ->
     """Simulate the questions of a bank.
 
     Args:
-        result: of `bank_cost`.
-        seconds: within which 99 of 100 questions shall have their first token.
+        result: the result of `bank_cost`.
+        seconds: time within which 99 of 100 questions must get their first token.
         questions: how many are simulated for each number of engines.
 
     Returns:
         `first_token_s`, the limit; `partitions` of the bank; for `poisson` and `bursts` the
         `scorers` of each partition, the `engines` needed in all (None if none suffice) and the
-        medians and 99th percentiles of waits with so many.
+        medians and 99th percentiles of waits with that many.
 
     Raises:
-        ConfigError: times of scoring or of answering are not known, or `seconds` is not above 0.
+        ConfigError: times of scoring or answering are unknown, or `seconds` is not above 0.
         DataError: simpy is not installed.
     """
     score, answer, assumed = result["score"], result["answer"], result["assumptions"]
@@ -89,12 +89,12 @@ def sized(result: dict[str, Any], seconds: float, questions: int = QUESTIONS) ->
 def _scorers(
     cluster: Cluster, traffic: Traffic, load: float, seconds: float, questions: int
 ) -> int:
-    """Replicas of each partition: as the load needs, and more if few of them make questions wait.
+    """Return the replicas per partition: what the load needs, or more if questions wait too long.
 
-    Thrice as many as the load needs, and two more, are the most: then it is not their number.
+    The maximum is three times what the load needs, plus two; if that is too few, more do not help.
     """
     least = math.ceil(traffic.rate * cluster.score / load)
-    # Answers are of no interest here: one engine that takes no time.
+    # Answers do not matter here: one engine that takes no time.
     idle = replace(cluster, engines=1, first=0.0, answer_tokens=1.0)
     low, most = least, 3 * least + 2
 

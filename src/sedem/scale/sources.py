@@ -1,7 +1,7 @@
 """Documents for a build on many machines: files and records, on disks and in object stores.
 
-The driver lists the files. Ray Data reads them on the machines of the cluster, several at the same
-time, and hands their documents over in the order of the sources.
+The driver lists the files. Ray Data reads them on the machines of the cluster, several in parallel,
+and returns their documents in the order of the sources.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file
 
 RECORDS = (".jsonl", ".parquet")
-"""Endings of files of records; a compressed one, such as .jsonl.gz, is named itself."""
+"""Endings of files of records; a compressed file, such as .jsonl.gz, must be named itself."""
 ENDINGS = (*PARSERS, *RECORDS)
 READ_CPUS = 0.25
-"""Part of a CPU that reading takes: encoders leave it free."""
+"""Share of a CPU that reading uses; encoders leave it free."""
 GROUP_BYTES = 2**25
 GROUP_FILES = 256
-"""The most that one task of Ray Data reads, unless a file is larger."""
+"""Maximum that one task of Ray Data reads, unless a single file is larger."""
 BATCH_CHARACTERS = 2**22
-"""Characters of documents that a task hands over at once."""
+"""Characters of documents that a task returns at once."""
 _NAMES = ("name", "text", "pages", "size", "error")
 
 
@@ -45,8 +45,8 @@ class SourceFile:
     """A file that documents are read from.
 
     Attributes:
-        name: as the user gave it, without needless parts; documents are named by it.
-        place: absolute path or URL, which means the same on all machines.
+        name: as the user gave it, normalized; documents are named by it.
+        place: absolute path or URL, which is the same on all machines.
         size: bytes.
     """
 
@@ -57,11 +57,11 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Row:
-    """A document, or why there is none.
+    """A document, or the reason why there is none.
 
     Attributes:
         document: the document; None if it cannot be read.
-        size: bytes of its file, or its part of those of a file of records.
+        size: bytes of its file, or its share of the bytes of a file of records.
         error: why it cannot be read, in a sentence; empty if it can.
     """
 
@@ -72,24 +72,24 @@ class Row:
 
 @dataclass
 class Sources:
-    """The documents behind files, folders, patterns and places of object stores.
+    """The documents in files, folders, patterns and places of object stores.
 
-    Iterating needs a connection to a Ray cluster, and yields documents in the order of the
-    sources, of the files in a folder by name, and of the records in a file.
+    Iteration needs a connection to a Ray cluster. It yields documents in the order of the sources,
+    of the files in a folder by name, and of the records in a file.
 
     Args:
         sources: what the user gave; a URL such as "s3://bucket/folder" is in an object store.
-        encoding: of plain text and HTML.
-        keep_going: pass over what cannot be read.
+        encoding: encoding of plain text and HTML.
+        keep_going: skip what cannot be read.
 
     Attributes:
         files: the files.
-        sizes: bytes of each document that was taken, by name.
-        failed: one sentence for each file or record that was passed over.
+        sizes: bytes of each document that was read, by name.
+        failed: one sentence for each skipped file or record.
 
     Raises:
-        DataError: there is no such file, or a folder holds none; while iterating, a file cannot be
-            read or a record is no document, unless it is to be passed over.
+        DataError: there is no such file, or a folder holds none; during iteration, a file cannot be
+            read or a record is not a document, unless it is skipped.
     """
 
     sources: Sequence[str]
@@ -140,9 +140,8 @@ class Sources:
 def rows_of(file: SourceFile, encoding: str = "utf-8") -> Iterator[Row]:
     """Read the documents of a file, or the sentence that says why it has none.
 
-    A record is a document if it has a field `text`, and it may have a field `name`; without it,
-    it is named by its file and its number, such as "articles.jsonl#17". What follows a record that
-    is not JSON is not read.
+    A record is a document if it has a field `text`. Without a field `name`, it is named by its file
+    and its number, such as "articles.jsonl#17". Records after one that is not JSON are not read.
     """
     try:
         if not is_remote(file.place):
@@ -181,7 +180,7 @@ def _local_rows(file: SourceFile, path: Path, encoding: str) -> Iterator[Row]:
 
 
 def _records(file: SourceFile, path: Path) -> Iterator[Row]:
-    """The documents of a file of records; `path` is where it lies here."""
+    """Yield the documents of a file of records; `path` is where it is on this machine."""
     try:
         for number, (_, record) in enumerate(read_records(path), start=1):
             yield _record_row(file, number, record)
@@ -201,7 +200,7 @@ def _record_row(file: SourceFile, number: int, record: dict[str, Any]) -> Row:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a local file; what is no file of a known type is refused."""
+    """Return the bytes of a local file; anything but a file of a known type is refused."""
     try:
         if kind(path) not in RECORDS:
             return files.size_of(path)
@@ -212,7 +211,7 @@ def _size(path: Path) -> int:
 
 
 def _remote_files(source: str) -> list[SourceFile]:
-    """The file at a place of an object store, or the files below it by their names."""
+    """Return the file at a place of an object store, or the files below it by name."""
     source = source.rstrip("/")
     folder, _, name = source.rpartition("/")
     try:
@@ -239,7 +238,7 @@ def _remote_files(source: str) -> list[SourceFile]:
 
 
 def _rows_on_cluster(found: Sequence[SourceFile], encoding: str) -> Iterator[Row]:
-    """The rows of all files, read by tasks of Ray Data and yielded in the order of the files."""
+    """Read the rows of all files with tasks of Ray Data, and yield them in file order."""
     if not found:
         return
     import_ray()
@@ -267,7 +266,7 @@ def _rows_on_cluster(found: Sequence[SourceFile], encoding: str) -> Iterator[Row
 
 
 def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
-    """Files that are read by one task, in their order."""
+    """Yield the files of each task, in their order."""
     group: list[SourceFile] = []
     for file in found:
         size = sum(one.size for one in group)
@@ -280,7 +279,7 @@ def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
 
 
 def _read_batch(batch: dict[str, Any], encoding: str) -> Iterator[dict[str, Any]]:
-    """A task of Ray Data: files to rows, a few millions of characters at a time."""
+    """Convert files to rows as a task of Ray Data, a few million characters at a time."""
     columns: dict[str, list[Any]] = {name: [] for name in _NAMES}
     characters = 0
     for group in batch["files"]:

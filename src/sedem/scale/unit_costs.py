@@ -1,9 +1,9 @@
-"""What one token read, one block scored and one question answered cost one core or one GPU.
+"""Costs of reading a token, scoring a block and answering a question on one core or one GPU.
 
-The measured ones come from committed results: `python -m experiments.scale_costs write` copies them
+Measured costs come from committed results: `python -m experiments.scale_costs write` copies them
 into unit_costs.json, each with its file and entry. Where nothing was measured, times may be counted
-from FLOPs and an assumed rate. They are then the least possible, because bandwidth, launches and
-Python are left out.
+from FLOPs and an assumed rate. They are then lower bounds, because bandwidth, launches and Python
+are left out.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ FILE = "unit_costs.json"
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Seconds of one device: a core of a CPU, or a GPU. None stands for what was not measured.
+    """Seconds of one device: a CPU core or a GPU. None means not measured.
 
     Attributes:
         device: what was measured, or the assumption.
         is_measured: whether these are measurements; otherwise they are counted from FLOPs.
-        on_cpu: whether the device is a core of a CPU, which keeps keys in float32.
-        read: seconds a token of documents.
-        exact: seconds a question and block, of scoring all keys.
-        coarse: seconds a question and block, of scoring pooled keys.
-        candidates: seconds a question, of scoring its candidates exactly.
+        on_cpu: whether the device is a CPU core, which keeps keys in float32.
+        read: seconds per token of documents.
+        exact: seconds per question and block, to score all keys.
+        coarse: seconds per question and block, to score pooled keys.
+        candidates: seconds per question, to score its candidates exactly.
         first: seconds to the first token of a question whose blocks are in a small bank.
         step: seconds of a decoding step of one answer.
         row: seconds that every further answer adds to such a step.
-        rows: answers at once with which `row` was measured.
-        warm: seconds a token, of computing the keys and values that are kept.
-        text_bytes: bytes of text a token.
-        open: seconds a block, of opening a bank.
-        open_bytes: bytes of memory a block, of an opened bank's catalog.
+        rows: concurrent answers with which `row` was measured.
+        warm: seconds per token, to compute the keys and values that are kept.
+        text_bytes: bytes of text per token.
+        open: seconds per block, to open a bank.
+        open_bytes: bytes of memory per block of an opened bank's catalog.
     """
 
     device: str
@@ -61,10 +61,10 @@ class UnitCosts:
     open_bytes: float | None = None
 
     def answer(self, tokens: int) -> float | None:
-        """Seconds of the device a question, where `rows` are answered at once.
+        """Device seconds per question when `rows` are answered at once.
 
         Args:
-            tokens: of an answer. The first one needs no step.
+            tokens: tokens of an answer. The first one needs no step.
         """
         if self.first is None or self.step is None or self.row is None:
             return None
@@ -74,15 +74,15 @@ class UnitCosts:
 
 @cache
 def table() -> dict[str, Any]:
-    """The committed table: `models` (entries with their origin), `files` and `recall`."""
+    """Return the committed table: `models` (entries with their origin), `files` and `recall`."""
     return json.loads((files("sedem.scale") / FILE).read_text(encoding="utf-8"))
 
 
 def measured(model: str) -> UnitCosts | None:
-    """The measured costs of a model; None if nothing was measured of it.
+    """Return the measured costs of a model; None if nothing was measured for it.
 
     Args:
-        model: as in the table, such as "sedem-nano".
+        model: its name in the table, such as "sedem-nano".
     """
     found = table()["models"].get(model)
     if found is None:
@@ -94,12 +94,12 @@ def measured(model: str) -> UnitCosts | None:
 def from_entries(
     device: str, entries: Mapping[str, Mapping[str, Any]], on_cpu: bool = True
 ) -> UnitCosts:
-    """Turn measured figures into seconds a unit.
+    """Convert measured figures to seconds per unit.
 
     Args:
         device: what they were measured on.
         entries: figures by name, each with its `value`; what was not measured is missing.
-        on_cpu: whether it is a core of a CPU.
+        on_cpu: whether it is a CPU core.
     """
     values = {name: float(entry["value"]) for name, entry in entries.items()}
 
@@ -145,7 +145,7 @@ def _row_seconds(
     questions_s: float | None,
     values: Mapping[str, float],
 ) -> float | None:
-    """What a further answer adds to a step, from the questions a second of a full batch."""
+    """Return what a further answer adds to a step, from a full batch's questions per second."""
     steps = values.get("answer_tokens", 1) - 1
     if first is None or step is None or questions_s is None or rows < 2 or steps < 1:
         return None
@@ -154,7 +154,7 @@ def _row_seconds(
 
 
 def counted(model: str, tflops: float, workload: Workload) -> UnitCosts:
-    """The least times of a model that counted FLOPs allow.
+    """Return lower bounds of a model's times, from counted FLOPs.
 
     Args:
         model: a preset, a checkpoint folder, a backbone folder or a hub id.

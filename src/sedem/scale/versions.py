@@ -1,10 +1,10 @@
 """Versions of banks: what a question is answered from, the same on every machine.
 
-The process that serves HTTP makes a version of each snapshot of a bank that it sees, and hands its
-contents to the replicas: documents, blocks and the places of their memory, of a bank on disk not
-the memory itself. Every replica opens exactly these contents, whatever was written to the bank
-since. A request names its version, so a replica that has not opened it, because it has just been
-started, opens it then; it cannot use another one by mistake.
+The process that serves HTTP makes a version of each snapshot of a bank that it sees, and sends its
+contents to the replicas: documents, blocks and the places of their memory; for a bank on disk, not
+the memory itself. Every replica opens exactly these contents, no matter what was written to the
+bank since. A request names its version, so a replica that has just been started opens that version
+on demand, and cannot use another one by mistake.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from sedem.errors import UnavailableError
 
 T = TypeVar("T")
 KEPT = 64
-"""Versions that a replica keeps open; one that is asked again later is opened again."""
+"""Versions that a replica keeps open; one that is needed again later is reopened."""
 KEPT_OF_ONE = 2
-"""Versions of one bank among them: the newest, and the one that questions may still run on."""
+"""Versions of one bank among them: the newest, and one that questions may still run on."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Version:
     """One version of a bank.
 
     Attributes:
-        id: differs between all versions of all banks.
+        id: unique among all versions of all banks.
         number: later versions have larger numbers.
         bank: the same for all versions of one bank.
-        blocks: how many it has.
+        blocks: its number of blocks.
         stored: whether its memory is in a store that every replica reads. Its blocks are then
             selected by parts. Other banks are small, and one replica answers from them alone.
-        content: where its `Shipped` is; a reference to an object of Ray.
+        content: where its `Shipped` is; a reference to a Ray object.
     """
 
     id: str
@@ -57,10 +57,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Shipped:
-    """A snapshot on its way to another process.
+    """A snapshot to be sent to another process.
 
     Attributes:
-        contents: all that the bank holds.
+        contents: everything that the bank holds.
         store: folder, check and source of its store on disk; None for another bank.
     """
 
@@ -76,7 +76,7 @@ class Shipped:
         return cls(snapshot.contents, (store.folder, store.check, store.source))
 
     def snapshot(self) -> Snapshot:
-        """Unpack it."""
+        """Unpack the snapshot."""
         store = None if self.store is None else LocalStore(*self.store)
         return Snapshot(self.contents, store)
 
@@ -84,10 +84,10 @@ class Shipped:
 class Versions:
     """The versions that one process hands out; threads may share it.
 
-    A version lives as long as its snapshot does, and so as long as a question runs on it.
+    A version lives as long as its snapshot, and so as long as a question runs on it.
 
     Args:
-        put: puts a `Shipped` where replicas find it, and returns what they find it by.
+        put: stores a `Shipped` for the replicas, and returns a reference to it.
     """
 
     def __init__(self, put: Callable[[Shipped], Any]) -> None:
@@ -99,7 +99,7 @@ class Versions:
         self._lock = threading.Lock()
 
     def of(self, snapshot: Snapshot) -> Version:
-        """Return the version of a snapshot; the first time, its contents are handed over."""
+        """Return the version of a snapshot; the first call stores its contents for replicas."""
         with self._lock:
             if (known := self._known.get(snapshot)) is not None:
                 return known
@@ -120,11 +120,11 @@ class Versions:
 
 
 class OpenVersions(Generic[T]):
-    """What one replica has made of the versions that it was asked for; threads may share it.
+    """What one replica has made from the requested versions; threads may share it.
 
     Args:
         fetch: returns the `Shipped` of a version.
-        make: makes what the replica needs of a snapshot.
+        make: makes what the replica needs from a snapshot.
         kept: versions that stay open.
     """
 
@@ -139,7 +139,7 @@ class OpenVersions(Generic[T]):
         self._lock, self._making = threading.Lock(), threading.Lock()
 
     def get(self, version: Version) -> T:
-        """Return what was made of a version; this takes long the first time.
+        """Return what was made from a version; this takes long the first time.
 
         Raises:
             UnavailableError: the process that handed it out has ended.
@@ -156,7 +156,7 @@ class OpenVersions(Generic[T]):
             return made
 
     def ids(self) -> list[str]:
-        """Return the ids of the versions that are open, the one used last at the end."""
+        """Return the ids of the open versions, the most recently used one last."""
         with self._lock:
             return [*self._open]
 

@@ -1,4 +1,4 @@
-"""Where a server's questions are answered: on this machine, or wherever else the protocol leads."""
+"""The interface that answers a server's questions, and its implementation on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answerer(Protocol):
     """Answers the questions of a server.
 
     Attributes:
-        rows: the most answers at once.
+        rows: maximum number of concurrent answers.
     """
 
     rows: int
@@ -38,37 +38,37 @@ class Answerer(Protocol):
         ...
 
     def prepare(self, bank: Snapshot) -> None:
-        """Get ready for questions to a new version of a bank; nobody sees it before this returns.
+        """Prepare for questions to a new version of a bank, which stays hidden until this returns.
 
-        It is called by threads and may take long: questions to the last version go on meanwhile.
+        Called from threads; it may take long. Questions to the last version continue meanwhile.
 
         Raises:
-            SedemError: it cannot be asked; the last version stays.
+            SedemError: it cannot be queried; the last version stays.
         """
         ...
 
     def require_room(self) -> None:
-        """Refuse now what `stream` would refuse; as `Scheduler.require_room`."""
+        """Refuse now what `stream` would refuse; as in `Scheduler.require_room`."""
         ...
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
-        """Answer a question; as `Scheduler.stream`."""
+        """Answer a question; as in `Scheduler.stream`."""
         ...
 
     def scores(self, bank: BankReader, question: str) -> Tensor:
-        """Return the score of every block `[N]` in float32; called by threads.
+        """Return the score of every block `[N]` in float32; called from threads.
 
         Raises:
-            SedemError: as `SeDeM.scores`.
+            SedemError: as in `SeDeM.scores`.
         """
         ...
 
     def drain(self) -> None:
-        """Take no more questions and let answers finish; this does not block."""
+        """Accept no more questions and let answers finish; this does not block."""
         ...
 
     def close(self, *, at_once: bool = False) -> None:
-        """Take no more questions and end; this blocks.
+        """Accept no more questions and stop; this blocks.
 
         Args:
             at_once: end questions with an error instead of answering them.
@@ -77,7 +77,7 @@ class Answerer(Protocol):
 
 
 OpenAnswerer = Callable[[Settings, "SeDeM"], Answerer]
-"""Opens what answers the questions of a server, for its settings and its model."""
+"""Opens the answerer of a server, given its settings and its model."""
 
 
 class OneMachine(Scheduler):
@@ -98,5 +98,5 @@ class OneMachine(Scheduler):
         """Do nothing: the first question makes the keys."""
 
     def scores(self, bank: BankReader, question: str) -> Tensor:
-        """Return the score of every block; as `SeDeM.scores`."""
+        """Return the score of every block; as in `SeDeM.scores`."""
         return self._scores(bank, question)

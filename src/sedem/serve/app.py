@@ -1,4 +1,4 @@
-"""The HTTP application: routes behind a guard, errors in OpenAI's shape."""
+"""The HTTP application: routes behind a guard, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def create_app(
     Args:
         settings: the server's settings.
         model: the model, if it is open already.
-        keys: who may call; None means those that `keys_of` finds.
+        keys: the accepted API keys; None means those that `keys_of` finds.
         on_failure: called if the model cannot be opened; the reason is in the app's lifecycle.
-        open_answerer: opens what answers questions: this machine, or others.
+        open_answerer: opens the answerer, on this machine or on others.
 
     Raises:
         ConfigError: the keys cannot be read, or telemetry is not installed.
     """
     tracer = OpenTelemetry() if settings.telemetry else Tracer()
     metrics = Metrics(tracer.answered)
-    # The pages of the documentation would load scripts from elsewhere.
+    # FastAPI's documentation pages would load scripts from other sites.
     app = FastAPI(
         title="sedem", version=version("sedem"), lifespan=lifespan, docs_url=None, redoc_url=None
     )
@@ -62,7 +62,7 @@ def create_app(
     app.state.lifecycle = Lifecycle()
     for part in (health, models, chat, responses, files, vector_stores, banks, pages):
         app.include_router(part.router)
-    # The last one that is added sees a request first.
+    # The middleware that is added last sees a request first.
     app.add_middleware(
         BodyLimit, metrics=metrics, body=settings.max_body_bytes, upload=settings.max_file_bytes
     )
@@ -82,7 +82,7 @@ def create_app(
 
 
 def _invalid(request: Request, error: Exception) -> Response:
-    """Answer a request whose fields are wrong, without repeating what it holds."""
+    """Answer a request whose fields are invalid, without quoting their values."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = ".".join(str(step) for step in first["loc"][1:] if not isinstance(step, int)) or None
@@ -97,7 +97,7 @@ def _invalid(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """Answer a request that no route takes."""
+    """Answer a request that no route handles."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return _response(not_found(f"there is no route {request.method} {request.url.path}"))

@@ -1,4 +1,4 @@
-"""From the body of a request to an answer: which bank, which limits, and what came of it."""
+"""Answer the body of a request: find its bank, check the limits, return the answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sedem.serve.shapes import AskBody, Message
 from sedem.types import Answer
 
 SEPARATOR = "@"
-"""Between the names of the model and of the bank in `model`."""
+"""Separates the model's name from the bank's name in `model`."""
 SEED_BITS = 63
 
 
@@ -35,12 +35,12 @@ class Asked:
     Attributes:
         request: question, bank and selection.
         decoding: how the answer is generated.
-        model: what the client calls the model.
+        model: the client's name for the model.
         bank: name of the bank; None if the texts came with the question.
         file_ids: ids of uploaded files, by the names of their documents.
-        unused: one sentence for each message that plays no part.
+        unused: one sentence for each message that is not used.
         question_tokens: tokens of the question.
-        cached_tokens: tokens of the documents that were not read for this question.
+        cached_tokens: tokens of documents that did not have to be read for this question.
     """
 
     request: Request
@@ -55,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer with what was asked.
+    """An answer and its question.
 
     Attributes:
         asked: the question.
@@ -73,8 +73,8 @@ async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[M
 
     Args:
         service: the server.
-        key: who asks.
-        body: what is asked for.
+        key: the caller's API key.
+        body: the request.
         messages: the conversation.
 
     Raises:
@@ -85,9 +85,9 @@ async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[M
     name = bank_name(service, body)
     settings, decoding = service.settings, decoding_of(body, service.settings)
     if name is not None:
-        # Before anything is looked at: a bank out of scope must not differ from one that is not.
+        # Checked first: a bank out of scope must look like one that does not exist.
         require_bank(key, name)
-    # A refusal must cost little: many may come while the queue is full.
+    # A refusal must be cheap: there may be many while the queue is full.
     service.scheduler.require_room()
     conversation = read_conversation(messages, with_bank=name is not None)
     check_lengths(conversation, settings)
@@ -118,12 +118,12 @@ async def answering(
     """Answer a question.
 
     Yields:
-        The blocks of the answer, its text in pieces, then the whole. Closing the generator cancels
-        the question.
+        The blocks of the answer, its text in pieces, then the complete answer. Closing the
+        generator cancels the question.
 
     Raises:
         QueueFullError: too many questions wait.
-        SedemError: as `Scheduler.submit`.
+        SedemError: as in `Scheduler.submit`.
     """
     reply = service.scheduler.stream(asked.request, asked.decoding)
     try:
@@ -150,7 +150,7 @@ async def answering(
 async def whole_answer(
     service: Service, key: Key, body: AskBody, messages: Sequence[Message]
 ) -> Answered:
-    """Answer a question and wait for the end; arguments and errors as `to_ask`."""
+    """Answer a question and wait for the end; arguments and errors as in `to_ask`."""
     asked = await to_ask(service, key, body, messages)
     async with aclosing(answering(service, asked)) as parts:
         async for part in parts:
@@ -184,7 +184,7 @@ def bank_of(service: Service, name: str) -> tuple[Snapshot, Mapping[str, str]]:
     """Return a bank as it is now, and the ids of its files by document.
 
     Raises:
-        ApiError: there is no such bank, or nothing is in it.
+        ApiError: there is no such bank, or it is empty.
     """
     entry = service.library.get(name)
     snapshot = None if entry.bank is None else entry.bank.snapshot()
@@ -197,7 +197,7 @@ def bank_of(service: Service, name: str) -> tuple[Snapshot, Mapping[str, str]]:
 
 
 def decoding_of(body: AskBody, settings: Settings) -> Decoding:
-    """Return how an answer is generated.
+    """Return the decoding settings of a request.
 
     Raises:
         ApiError: more tokens are asked for than the server allows.
@@ -219,7 +219,7 @@ def decoding_of(body: AskBody, settings: Settings) -> Decoding:
 
 
 def check_lengths(conversation: Conversation, settings: Settings) -> None:
-    """Refuse more text than the server takes with a question.
+    """Refuse more text than the server accepts with a question.
 
     Raises:
         ApiError: 400 or 413, with both numbers.
@@ -248,7 +248,7 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
 
 
 def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None:
-    """Refuse more blocks than the server gives one answer.
+    """Refuse more blocks than the server allows for one answer.
 
     Raises:
         ApiError: 400, with both numbers.

@@ -1,4 +1,4 @@
-"""A bank as the server knows it."""
+"""One bank of the server."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ from sedem.serve.trash import Readers
 logger = logging.getLogger(__name__)
 
 LOCK_SECONDS = 60.0
-"""How long a change of a bank waits for another one; a commit takes about a second."""
+"""How long a change of a bank waits for another; a commit takes about a second."""
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""What differs if another commit was made."""
+"""A value that changes with every commit."""
 
 
 Prepare = Callable[[Snapshot], None]
-"""Gets ready for questions to a new version of a bank."""
+"""Prepares for questions to a new version of a bank."""
 
 
 def at_once(snapshot: Snapshot) -> None:
-    """Let a new version be seen at once."""
+    """Do nothing, so that a new version is visible at once."""
 
 
 @dataclass(eq=False)
 class BankEntry:
-    """A bank that can be asked.
+    """A bank that can be queried.
 
     Attributes:
-        id: of its row; None for a bank that the operator gave.
-        name: by which it is addressed.
-        title: what people call it.
-        metadata: what its creator noted with it.
+        id: id of its row; None for a bank that the operator provides.
+        name: the name by which it is addressed.
+        title: the name shown to people.
+        metadata: the metadata that its creator attached.
         path: its folder, which does not exist until the first document was read. A bank that the
-            operator gave may lie in an object store.
-        created_at: when, in seconds since 1970.
+            operator provides may be in an object store.
+        created_at: creation time, in seconds since 1970.
         files: the files of all banks.
         prepare: called with each new snapshot before anything else sees it.
         bank: its memory; None until the first document was read. Answers use its snapshots.
         error: why it cannot be opened, in one sentence.
-        deleted: whether it was deleted; answers that run end on their snapshot.
+        deleted: whether it was deleted; running answers finish on their snapshot.
         changing: held while documents are removed.
-        live: characters that were read of the files that are being read, and the lengths of those
-            that were parsed, by the numbers of their rows.
+        live: characters read so far of the files that are being read, and the lengths of the
+            parsed ones, by the numbers of their rows.
     """
 
     id: int | None
@@ -87,18 +87,18 @@ class BankEntry:
 
     @property
     def folder(self) -> Path:
-        """The folder of a bank of the server's own."""
+        """The folder of a bank that the server owns."""
         assert not self.read_only
         return Path(self.path)
 
     @property
     def read_only(self) -> bool:
-        """Whether clients may only ask it."""
+        """Whether clients may only query it."""
         return self.id is None
 
     @property
     def status(self) -> Status:
-        """Whether it can be asked, and whether files are being read into it."""
+        """Whether it can be queried, and whether files are being read into it."""
         if self.id is not None and self.files.has_work(self.id):
             return "building"
         if self.bank is not None and len(self.bank):
@@ -113,7 +113,7 @@ class BankEntry:
         return {} if self.id is None else self.files.file_ids(self.id)
 
     def progress(self) -> Progress:
-        """Return how far the reading of its files has come."""
+        """Return the progress of reading its files."""
         files = [] if self.id is None else self.files.of(self.id)
         newest = max((file.round for file in files), default=0)
         files = [file for file in files if file.round == newest]
@@ -137,10 +137,10 @@ class BankEntry:
         )
 
     def refresh(self) -> None:
-        """See what was written to the bank since; costs little if nothing was.
+        """Load what was written to the bank since; cheap if nothing was.
 
-        A bank that cannot be opened any more keeps its last snapshot, and `error` says so. An
-        object store may be slow to answer, so questions do not wait for it.
+        A bank that can no longer be opened keeps its last snapshot and sets `error`. An object
+        store may be slow to answer, so questions do not wait for it.
         """
         if not is_remote(self.path):
             self._look()
@@ -166,7 +166,7 @@ class BankEntry:
             self.error = "the bank cannot be read now; the log of the server has the reason"
 
     def reload(self) -> MemoryBank:
-        """Open the bank, or see what was written to it since.
+        """Open the bank, or load what was written to it since.
 
         Raises:
             BankError: it cannot be opened.
@@ -185,7 +185,7 @@ class BankEntry:
             return self.bank
 
     def remove(self, names: set[str]) -> None:
-        """Remove those documents that the bank has.
+        """Remove the given documents, as far as the bank has them.
 
         Raises:
             BankError: another process writes the bank.
@@ -201,25 +201,25 @@ class BankEntry:
                 self.refresh()
 
     def move(self, path: Path, bank: MemoryBank) -> Readers:
-        """Go on with the same documents in another folder; `changing` is held.
+        """Switch to another folder with the same documents; `changing` must be held.
 
         Returns:
-            The snapshots of the former folder; answers that run use them to their end.
+            The snapshots of the former folder; running answers use them to their end.
         """
         with self._reloading:
             self.prepare(bank.snapshot())
             readers = self._snapshots
             self.path, self.bank = path, bank
-            del self.store  # that of the former folder
+            del self.store  # the store of the former folder
             self._stamp = _stamp_of(self.store)
             self._snapshots = [weakref.ref(bank.snapshot())]
         return readers
 
     def forget(self) -> Readers:
-        """Let go of the memory.
+        """Release the memory.
 
         Returns:
-            Its snapshots; answers that run use them to their end.
+            Its snapshots; running answers use them to their end.
         """
         with self.changing, self._reloading:
             self.deleted, self.bank = True, None
@@ -227,14 +227,14 @@ class BankEntry:
 
 
 def created_at(place: Place) -> int:
-    """When the operator's bank was last given a file; for an object store, now."""
+    """Return when the operator's bank folder last changed; for an object store, now."""
     if is_remote(place):
         return int(time.time())
     return int(Path(place).stat().st_mtime) if Path(place).exists() else 0
 
 
 def _stamp_of(store: PlacedStore) -> Stamp:
-    """The commit in an object store, or the files of a catalog; empty if there is no catalog."""
+    """Return the commit in an object store, or the state of the catalog's files; may be empty."""
     if not isinstance(store, LocalStore):
         commit = store.commit()
         return ((commit.number, commit.size, int(commit.writer, 16)),)

@@ -1,4 +1,4 @@
-"""/v1/banks: what the page and curl use: upload, watch, look into a bank, delete."""
+"""/v1/banks: routes for the page and curl: upload, watch, inspect a bank, delete."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ router = APIRouter(prefix="/v1/banks", tags=["banks"])
 
 POLL_SECONDS = 0.25
 ALIVE_SECONDS = 10.0
-"""How often a stream without news sends a comment, so that nothing on the way closes it."""
+"""How often a stream without news sends a comment, so that no proxy closes it."""
 TEXT_CHARACTERS = 1_000_000
-"""Characters of a document in one response, at most."""
+"""Maximum characters of a document in one response."""
 EVENTS = "text/event-stream"
 
 
@@ -108,7 +108,7 @@ def progress(
 
 
 async def _events(request: Request, entry: BankEntry) -> AsyncIterator[str]:
-    """The progress whenever it changes; the last event says how the reading ended."""
+    """Yield the progress whenever it changes; the last event says how the reading ended."""
     last, spoken = None, time.monotonic()
     while not lifecycle_of(request).draining:
         now = await run_in_threadpool(entry.progress)
@@ -243,7 +243,7 @@ def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[s
 
 
 def known(service: Service, key: Key, bank: str) -> BankEntry:
-    """Return a bank that a key knows.
+    """Return a bank that a key may see.
 
     Raises:
         ApiError: 404, there is none, or it is out of the key's scope.
@@ -253,7 +253,7 @@ def known(service: Service, key: Key, bank: str) -> BankEntry:
 
 
 def described(entry: BankEntry) -> dict[str, Any]:
-    """Return what clients are told about a bank."""
+    """Return the description of a bank for clients."""
     memory = _snapshot(entry)
     return {
         "object": "bank",
@@ -271,7 +271,7 @@ def described(entry: BankEntry) -> dict[str, Any]:
 
 
 def _snapshot(entry: BankEntry) -> BankReader | None:
-    """The bank as it is now; one request sees no change in the middle."""
+    """Return the bank as it is now, so that one request sees one consistent state."""
     bank = entry.bank
     return None if bank is None else bank.snapshot()
 

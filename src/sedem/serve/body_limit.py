@@ -1,4 +1,4 @@
-"""Bodies over a limit are refused before they are in memory: they are counted as they come."""
+"""Refuse bodies over a limit before they are in memory: bytes are counted as they arrive."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sedem.serve.metrics import Metrics
 
 UPLOADS = "multipart/form-data"
 FORM_BYTES = 2**16
-"""What the parts around the files of an upload may take."""
+"""Bytes that the form around the files of an upload may take."""
 LINGER_SECONDS = 5.0
-"""How long the rest of a body that was refused is read and thrown away."""
+"""How long the rest of a refused body is read and discarded."""
 
 
 class BodyLimit:
     """Answers 413 to a body that is too large, whether or not its length was announced.
 
     Args:
-        app: what stands behind.
-        metrics: counts what is refused.
-        body: most bytes of a body that is no upload.
-        upload: most bytes of an upload.
+        app: the inner application.
+        metrics: counts refused requests.
+        body: maximum bytes of a body that is not an upload.
+        upload: maximum bytes of an upload.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, *, body: int, upload: int) -> None:
@@ -36,7 +36,7 @@ class BodyLimit:
         self.body, self.upload = body, upload + FORM_BYTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, with a body that ends in an error at the limit."""
+        """Pass a request on; reading its body beyond the limit raises an error."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -45,7 +45,7 @@ class BodyLimit:
         limit = self.upload if upload else self.body
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
-            # Who expects 100 Continue has sent nothing yet, and will not.
+            # A client that expects 100 Continue has sent no body yet, and will not.
             rest = None if "expect" in headers else receive
             await self._refuse(limit, scope, rest, send)
             return
@@ -60,7 +60,7 @@ class BodyLimit:
 
     async def _refuse(self, limit: int, scope: Scope, rest: Receive | None, send: Send) -> None:
         self.metrics.refused("size")
-        # What is left of the body may not be read, so the connection cannot be used again.
+        # The rest of the body may stay unread, so the connection cannot be reused.
         response = JSONResponse(_error(limit).body(), 413, {"Connection": "close"})
 
         async def send_and_linger(message: Message) -> None:
@@ -76,12 +76,12 @@ class BodyLimit:
 class _Limited:
     """The two channels of a request, with a count of the bytes of its body.
 
-    Over the limit, nothing that stands behind may answer: it saw a part of the body only.
+    Over the limit, the inner application may not answer: it saw only a part of the body.
 
     Attributes:
         over: whether the body is too large.
         answered: whether a response has begun.
-        more: whether more of the body was to come, when it was last asked for.
+        more: whether more of the body was to come after the last part received.
     """
 
     def __init__(self, limit: int, receive: Receive, send: Send) -> None:
@@ -114,13 +114,13 @@ async def _nothing() -> Message:
 
 
 async def _discard(receive: Receive) -> None:
-    """Read the rest of a body, for a while, so that its sender gets to the response.
+    """Read the rest of a body for a while, so that its sender gets the response.
 
-    A connection that is closed while bytes arrive is reset, and the response is lost with it.
+    A connection that is closed while bytes arrive is reset, and the response is lost.
     """
     until = time.monotonic() + LINGER_SECONDS
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_SECONDS):
-            # The clock is read too: a body that is there already never lets the timeout act.
+            # The clock is checked too: a body that has already arrived never lets the timeout fire.
             while (await receive()).get("more_body", False) and time.monotonic() < until:
                 pass

@@ -1,8 +1,8 @@
-"""The thread that reads uploaded files into banks, while answers go on.
+"""The thread that reads uploaded files into banks while questions are answered.
 
-It takes its work from the database: what it has not noted as done there is done again after a
-restart, and a bank skips the documents that it has. It reads in small groups. Answers come between
-any two batches of segments, because the engine takes turns.
+It takes its work from the database: work not recorded there as done is repeated after a restart,
+and a bank skips the documents that it has. It reads in small groups. Answers run between any two
+batches of segments, because the engine takes turns.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ logger = logging.getLogger(__name__)
 
 GROUP_FILES = 16
 GROUP_CHARACTERS = 100_000
-"""What is read in one commit, at least; a restart repeats at most so much and one document's part.
-"""
+"""Minimum characters per commit; a restart repeats at most this and a part of one document."""
 IDLE_SECONDS = 2.0
-"""How often banks of the operator are looked at while there is nothing to read."""
+"""How often the operator's banks are checked while there is nothing to read."""
 RETRY_SECONDS = 5.0
-"""How long to wait after an error that has nothing to do with a file, such as a full disk."""
+"""How long to wait after an error that is not about a file, such as a full disk."""
 
 
 class Builder:
@@ -44,7 +43,7 @@ class Builder:
     Args:
         library: the banks and the files to read.
         model: reads them.
-        metrics: counts what was read.
+        metrics: counts the blocks that were read.
         parser: parses files; None means a process with the usual limits.
     """
 
@@ -67,11 +66,11 @@ class Builder:
         return self.model.engine
 
     def start(self) -> None:
-        """Begin, or go on with what a stopped server has left."""
+        """Start, or continue what a stopped server has left."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop after the batch of segments that is being read; the rest is read by the next start.
+        """Stop after the current batch of segments; the rest is read after the next start.
 
         What was committed is kept.
         """
@@ -87,7 +86,7 @@ class Builder:
             try:
                 busy = self.turn()
             except StoppedError:
-                continue  # the server stops, or the bank was deleted
+                continue  # the server is stopping, or the bank was deleted
             except Exception:
                 logger.exception("reading files failed; trying again in %g s", RETRY_SECONDS)
                 self._stop.wait(RETRY_SECONDS)
@@ -96,10 +95,10 @@ class Builder:
                 self.library.work.wait(IDLE_SECONDS)
 
     def turn(self) -> bool:
-        """Remove what is to be removed and read one group of files, or else compact a bank.
+        """Do pending removals and read one group of files, or else compact a bank.
 
         Returns:
-            Whether there was something to do.
+            Whether there was work to do.
         """
         self.library.refresh()
         self.library.trash.empty()
@@ -112,7 +111,7 @@ class Builder:
         return bool(files or removals) or self.compactor.turn()
 
     def _remove(self, removals: Sequence[Removal]) -> None:
-        """Remove documents from their banks; those that are not there any more are fine."""
+        """Remove documents from their banks; missing ones are ignored."""
         for bank in {removal.bank for removal in removals}:
             entry = self.library.by_id(bank)
             if entry is not None:
@@ -137,7 +136,7 @@ class Builder:
             entry.live = 0, {}
 
     def _parsed(self, entry: BankEntry, file: BankFile) -> Document | None:
-        """A file's document; None if it cannot be read, which is noted."""
+        """Return a file's document; None if it cannot be read, which is recorded."""
         path = self.library.files.path(file.file)
         try:
             return self.parser.parse(path, file.name, lambda: self._stopped(entry))
@@ -146,7 +145,7 @@ class Builder:
             return None
 
     def _build(self, entry: BankEntry, documents: Mapping[int, Document]) -> None:
-        """Read documents into a bank; if one cannot be read, the others are all the same."""
+        """Read documents into a bank; one that cannot be read does not stop the others."""
         started = time.monotonic()
         before = 0 if entry.bank is None else len(entry.bank)
 
@@ -198,7 +197,7 @@ class Builder:
 
 
 def _sentence(entry: BankEntry, error: SedemError) -> str:
-    """What a client is told about an error; folders of the server are not its business."""
+    """Return what a client is told about an error; it must not name the server's folders."""
     if isinstance(error, BankMismatchError):
         return (
             f"bank '{entry.name}' was built by another model; upload to a new bank, or serve the "

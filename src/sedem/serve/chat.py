@@ -58,7 +58,7 @@ async def _events(service: Service, key: Key, body: ChatBody, frame: Mapping[str
         async for part in parts:
             match part:
                 case Selected():
-                    # Once the blocks are known the question can be answered: errors came before.
+                    # Once the blocks are known, the question can be answered: errors came earlier.
                     yield event(chunk(frame, {"role": "assistant", "content": ""}))
                     yield event(chunk(frame, {}, sedem=selection_of(asked, part)))
                 case str():

@@ -1,4 +1,4 @@
-"""What the answers of the API look like: OpenAI's fields, and `sedem` with everything else."""
+"""The format of the API's answers: OpenAI's fields, and `sedem` with everything else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sedem.inference.reply import Selected
 from sedem.serve.asking import Answered, Asked
 
 FINISH_REASONS: Mapping[str, str] = {"length": "length"}
-"""OpenAI's word for a finish reason of `Answer`; every other one is "stop"."""
+"""OpenAI's name for a finish reason of `Answer`; every other one is "stop"."""
 
 
 def citations_of(asked: Asked, selected: Selected) -> list[dict[str, Any]]:
@@ -26,7 +26,7 @@ def citations_of(asked: Asked, selected: Selected) -> list[dict[str, Any]]:
 
 
 def selection_of(asked: Asked, selected: Selected) -> dict[str, Any]:
-    """What a stream tells of an answer before its first token."""
+    """What a stream sends about an answer before its first token."""
     return {
         "citations": citations_of(asked, selected),
         "confidence": selected.confidence,
@@ -58,7 +58,7 @@ def details_of(answered: Answered) -> dict[str, Any]:
 
 
 def annotations_of(asked: Asked, selected: Selected) -> list[dict[str, Any]]:
-    """The citations in OpenAI's words, one for each block."""
+    """The citations in OpenAI's format, one for each block."""
     return [
         {
             "type": "file_citation",
@@ -73,7 +73,7 @@ def annotations_of(asked: Asked, selected: Selected) -> list[dict[str, Any]]:
 
 
 def finish_reason_of(answered: Answered) -> str:
-    """Why an answer ended, in OpenAI's words."""
+    """Why an answer ended, in OpenAI's terms."""
     return FINISH_REASONS.get(answered.answer.finish_reason, "stop")
 
 
@@ -91,7 +91,7 @@ def usage_of(answered: Answered) -> dict[str, Any]:
 
 
 def completion(frame: Mapping[str, Any], answered: Answered) -> dict[str, Any]:
-    """The body of a whole answer.
+    """The body of a complete answer.
 
     Args:
         frame: id, time and model.
@@ -124,13 +124,13 @@ def chunk(
     finish_reason: str | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """A part of a streamed answer.
+    """A chunk of a streamed answer.
 
     Args:
         frame: id, time and model.
-        delta: what is new of the message; None for a part without a choice.
-        finish_reason: why the answer ended, in its last part.
-        fields: further fields of the part.
+        delta: the new part of the message; None for a chunk without a choice.
+        finish_reason: why the answer ended, in its last chunk.
+        fields: further fields of the chunk.
     """
     choices = (
         []

@@ -1,7 +1,7 @@
-"""Giving back the space of removed documents, while answers go on.
+"""Free the space of removed documents while questions are answered.
 
-A bank is copied without them into a new folder, and the database says in one transaction that the
-bank lies there now. Answers that run keep the old folder until they have ended.
+A bank is copied without them into a new folder, and one database transaction moves the bank there.
+Running answers keep the old folder until they have ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Compactor:
-    """Compacts the banks of a library, one at a time, by the thread that reads files into them.
+    """Compacts the banks of a library, one at a time, in the thread that reads files into them.
 
     Args:
         library: the banks. Its setting `max_removed_share` says when one is compacted.
@@ -31,7 +31,7 @@ class Compactor:
 
     def __init__(self, library: Library) -> None:
         self.library = library
-        # Banks that could not be compacted, and their removed blocks then.
+        # Banks that could not be compacted, and their number of removed blocks then.
         self._failed: weakref.WeakKeyDictionary[BankEntry, int] = weakref.WeakKeyDictionary()
 
     def turn(self) -> bool:
@@ -45,7 +45,7 @@ class Compactor:
             if entry.id is None or entry.bank is None or entry.error is not None:
                 continue
             stored, removed = stored_blocks(entry.bank)
-            # What was read of a document that is not complete yet counts as removed.
+            # The parts of a document that is not complete yet count as removed.
             needed = removed > limit * stored and not self.library.reading.has_work(entry.id)
             if needed and self._failed.get(entry) != removed:
                 self._compact(entry, removed)
@@ -56,7 +56,7 @@ class Compactor:
         library, old = self.library, entry.folder
         new = library.place.bank(library.place.new_bank(entry.name))
         with library.database.writing() as connection:
-            # Until the bank lies there, it is what a killed server would leave.
+            # Until the bank is moved there, a killed server would leave the folder behind.
             library.trash.note(connection, new)
         try:
             state = compacted_copy(old, new)
@@ -78,7 +78,7 @@ class Compactor:
                 library.trash.remove(new)
 
     def _move(self, entry: BankEntry, folder: Path, copied: State) -> bool:
-        """Let a bank lie in another folder, unless it was deleted or written since."""
+        """Move a bank to another folder, unless it was deleted or written since."""
         library = self.library
         with library.changing, entry.changing:
             assert entry.id is not None
@@ -96,7 +96,7 @@ class Compactor:
 
 
 def stored_blocks(bank: MemoryBank) -> tuple[int, int]:
-    """Blocks in the files of a bank, and how many of them are of no document any more."""
+    """Return the blocks in a bank's files, and how many of them belong to removed documents."""
     now = bank.contents
     stored = sum(map(len, now.pieces))
     return stored, stored - len(now.blocks)

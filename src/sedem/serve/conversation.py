@@ -1,8 +1,8 @@
-"""What the messages of a conversation say: the question, and the text to answer it from.
+"""Find the question in the messages of a conversation, and the text to answer it from.
 
 sedem answers one question from documents. The question is in the last message of the user. If no
-bank is asked, long messages are documents, and so is what stands around the question in its own
-message. Whatever is not used is listed, so that nothing is passed over in silence.
+bank is named, long messages are documents, and so is the text around the question in its own
+message. Messages that are not used are listed, so that nothing is ignored silently.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sedem.serve.shapes import Message
 from sedem.types import Document
 
 LONG = 400
-"""Characters above which a message, or what stands beside a question, is a document."""
+"""Characters above which a message, or the text next to a question, is a document."""
 _BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…]\s+|\n\s*")
-"""What ends the sentence before."""
+"""The end of the preceding sentence."""
 WORDS = 3
-"""Fewest words of a question that is cut out of a paragraph: "Dr. Who?" is no end of a sentence."""
+"""Minimum words of a question cut out of a paragraph, because "Dr. Who?" is only one sentence."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Conversation:
     """A question and its documents.
 
     Attributes:
-        question: what is asked.
-        documents: what was said besides; none if a bank is asked.
+        question: the question.
+        documents: the remaining texts; none if a bank is named.
         unused: one sentence for each message that is neither.
     """
 
@@ -44,10 +44,10 @@ def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conver
 
     Args:
         messages: the messages, the oldest first.
-        with_bank: whether a bank is asked, so that messages are no documents.
+        with_bank: whether a bank is named, so that messages are not documents.
 
     Raises:
-        ApiError: 400, no message asks something, or there is nothing to answer from.
+        ApiError: 400, there is no question, or there is nothing to answer from.
         DataError: a document is not Unicode text.
     """
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
@@ -74,13 +74,13 @@ def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conver
 
 
 def split(text: str) -> tuple[str, str]:
-    """Part a message into its question and the document beside it.
+    """Split a message into its question and the document around it.
 
-    The question is the last paragraph; the first one if that alone ends with a question mark; in a
-    long paragraph, its last sentence or line if that ends with one.
+    The question is the last paragraph, or the first one if only that ends with a question mark. In
+    a long paragraph, it is the last sentence or line, if that ends with a question mark.
 
     Args:
-        text: the message, without white space around it.
+        text: the message, without surrounding white space.
 
     Returns:
         The question, and the rest, which may be empty.
@@ -108,7 +108,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 def _last_question(text: str) -> int | None:
-    """Where the last sentence of a text begins, if it is a question."""
+    """Return where the last sentence of a text begins, if it is a question."""
     if not text.endswith("?"):
         return None
     # Only the end is searched: a text may have millions of characters.
@@ -118,7 +118,7 @@ def _last_question(text: str) -> int | None:
 
 
 def nothing_to_read() -> ApiError:
-    """The error about a question without documents."""
+    """Return the error for a question without documents."""
     return bad_request(
         "there is nothing to answer from; ask a bank, as model 'NAME@BANK', or put the text before "
         "the question, with a blank line between them",

@@ -1,6 +1,6 @@
-"""The server's database: which files were uploaded, which banks there are, and what is to be read.
+"""The server's database: the uploaded files, the banks, and what is still to be read.
 
-SQLite in WAL mode, synchronous FULL: what is committed survives a crash and a power cut. One
+SQLite in WAL mode, synchronous FULL: committed data survives a crash and a power cut. One
 connection, behind a lock, serves all threads; every transaction takes milliseconds.
 """
 
@@ -63,11 +63,11 @@ CREATE TABLE removals (
 ) STRICT;
 CREATE TABLE trash (folder TEXT PRIMARY KEY) STRICT;
 """
-# files.bank: the bank that a file was uploaded for; it is removed with the document.
-# bank_files.round: files that are read in one go; progress counts those of the newest one.
-# removals: documents that must leave a bank. The row goes once they have left it, so that no crash
-# and no build that was under way brings one back.
-# trash: folders of deleted banks, which go once no answer reads them.
+# files.bank: the bank that a file was uploaded for; the file is removed with its document.
+# bank_files.round: the run of files that are read together; progress counts the newest run.
+# removals: documents that must be removed from a bank. A row is deleted once its document is gone,
+# so that no crash and no running build brings the document back.
+# trash: folders of deleted banks, which are removed once no answer reads them.
 
 
 class Database:
@@ -77,7 +77,7 @@ class Database:
         path: the file; it is created if it does not exist.
 
     Raises:
-        ConfigError: it is no database, or one of a newer version.
+        ConfigError: it is not a database, or one of a newer version.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +119,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction; it is durable once the block has ended, or nothing of it is.
+        """Run one transaction; at the end of the block it is durable, or rolled back on an error.
 
         Raises:
             FullDiskError: the disk is full.
@@ -166,7 +166,7 @@ class FullDiskError(ApiError):
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Raise what a full disk causes as one error.
+    """Convert all errors that a full disk causes to one error.
 
     Raises:
         FullDiskError: the disk is full.
@@ -180,7 +180,7 @@ def full_disk() -> Iterator[None]:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether an error says that the disk has no room, or was raised because of one."""
+    """Return whether an error says that the disk is full, or was caused by one that does."""
     if isinstance(error, BankError):
         return is_full(error.__context__)
     if isinstance(error, OSError):

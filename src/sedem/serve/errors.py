@@ -1,4 +1,4 @@
-"""Errors of the API, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of the API, in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sedem.errors import (
 )
 
 RETRY_SECONDS = 1
-"""When to try again what was refused because the server is busy."""
+"""When to retry a request that was refused because the server is busy."""
 INTERNAL = "the server failed to answer; its log has the reason under the id of this request"
 
 
 class ApiError(Exception):
-    """An error that a client is told.
+    """An error that is reported to the client.
 
     Args:
         status: HTTP status.
         message: one sentence.
-        type: kind of error, in OpenAI's words.
-        code: what programs may test for.
-        param: the field of the request that is to blame.
+        type: kind of error, in OpenAI's terms.
+        code: identifier that programs may test for.
+        param: the field of the request that caused it.
         headers: further headers of the response.
     """
 
@@ -80,12 +80,12 @@ def not_found(message: str, param: str | None = None, code: str = "not_found") -
 
 
 def bank_not_found(name: str) -> ApiError:
-    """A bank that does not exist, or that the key may not know of: nothing tells which."""
+    """A bank that does not exist, or that is hidden from the key: the two look the same."""
     return not_found(f"there is no bank '{name[:100]}'", "bank", "bank_not_found")
 
 
 def conflict(message: str, code: str = "conflict") -> ApiError:
-    """A request that does not fit the state of what it names."""
+    """A request that conflicts with the state of what it names."""
     return ApiError(409, message, code=code)
 
 
@@ -107,7 +107,7 @@ def unavailable(message: str, retry_after: int = RETRY_SECONDS) -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Return what a client is told about an error; nothing of an unexpected one."""
+    """Return what a client is told about an error; an unexpected one is not described."""
     match error:
         case ApiError():
             return error
@@ -131,5 +131,5 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 def _encodable(text: str) -> str:
-    """Text that UTF-8 can represent; a message may quote what a client has sent."""
+    """Escape what UTF-8 cannot represent; a message may quote what a client has sent."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""Streams of server-sent events, and clients that go away.
+"""Streams of server-sent events, and clients that disconnect.
 
-A client that goes away is noticed while the server waits, for the engine or for the next token.
-What it waited for is cancelled at once.
+The server notices a disconnect while it waits for the engine or for the next token, and cancels the
+client's request at once.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sedem.serve.logs import log
 Value = TypeVar("Value")
 
 KEEP_ALIVE_SECONDS = 10.0
-"""After such a silence a comment is sent, so that nothing between takes the connection for dead."""
+"""Silence after which a comment is sent, so that no proxy takes the connection for dead."""
 PATIENCE_SECONDS = 5.0
-"""So long the first event is awaited before the response begins: an error until then has a status
-of its own."""
+"""How long to wait for the first event before the response begins: an error until then has its own
+status."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
 CLIENT_GONE = 499
@@ -35,7 +35,7 @@ Events = AsyncGenerator[bytes, None]
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
-    """One event as it is sent.
+    """Return the bytes of one event.
 
     Args:
         data: its JSON.
@@ -47,14 +47,14 @@ def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 
 async def unless_gone(request: Request, awaited: Awaitable[Value]) -> Value:
-    """Wait for something, but cancel it when the client goes away.
+    """Wait for something, but cancel it when the client disconnects.
 
     Args:
-        request: has been read to its end.
+        request: the request, read to its end.
         awaited: what to wait for.
 
     Raises:
-        ApiError: the client went away; nobody will see it.
+        ApiError: the client disconnected and will not see the error.
     """
     work = asyncio.ensure_future(awaited)
     gone = asyncio.ensure_future(_gone(request.receive))
@@ -71,9 +71,9 @@ class EventStream(Response):
     """A response of server-sent events.
 
     Args:
-        events: the events as they are sent; closed at the end, or when the client goes away.
-        first: the first of them, which is being awaited.
-        end: what ends the stream after an error.
+        events: the bytes of each event; closed at the end, or when the client disconnects.
+        first: the first event, which is already awaited.
+        end: bytes that end the stream after an error.
     """
 
     media_type = "text/event-stream"
@@ -86,7 +86,7 @@ class EventStream(Response):
         self._events, self._first, self._end = events, first, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until there are no more or the client goes away."""
+        """Send events until there are no more or the client disconnects."""
         sending = asyncio.ensure_future(self._send_all(send))
         gone = asyncio.ensure_future(_gone(receive))
         try:
@@ -114,7 +114,7 @@ class EventStream(Response):
                 await write(part)
                 following = asyncio.ensure_future(anext(self._events))
         except OSError:
-            return  # the client went away
+            return  # the client disconnected
         except Exception as error:
             told = to_api_error(error)
             if told.status >= CLIENT_GONE + 1:
@@ -127,12 +127,12 @@ class EventStream(Response):
 
 
 async def stream(request: Request, events: Events, end: bytes = DONE) -> Response:
-    """Respond with events; an error that comes before the first one, and soon, is raised.
+    """Respond with events; an error that comes soon, before the first event, is raised.
 
     Args:
-        request: has been read to its end.
-        events: the events as they are sent.
-        end: what ends the stream after an error.
+        request: the request, read to its end.
+        events: the bytes of each event.
+        end: bytes that end the stream after an error.
 
     Raises:
         Exception: what `events` raised.
@@ -155,7 +155,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _stop(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel what is not done, and wait until it has ended."""
+    """Cancel tasks that are not done, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     for task in tasks:

@@ -1,7 +1,7 @@
-"""Uploaded files: their bytes in a folder, what is known of them in the database.
+"""Uploaded files: their bytes are in a folder, their metadata in the database.
 
 A file is acknowledged only once its bytes are synced under their final name and its row is
-committed. Names of files are data; on disk a file is named by its id, which the server makes.
+committed. File names are data; on disk a file is named by its id, which the server makes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class StoredFile:
     Attributes:
         id: made by the server.
         owner: name of the key that uploaded it.
-        name: as the client called it.
-        purpose: as the client called it.
+        name: the name that the client gave it.
+        purpose: the purpose that the client gave it.
         bytes: its size.
-        created_at: when, in seconds since 1970.
-        bank: id of the bank that it was uploaded for, with whose document it goes; None if it
-            stays until it is deleted.
+        created_at: upload time, in seconds since 1970.
+        bank: id of the bank that it was uploaded for; it is removed with its document there. None
+            if it stays until it is deleted.
     """
 
     id: str
@@ -81,7 +81,7 @@ class Files:
         self._tidy()
 
     def path(self, id: str) -> Path:
-        """Where the bytes of a file are; `id` is one that the server made."""
+        """Return where the bytes of a file are; `id` must be one that the server made."""
         if ID.fullmatch(id) is None:
             raise file_not_found(id)
         return self.folder / id
@@ -94,7 +94,7 @@ class Files:
         """Return a file.
 
         Raises:
-            ApiError: 404, there is none of that id, or another key uploaded it.
+            ApiError: 404, there is no file of that id, or another key uploaded it.
         """
         if ID.fullmatch(id) is None:
             raise file_not_found(id)
@@ -146,20 +146,20 @@ def insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
 def new_file(
     path: Path, owner: str, name: str, purpose: str, bank: int | None = None
 ) -> StoredFile:
-    """Describe a file whose bytes lie at a path that `Files.new_path` gave."""
+    """Describe a file whose bytes are at a path from `Files.new_path`."""
     size = path.stat().st_size
     return StoredFile(path.name, owner, name, purpose, size, int(time.time()), bank)
 
 
 def file_not_found(id: str) -> ApiError:
-    """The error about a file that does not exist for a key."""
+    """Return the error for a file that does not exist for a key."""
     return not_found(f"there is no file '{id[:100]}'", "file_id", "file_not_found")
 
 
 def checked_name(name: str) -> str:
     """Return the name of an uploaded file as the name of a document.
 
-    It is text that is shown, and never a path: only its ending means something, the format.
+    It is text to display, never a path: only its ending has a meaning, the format.
     Control characters become U+FFFD.
 
     Raises:

@@ -1,4 +1,4 @@
-"""POST, GET and DELETE /v1/files: uploaded files, in OpenAI's shape."""
+"""POST, GET and DELETE /v1/files: uploaded files, in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Nothing passes without a key, but GET /health; a middleware in front of every route.
+"""A middleware in front of every route: only GET /health passes without a key.
 
-A key comes as `Authorization: Bearer SECRET` or, for the page, in a cookie. A browser attaches the
-cookie by itself, so with it a request that changes something must come from the page: its origin
-must be this server.
+A key is sent as `Authorization: Bearer SECRET` or, for the page, in a cookie. A browser attaches
+the cookie automatically, so a request that changes something with a cookie must come from the page:
+its origin must be this server.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sedem.serve.metrics import Metrics
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("GET", "/health")
-"""The one route that needs no key."""
+"""The only route that needs no key."""
 
 
 class Guard:
-    """Looks for a key before anything else sees a request.
+    """Checks the key before anything else sees a request.
 
     Args:
-        app: what stands behind.
-        metrics: counts what is refused.
+        app: the inner application.
+        metrics: counts refused requests.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -43,11 +43,11 @@ class Guard:
             response = await self._refusal(request)
             await (response or self.app)(scope, receive, send)
         else:
-            # A web socket: no route has one.
+            # A web socket: no route supports it.
             await send({"type": "websocket.close", "code": 1008})
 
     async def _refusal(self, request: Request) -> Response | None:
-        """Put the key into the request's state, or return what to answer instead of passing on."""
+        """Put the key into the request's state, or return a response instead of passing it on."""
         if (request.method, request.url.path) == OPEN:
             return None
         keys: KeyRing = request.app.state.keys
@@ -78,7 +78,7 @@ async def key_of(connection: HTTPConnection) -> Key:
 
 
 def require_write(key: Key) -> None:
-    """Refuse a key that may only ask.
+    """Refuse a key that may only query.
 
     Raises:
         ApiError: 403.
@@ -91,7 +91,7 @@ def require_write(key: Key) -> None:
 
 
 def require_bank(key: Key, name: str) -> None:
-    """Refuse a bank that is out of a key's scope, as one that does not exist.
+    """Refuse a bank that is out of a key's scope, like one that does not exist.
 
     Raises:
         ApiError: 404, the same as for a bank that does not exist.
@@ -101,7 +101,7 @@ def require_bank(key: Key, name: str) -> None:
 
 
 def _key_in(request: Request, keys: KeyRing) -> tuple[Key | None, bool]:
-    """The key of a request, and whether it came in the cookie."""
+    """Return the key of a request, and whether it came in the cookie."""
     if (header := request.headers.get("authorization")) is not None:
         scheme, _, secret = header.partition(" ")
         return (keys.find(secret.strip()) if scheme.lower() == "bearer" else None), False
@@ -110,10 +110,10 @@ def _key_in(request: Request, keys: KeyRing) -> tuple[Key | None, bool]:
 
 
 def _from_here(request: Request) -> bool:
-    """Return whether a page of this server sent a request; browsers say so, others cannot tell."""
+    """Return whether a page of this server sent a request, as reported by the browser."""
     if (site := request.headers.get("sec-fetch-site")) is not None:
         return site == "same-origin"
-    # Browsers leave it out over plain HTTP. The scheme is not compared: behind a proxy that ends
+    # Browsers omit it over plain HTTP. The scheme is not compared: behind a proxy that terminates
     # TLS it is http here and https in the browser.
     origin = urlsplit(request.headers.get("origin", ""))
     return bool(origin.netloc) and origin.netloc == request.headers.get("host")

@@ -1,4 +1,4 @@
-"""Whether the server lives, whether it can answer, and its figures."""
+"""Health, readiness and metrics of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: who may call, which banks each key knows, and whether it may change them.
+"""API keys: who may call, which banks each key may see, and whether it may change them.
 
 A file of keys holds SHA-256 digests, never secrets:
 
@@ -26,7 +26,7 @@ from sedem.untrusted import read_json
 from sedem.validation import Flag, Settings
 
 SECRET = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
-"""What a secret may consist of: what headers and cookies can carry as it is."""
+"""A valid secret: characters that headers and cookies can carry unescaped."""
 SECRET_VARIABLE = "SEDEM_API_KEY"
 KEY_NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 ALL_BANKS = ("*",)
@@ -39,7 +39,7 @@ class Key:
     Attributes:
         name: who holds it; it appears in logs.
         digest: SHA-256 of the secret, in hex.
-        banks: names of banks; one that ends in "*" stands for all that begin like it.
+        banks: names of banks; one that ends in "*" matches all names with that prefix.
         write: whether it may upload, build and delete.
         metrics: whether it may read /metrics, which counts the requests of all keys.
     """
@@ -101,7 +101,7 @@ class KeyRing:
 
     @classmethod
     def single(cls, secret: str) -> KeyRing:
-        """A ring of one key that may do everything.
+        """Return a ring of one key that may do everything.
 
         Raises:
             ConfigError: the secret is too short, or has characters that no header can carry.
@@ -116,7 +116,7 @@ class KeyRing:
     def find(self, secret: str) -> Key | None:
         """Return the key of a secret.
 
-        Every digest is compared in full, so the time tells nothing about any of them.
+        Every digest is compared in full, so the time reveals nothing about any of them.
         """
         given, found = digest_of(secret), None
         for key in self.keys:
@@ -126,10 +126,10 @@ class KeyRing:
 
 
 def keys_of(path: Path | None) -> tuple[KeyRing, str | None]:
-    """Return the keys of a server, and the secret if one was made.
+    """Return the keys of a server, and the secret if one was generated.
 
     Args:
-        path: file of keys; None means the key in SEDEM_API_KEY, or one that is made for this run.
+        path: file of keys; None means the key in SEDEM_API_KEY, or one generated for this run.
 
     Raises:
         ConfigError: the file or the key cannot be used.
@@ -148,7 +148,7 @@ def digest_of(secret: str) -> str:
 
 
 def new_secret() -> str:
-    """Return a secret that nobody can guess."""
+    """Return a new random secret."""
     return f"sedem-{secrets.token_urlsafe(32)}"
 
 
@@ -158,14 +158,14 @@ def add_key(path: Path, name: str, *, banks: Sequence[str] = ALL_BANKS, write: b
     Args:
         path: the file.
         name: whose key it is.
-        banks: names of the banks that it may ask; see `Key.banks`.
+        banks: names of the banks that it may query; see `Key.banks`.
         write: whether it may upload, build, delete and read /metrics.
 
     Returns:
-        The secret. The file has only its digest, so nothing can tell it again.
+        The secret. The file has only its digest, so the secret cannot be recovered.
 
     Raises:
-        ConfigError: the file cannot be read, or the name is taken or no name.
+        ConfigError: the file cannot be read, or the name is taken or invalid.
     """
     if re.fullmatch(KEY_NAME, name) is None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The banks and files of a server, on disk.
 
-What clients make lies in the server's folder. Banks that the operator gives lie elsewhere and are
-only read.
+What clients create is in the server's folder. Banks that the operator provides are elsewhere and
+are only read.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from sedem.serve.trash import Trash
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0
-"""How often the operator's banks are looked at, at most."""
+"""Minimum time between two checks of the operator's banks."""
 
 
 class Library:
     """All banks and files of a server; threads may share it.
 
     Args:
-        settings: where the folder is, which banks the operator gives, and limits.
-        model: its fingerprint is that of the banks that it can answer from.
+        settings: where the folder is, which banks the operator provides, and limits.
+        model: the model; it can answer only from banks with its fingerprint.
         prepare: called with each new snapshot of a bank before anything else sees it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Library:
 
     Raises:
         ConfigError: another server uses the folder, or its database cannot be used.
-        BankError: a bank that the operator gives cannot be opened, or another model built it.
+        BankError: a bank of the operator cannot be opened, or another model built it.
     """
 
     def __init__(self, settings: Settings, model: SedemModules, prepare: Prepare = at_once) -> None:
@@ -98,7 +98,7 @@ class Library:
         return entry
 
     def _check_files(self) -> None:
-        """Give up what was lost with its bytes, which only happens outside of the server."""
+        """Fail files whose bytes are lost, which only happens outside of the server."""
         query = "SELECT id, file, name FROM bank_files WHERE status = ?"
         for row in self.database.rows(query, TO_READ):
             if not self.files.path(row["file"]).exists():
@@ -115,7 +115,7 @@ class Library:
     # Banks
 
     def names(self, key: Key) -> list[str]:
-        """Return the names of all banks that a key knows."""
+        """Return the names of all banks that a key may see."""
         return sorted(name for name in [*self._entries] if key.may_read(name))
 
     def entries(self) -> list[BankEntry]:
@@ -126,7 +126,7 @@ class Library:
         """Return a bank.
 
         Raises:
-            ApiError: 404, there is none of that name.
+            ApiError: 404, there is no bank of that name.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -137,7 +137,7 @@ class Library:
         """Return a bank that clients may change.
 
         Raises:
-            ApiError: 404, there is none; 403, the operator gave it.
+            ApiError: 404, there is none; 403, the operator provides it.
         """
         entry = self.get(name)
         if entry.read_only:
@@ -157,7 +157,7 @@ class Library:
         """Make a bank, and read files that were uploaded before into it.
 
         Raises:
-            ApiError: 400, no bank may be named so; 409, there is one; or as `ReadingList.add`.
+            ApiError: 400, the name is invalid; 409, it is taken; or as in `ReadingList.add`.
         """
         check_bank_name(name)
         with self.changing:
@@ -167,7 +167,7 @@ class Library:
                 entry = self._inserted(connection, name, metadata or {}, title or name)
                 assert entry.id is not None
                 self.reading.add(connection, entry.id, files)
-            # Only now: what is not committed does not exist.
+            # Only now, because what is not committed does not exist.
             self._entries[name] = entry
         self.work.set()
         return entry
@@ -176,15 +176,15 @@ class Library:
         """Acknowledge files for a bank, which is made if there is none; they are read later.
 
         Args:
-            name: of the bank.
-            files: their bytes are stored, their rows are not.
+            name: name of the bank.
+            files: files whose bytes are stored, but not their rows.
 
         Returns:
             The bank, and the names of documents that will be replaced.
 
         Raises:
-            ApiError: 400, no bank may be named so; or as `writable` and `ReadingList.add`. Then
-                nothing was changed.
+            ApiError: 400, the name is invalid; or as in `writable` and `ReadingList.add`. Then
+                nothing is changed.
         """
         check_bank_name(name)
         with self.changing:
@@ -221,10 +221,10 @@ class Library:
         attributes: Mapping[str, str | float | bool] | None = None,
         batch: str | None = None,
     ) -> BankEntry:
-        """Read files that were uploaded before into a bank; arguments as `ReadingList.add`.
+        """Read files that were uploaded before into a bank; arguments as in `ReadingList.add`.
 
         Raises:
-            ApiError: as `writable` and `ReadingList.add`.
+            ApiError: as in `writable` and `ReadingList.add`.
         """
         entry = self.writable(name)
         assert entry.id is not None
@@ -234,10 +234,10 @@ class Library:
         return entry
 
     def rename(self, name: str, title: str | None, metadata: Mapping[str, str] | None) -> BankEntry:
-        """Change what people call a bank or what is noted with it; None leaves it as it is.
+        """Change the title or the metadata of a bank; None leaves it unchanged.
 
         Raises:
-            ApiError: as `writable`.
+            ApiError: as in `writable`.
         """
         with self.changing:
             entry = self.writable(name)
@@ -254,10 +254,10 @@ class Library:
     def delete(self, name: str) -> None:
         """Delete a bank and what was uploaded for it; a build of it stops.
 
-        Answers that run end on their snapshot, and then its folder goes.
+        Running answers finish on their snapshot; then its folder is removed.
 
         Raises:
-            ApiError: as `writable`.
+            ApiError: as in `writable`.
         """
         with self.changing:
             entry = self.writable(name)
@@ -273,10 +273,10 @@ class Library:
         self.work.set()
 
     def remove_document(self, name: str, document: str) -> None:
-        """Remove a document from a bank, also one that is still to be read.
+        """Remove a document from a bank, even one that is still to be read.
 
         Raises:
-            ApiError: as `writable`; 404, there is no such document.
+            ApiError: as in `writable`; 404, there is no such document.
         """
         entry = self.writable(name)
         assert entry.id is not None
@@ -292,7 +292,7 @@ class Library:
         self.work.set()
 
     def delete_file(self, owner: str, id: str) -> None:
-        """Delete a file; its documents leave their banks.
+        """Delete a file and remove its documents from their banks.
 
         Raises:
             ApiError: 404, there is no such file, or another key uploaded it.
@@ -311,13 +311,13 @@ class Library:
         self.work.set()
 
     def by_id(self, id: int) -> BankEntry | None:
-        """Return the bank of a row; None if it was deleted."""
+        """Return the bank with a row id; None if it was deleted."""
         return next((entry for entry in self.entries() if entry.id == id), None)
 
-    # Housekeeping, by the thread that reads
+    # Housekeeping, in the thread that reads files
 
     def refresh(self) -> None:
-        """See what others have written to the operator's banks."""
+        """Load what others have written to the operator's banks."""
         now = time.monotonic()
         if now - self._refreshed < REFRESH_SECONDS:
             return
@@ -328,7 +328,7 @@ class Library:
 
 
 def check_bank_name(name: str) -> None:
-    """Refuse what no bank may be named.
+    """Refuse an invalid bank name.
 
     Raises:
         ApiError: 400.

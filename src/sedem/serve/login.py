@@ -1,4 +1,4 @@
-"""Signing in to the page: a key is typed once, or stands in the address that the server printed.
+"""Sign in to the page: a key is typed once, or is in the address that the server printed.
 
 The browser then keeps it in a cookie that scripts cannot read and other sites cannot send.
 """
@@ -19,7 +19,7 @@ FORM_BYTES = 4096
 
 
 def asks_for_page(request: Request) -> bool:
-    """Return whether a browser wants to show the page."""
+    """Return whether a browser requests the page."""
     accepts = request.headers.get("accept", "")
     return request.method == "GET" and request.url.path == "/" and "text/html" in accepts
 
@@ -27,7 +27,7 @@ def asks_for_page(request: Request) -> bool:
 def login_page(message: str | None = None) -> Response:
     """Return the login form, with status 401."""
     response = login_response(message)
-    # The page's own policy, none, would make browsers send the form with the origin "null".
+    # With no referrer at all, browsers would send the form with the origin "null".
     response.headers["Referrer-Policy"] = "same-origin"
     return response
 
@@ -57,7 +57,7 @@ def sign_out() -> Response:
 
 
 async def login(request: Request, keys: KeyRing) -> Response:
-    """Take the login form."""
+    """Handle the login form."""
     body = b""
     async for chunk in request.stream():
         body += chunk

@@ -1,4 +1,4 @@
-"""The log of the server on stderr: a line for each request, as text or as JSON.
+"""The server's log on stderr: one line per request, as text or as JSON.
 
 A line names the key, never its secret, and the path without its query. Questions and answers are
 logged only if the operator asks for them.
@@ -58,7 +58,7 @@ def configure(log_format: str, *, log_text: bool = False) -> None:
 
     Args:
         log_format: "text" or "json".
-        log_text: whether the log may quote texts of clients.
+        log_text: whether the log may quote clients' texts.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(as_json=log_format == "json", messages=log_text))
@@ -73,9 +73,9 @@ def log(event: str, level: int = logging.INFO, *, error: bool = False, **fields:
 
     Args:
         event: a fixed word or two.
-        level: of logging.
+        level: the logging level.
         error: whether to add the traceback of the exception that is being handled.
-        fields: what is known about it; None values are left out.
+        fields: fields of the event; None values are left out.
     """
     known = {name: value for name, value in fields.items() if value is not None}
     LOGGER.log(level, event, exc_info=error, extra={FIELDS: known})
@@ -87,7 +87,7 @@ def _timestamp(seconds: float) -> str:
 
 
 def _quoted(value: object) -> str:
-    """A value as one word; one that could break the line or look like a field is quoted."""
+    """Return a value as one word, quoted if it could break the line or look like a field."""
     text = str(value)
     plain = text and _is_plain(text) and not set(text) & set(' ="\\')
     return text if plain else json.dumps(text)

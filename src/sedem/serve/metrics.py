@@ -1,4 +1,4 @@
-"""What the server counts and measures, in Prometheus' format; docs/operate.md explains each."""
+"""The metrics of the server, in Prometheus' format; docs/operate.md explains each."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from prometheus_client.registry import Collector
 from sedem.types import Answer
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-"""Bounds of the histograms of times."""
+"""Bucket bounds of the time histograms."""
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Bounds of the histogram of selected blocks."""
+"""Bucket bounds of the histogram of selected blocks."""
 
 Gauges = Callable[[], dict[str, tuple[str, float]]]
-"""Name and help text of each gauge, with its value now."""
+"""Name and help text of each gauge, with its current value."""
 
 
 class Metrics:
-    """The figures of one server, in a registry of its own.
+    """The metrics of one server, in its own registry.
 
     Args:
-        on_answer: is told of each answer and of how many tokens it has.
+        on_answer: called with each answer and its number of tokens.
     """
 
     def __init__(self, on_answer: Callable[[Answer, int], None] | None = None) -> None:
@@ -55,7 +55,7 @@ class Metrics:
         Args:
             route: path of the route with its parameters' names, never their values.
             status: HTTP status.
-            seconds: until the last byte was sent.
+            seconds: seconds until the last byte was sent.
         """
         self._requests.labels(route, str(status)).inc()
         self._request_seconds.labels(route).observe(seconds)
@@ -65,8 +65,8 @@ class Metrics:
 
         Args:
             answer: the answer.
-            tokens: how many tokens it has.
-            seconds: from the first to the last of them.
+            tokens: its number of tokens.
+            seconds: seconds from the first to the last token.
         """
         self._answers.labels(answer.finish_reason).inc()
         for name, histogram in (
@@ -85,7 +85,7 @@ class Metrics:
             self._on_answer(answer, tokens)
 
     def cancelled(self) -> None:
-        """Count an answer whose reader went away before its end."""
+        """Count an answer whose client disconnected before its end."""
         self._cancelled.inc()
 
     def refused(self, reason: str) -> None:
@@ -106,11 +106,11 @@ class Metrics:
         self._build_failures.inc()
 
     def watch(self, gauges: Gauges) -> None:
-        """Add gauges that are read whenever the metrics are."""
+        """Add gauges that are read whenever the metrics are read."""
         self.registry.register(_Watched(gauges))
 
     def text(self) -> bytes:
-        """All figures in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
@@ -125,13 +125,13 @@ class Metrics:
 
 
 class _Watched(Collector):
-    """Gauges that are read when the metrics are."""
+    """Gauges that are read when the metrics are read."""
 
     def __init__(self, gauges: Gauges) -> None:
         self.gauges = gauges
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every gauge with its value now."""
+        """Yield every gauge with its current value."""
         for name, (text, value) in self.gauges().items():
             yield GaugeMetricFamily(f"sedem_{name}", text, value)
 

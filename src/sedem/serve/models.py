@@ -14,7 +14,7 @@ from sedem.serve.service import Service, service_of
 
 router = APIRouter()
 UNKNOWN_TIME = 0
-"""When the model was made, which no checkpoint records."""
+"""Creation time of the model, which no checkpoint records."""
 
 
 @router.get("/v1/models")

@@ -1,6 +1,6 @@
 """The outermost middleware: an id, a log line, a count and a span for each request.
 
-It also turns an error that no route expected into an answer, so that none ends a connection.
+It also turns unexpected errors of routes into responses, so that none breaks a connection.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from sedem.serve.service import Lifecycle
 from sedem.serve.telemetry import Tracer
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""Ids that are taken over from a client; any other is replaced."""
+"""Request ids that are accepted from a client; any other is replaced."""
 SECURITY = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 UNKNOWN = "unknown"
-"""The route of a path that no route has; a client must not be able to make new labels."""
+"""The label of a path without a route; a client must not be able to create new labels."""
 REFUSALS = {429: "queue", 503: "unavailable"}
-"""Statuses that say that the server could not serve a request, and the word that counts them."""
+"""Statuses of requests that the server could not serve, and the labels that count them."""
 DISCONNECTED = 499
-"""Status in logs and metrics of a request whose client went away before the response began."""
+"""Status in logs and metrics if the client disconnected before the response began."""
 
 
 class Observe:
     """Watches requests.
 
     Args:
-        app: what stands behind.
+        app: the inner application.
         metrics: counts requests.
-        lifecycle: counts those in flight.
+        lifecycle: counts requests in flight.
         tracer: makes spans.
     """
 
@@ -47,7 +47,7 @@ class Observe:
         self.app, self.metrics, self.lifecycle, self.tracer = app, metrics, lifecycle, tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request and report how it went."""
+        """Serve a request and report the result."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -95,7 +95,7 @@ class Observe:
 
 
 class _Watched:
-    """The way back to the client, which adds headers and remembers the status."""
+    """The channel to the client; it adds headers and remembers the status."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
@@ -113,6 +113,6 @@ class _Watched:
 
 
 def _route(scope: Scope) -> str:
-    """The path of the route with its parameters' names."""
+    """Return the path of the route, with its parameters' names."""
     path = getattr(scope.get("route"), "path", None)
     return path if isinstance(path, str) else UNKNOWN

@@ -1,7 +1,7 @@
-"""Temporary banks of texts that come with questions; a text that was read is not read again.
+"""Temporary banks of texts that come with questions; texts that were already read are reused.
 
-Each text is read into a bank of its own, so that a conversation that goes on reads only what is
-new. Nothing is shared between API keys: not even the time of an answer tells one key what another
+Each text is read into its own bank, so that a continued conversation reads only what is new.
+Nothing is shared between API keys: not even the time of an answer reveals to one key what another
 has sent.
 """
 
@@ -23,9 +23,9 @@ from sedem.serve.settings import Settings
 from sedem.types import Document
 
 READERS = 2
-"""Texts that are read at once: a short one need not wait for the end of a long one."""
+"""Texts that are read in parallel: a short one need not wait for a long one to end."""
 KEPT_TEXTS = 8
-"""Kept banks may hold the text of so many requests of the largest size."""
+"""Kept banks may hold the text of this many requests of maximum size."""
 
 PartId = tuple[str, bytes]
 """Name of the API key, and SHA-256 of a document's name and text."""
@@ -33,12 +33,12 @@ PartId = tuple[str, bytes]
 
 @dataclass(eq=False)
 class Reading:
-    """A text that is being read, or was.
+    """A text that is being read or was read.
 
     Attributes:
         document: the text.
         waiting: requests that wait for it.
-        given_up: whether nobody waits any more, so that reading it may stop.
+        given_up: set once no request waits for it, so that reading it may stop.
         future: its bank.
     """
 
@@ -49,9 +49,9 @@ class Reading:
 
 
 class OnlineBanks:
-    """Reads texts in threads of its own and keeps the banks that were used last.
+    """Reads texts in its own threads and keeps the most recently used banks.
 
-    The methods are called in one event loop.
+    The methods must be called in one event loop.
 
     Args:
         model: the model that reads.
@@ -108,7 +108,7 @@ class OnlineBanks:
         if bank is None:
             bank = await asyncio.to_thread(_joined, parts)
         if len(parts) > 1:
-            # Kept, because the keys of its blocks belong to it.
+            # Kept, because it owns the keys of its blocks.
             self._joined[ids] = bank
             self._joined.move_to_end(ids)
         self._shrink()
@@ -116,12 +116,12 @@ class OnlineBanks:
         return bank, cached
 
     def _reading(self, part: PartId, document: Document) -> Reading:
-        """The reading of a text, which begins now if there is none; to be left later."""
+        """Return the reading of a text, started now if there is none; `_leave` must follow."""
         reading = self._parts.get(part)
         if reading is None:
             reading = self._parts[part] = Reading(document)
             reading.future = self._executor.submit(self._read, reading)
-            # Asked for here, because nobody else may.
+            # The exception is retrieved here, because nothing else may do so.
             reading.future.add_done_callback(
                 lambda future: future.cancelled() or future.exception()
             )
@@ -136,7 +136,7 @@ class OnlineBanks:
         if failed or (not future.done() and not reading.waiting):
             reading.given_up.set()
             future.cancel()
-            # Another one of the same text may have begun since.
+            # Another reading of the same text may have started since.
             if self._parts.get(part) is reading:
                 del self._parts[part]
 
@@ -148,7 +148,7 @@ class OnlineBanks:
         return self.model.read([reading.document], progress=progress).snapshot()
 
     def _shrink(self) -> None:
-        """Forget the banks that were not used for the longest time."""
+        """Drop the least recently used banks."""
         most = KEPT_TEXTS * self.settings.max_online_characters
         size = sum(len(reading.document.text) for reading in self._parts.values())
         for part in [part for part, reading in self._parts.items() if reading.future.done()]:
@@ -163,15 +163,15 @@ class OnlineBanks:
 
 
 async def _shielded(future: Future[Snapshot]) -> Snapshot:
-    """Wait for a reading that others may wait for too; whoever goes does not end it."""
+    """Wait for a reading that others may wait for too; a cancelled wait does not end it."""
     waited = asyncio.wrap_future(future)
-    # Asked for here, because whoever goes does not.
+    # The exception is retrieved here, because a cancelled wait does not.
     waited.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(waited)
 
 
 def _joined(parts: Sequence[Snapshot]) -> Snapshot:
-    """One bank of several."""
+    """Join several banks into one."""
     bank = MemoryBank.of(parts[0])
     for part in parts[1:]:
         bank.append(part)

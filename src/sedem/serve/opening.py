@@ -1,4 +1,4 @@
-"""Opening what a server needs, and closing it."""
+"""Open and close what a server needs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def open_service(
 
     Args:
         settings: the server's settings.
-        metrics: what is counted.
+        metrics: the server's metrics.
         model: the model, if it is open already.
-        open_answerer: opens what answers questions.
+        open_answerer: opens the answerer.
 
     Raises:
         SedemError: the model or a bank cannot be opened, or another server uses the folder.
@@ -60,7 +60,7 @@ def open_service(
 
 
 def close_service(service: Service) -> None:
-    """End what still runs and close the files; this waits for the threads."""
+    """Stop what is still running and close the files; this waits for the threads."""
     service.scheduler.close(at_once=True)
     service.online.close()
     service.builder.close()
@@ -71,7 +71,7 @@ def close_service(service: Service) -> None:
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Open the service in the background and close it at the end.
 
-    A model that a test hands over is open at once, so the first request needs no waiting.
+    A model that a test passes in is open at once, so the first request need not wait.
     """
     lifecycle: Lifecycle = app.state.lifecycle
     opening = asyncio.create_task(_open(app, lifecycle))
@@ -104,7 +104,7 @@ async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 
 async def _in_thread(work: Callable[[], Service]) -> Service:
-    """Wait for work in a thread that does not keep the process alive if it has to end."""
+    """Run work in a thread that does not keep the process alive, and wait for the result."""
     done: Future[Service] = Future()
 
     def run() -> None:
@@ -119,7 +119,7 @@ async def _in_thread(work: Callable[[], Service]) -> Service:
 
 
 def open_model(settings: Settings) -> SeDeM:
-    """Open the model of a server; as `SeDeM.from_pretrained`."""
+    """Open the model of a server; as in `SeDeM.from_pretrained`."""
     from sedem.backbone.bars import hide_bars
     from sedem.model import SeDeM
 
@@ -134,14 +134,14 @@ def open_model(settings: Settings) -> SeDeM:
 
 
 def _capture_graphs(model: SeDeM, library: Library) -> None:
-    """Let an engine capture its graphs for usual questions before someone waits for an answer."""
+    """Let an engine capture its graphs for usual questions before a client waits for an answer."""
     banks = [e.bank for e in library.entries() if e.bank is not None and len(e.bank)]
     if model.engine.ahead and banks:
         model.rehearse(max(banks, key=len))
 
 
 def _gauges(service: Service) -> Gauges:
-    """The figures that are read when the metrics are."""
+    """Return the gauges that are read when the metrics are read."""
 
     def read() -> dict[str, tuple[str, float]]:
         scheduler, online = service.scheduler, service.online

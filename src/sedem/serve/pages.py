@@ -1,4 +1,4 @@
-"""The page of the server: its files, with a policy under which a browser runs nothing else."""
+"""The server's page: its files, and a policy that lets a browser run nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Type of a file of the page, by its ending."""
+"""Media type of a file of the page, by its ending."""
 LOGIN = "login.html"
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _POLICY = (
@@ -32,10 +32,10 @@ router = APIRouter(include_in_schema=False)
 
 
 def headers(style: str = "'self'") -> dict[str, str]:
-    """Return the security headers of every answer that a browser shows.
+    """Return the security headers of every response that a browser shows.
 
     Args:
-        style: the one source of styles that the policy allows.
+        style: the only source of styles that the policy allows.
     """
     return {
         "Content-Security-Policy": _POLICY.format(style=style),
@@ -57,11 +57,11 @@ def files() -> dict[str, tuple[bytes, str]]:
 
 
 def login_response(message: str | None = None, status: int = 401) -> HTMLResponse:
-    """Return the form that asks for a key; it stands alone, since nothing else is served yet.
+    """Return the form that asks for a key; it is self-contained: nothing else is served yet.
 
     Args:
         message: why the last key was refused.
-        status: of the response.
+        status: HTTP status.
     """
     text = files()[LOGIN][0].decode()
     [style] = _STYLE.findall(text)
@@ -92,7 +92,7 @@ def part(name: str, request: Request) -> Response:
 
 
 def _file(name: str, request: Request) -> Response:
-    """A file, or 304 if the browser has it; browsers ask each time, so no old script is run."""
+    """Return a file, or 304 if the browser has it; browsers ask every time, so none is stale."""
     known = files().get(name)
     if known is None or name == LOGIN:
         return Response("The page has no such file.", 404, headers(), "text/plain")

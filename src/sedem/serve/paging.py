@@ -1,4 +1,4 @@
-"""Lists in parts, as OpenAI's clients page through them."""
+"""Pages of lists, as OpenAI's clients request them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 @dataclass(frozen=True)
 class Paging:
-    """Which part of a list is wanted.
+    """Which part of a list is requested.
 
     Attributes:
-        limit: the most items.
-        after: id of the item after which the part begins; None means the first.
+        limit: maximum number of items.
+        after: id of the item after which the part begins; None means the start.
         before: id of the item before which the part ends.
         order: "asc" for the oldest first.
     """
@@ -39,7 +39,7 @@ def page(items: Sequence[dict[str, Any]], wanted: Paging) -> dict[str, Any]:
 
     Args:
         items: everything, the oldest first; each has an "id".
-        wanted: which part.
+        wanted: the part to return.
 
     Raises:
         ApiError: 400, no item has the id that the part begins or ends with.

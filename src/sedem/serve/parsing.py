@@ -1,7 +1,7 @@
-"""Parsing uploaded files in a process of its own, which is ended when it takes too long.
+"""Parse uploaded files in a separate process, which is killed when it takes too long.
 
-A file may come from anybody, and a parser may loop or take all memory. Whatever it does there,
-the server goes on, and the file has one sentence that says what happened.
+A file is untrusted, and a parser may loop or use all memory. Whatever happens there, the server
+continues, and the file gets one sentence that says what happened.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, read_bytes
 
 SECONDS = 120.0
-"""Limit of parsing one file; a PDF of a thousand pages takes about half a minute."""
+"""Time limit for parsing one file; a PDF of a thousand pages takes about half a minute."""
 START_SECONDS = 60.0
-"""Limit of starting the process, which imports the parsers."""
+"""Time limit for starting the process, which imports the parsers."""
 MEMORY = 4 * 2**30
-"""Limit of the address space of the process."""
+"""Limit of the process's address space, in bytes."""
 ENCODING = "utf-8"
 ADVICE = "name its encoding, such as --encoding latin-1"
-"""What the command line advises, and an upload has no way to do."""
+"""Advice of the command line that an upload cannot follow."""
 _POLL = 0.1
 
 
 class StoppedError(Exception):
-    """Parsing was given up because nobody needs its result any more."""
+    """Parsing was stopped because its result is no longer needed."""
 
 
 class ParserProcess:
-    """Parses one file after another; the process starts with the first one.
+    """Parses files one at a time; the process starts with the first one.
 
     Args:
-        seconds: limit of parsing one file.
+        seconds: time limit for parsing one file.
         memory: limit of the process's address space in bytes.
     """
 
@@ -59,12 +59,12 @@ class ParserProcess:
 
         Args:
             path: where its bytes are.
-            name: of the document; its ending tells the format.
-            stopped: asked now and then; once it is true, parsing is given up.
+            name: name of the document; its ending determines the format.
+            stopped: polled regularly; once it is true, parsing is stopped.
 
         Raises:
             DataError: it cannot be read, or takes too much time or memory; one sentence.
-            StoppedError: `stopped` said so.
+            StoppedError: `stopped` returned true.
         """
         with self._using:
             try:
@@ -127,7 +127,7 @@ class ParserProcess:
 
 
 def _ready(pipe: Connection, seconds: float, stopped: Callable[[], bool]) -> bool:
-    """Wait until there is something to read; False if there is nothing in time."""
+    """Wait until there is something to read; False if nothing arrives in time."""
     until = time.monotonic() + seconds
     while not pipe.poll(_POLL):
         if stopped():
@@ -138,7 +138,7 @@ def _ready(pipe: Connection, seconds: float, stopped: Callable[[], bool]) -> boo
 
 
 def _work(pipe: Connection, memory: int) -> None:
-    """What the process does: it reads tasks until the server closes the pipe."""
+    """Run the process: handle tasks until the server closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends it
     _limit_memory(memory)
     pipe.send_bytes(b"ready")
@@ -169,4 +169,4 @@ def _limit_memory(memory: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    os.nice(5)  # answers come first
+    os.nice(5)  # answers have priority

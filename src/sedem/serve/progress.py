@@ -1,4 +1,4 @@
-"""How far the reading of a bank's files has come."""
+"""Progress of reading a bank's files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Failure:
     Attributes:
         file_id: the file.
         filename: its name.
-        error: why, in one sentence.
+        error: the reason, in one sentence.
     """
 
     file_id: str
@@ -26,15 +26,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Progress:
-    """The files that were uploaded since the bank last had nothing to read.
+    """Progress of the files uploaded since the bank last had nothing to read.
 
     Attributes:
         status: "building" while files are to be read; then "ready", or "failed" if none of these
             files could be read; "empty" in a bank without files.
-        files_done: files that were read, or could not be.
-        files: how many there are.
+        files_done: files that were read or could not be read.
+        files: number of files.
         characters_done: characters that were read.
-        characters: how many there are; a file that was not parsed yet counts with its bytes.
+        characters: number of characters; for a file that is not parsed yet, its bytes.
         blocks: blocks of the bank now.
         error: one sentence if a file could not be read.
         failed: all files that could not be read.
@@ -50,5 +50,5 @@ class Progress:
     failed: tuple[Failure, ...] = ()
 
     def to_dict(self, bank: str) -> dict[str, Any]:
-        """The progress as JSON."""
+        """Return the progress as JSON."""
         return {"object": "bank.progress", "bank": bank, **asdict(self)}

@@ -1,7 +1,7 @@
-"""The files of banks: which are still to be read, which were, and which could not be.
+"""The files of banks: those to read, those read, and those that could not be read.
 
-A row is written together with the acknowledgement of an upload. It is taken off the list only when
-its document is in the bank, so a server that was killed goes on where it was.
+A row is written together with the acknowledgement of an upload. It leaves the list only when its
+document is in the bank, so a server that was killed continues where it was.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sedem.serve.errors import bad_request
 from sedem.serve.file_records import StoredFile
 
 State = Literal["in_progress", "completed", "failed", "cancelled"]
-"""State of a file in a bank, in OpenAI's words."""
+"""State of a file in a bank, in OpenAI's terms."""
 TO_READ: State = "in_progress"
 _SELECT = "SELECT bank_files.*, files.bytes FROM bank_files JOIN files ON files.id = file"
 
@@ -31,12 +31,12 @@ class BankFile:
         id: number of the row; later files have larger ones.
         bank: id of the bank.
         file: id of the file.
-        name: of the document.
+        name: name of the document.
         round: number of the run of files that it is read with.
         batch: id of the batch that it was added in; None if alone.
-        attributes: what the client noted with it.
+        attributes: set by the client.
         status: whether it was read.
-        error: why not, in one sentence.
+        error: why it was not read, in one sentence.
         characters: length of its text; 0 until it was read.
         created_at: when it was added, in seconds since 1970.
         bytes: size of the file.
@@ -58,7 +58,7 @@ class BankFile:
 
 @dataclass(frozen=True)
 class Removal:
-    """A document that must leave a bank."""
+    """A document that must be removed from a bank."""
 
     id: int
     bank: int
@@ -70,7 +70,7 @@ class ReadingList:
 
     Args:
         database: where the rows are.
-        limit: most documents of a bank.
+        limit: maximum number of documents in a bank.
     """
 
     def __init__(self, database: Database, limit: int) -> None:
@@ -84,7 +84,7 @@ class ReadingList:
         attributes: Mapping[str, Any] | None = None,
         batch: str | None = None,
     ) -> list[str]:
-        """Put files on the list, in a transaction; a file that is on it already stays as it is.
+        """Put files on the list, in a transaction; a file already on it stays unless it failed.
 
         Returns:
             Names of documents that the bank has and that will be replaced.
@@ -127,7 +127,7 @@ class ReadingList:
 
         Args:
             bank: id of the bank.
-            batch: those of one batch only.
+            batch: id of a batch, to return only its files.
         """
         return self._files(
             "bank_files.bank = ? AND (? IS NULL OR batch = ?) ORDER BY bank_files.id",
@@ -150,14 +150,14 @@ class ReadingList:
         return self.database.row(query, bank) is not None
 
     def next_work(self, limit: int) -> tuple[list[BankFile], list[Removal]]:
-        """Return what is to be done next, as of one moment.
+        """Return the next work, read in one transaction.
 
         Args:
-            limit: the most files.
+            limit: maximum number of files.
 
         Returns:
             Files to read into one bank, in their order and with distinct names, and all documents
-            that are to be removed before.
+            that are to be removed first.
         """
         with self.database.writing():
             removals = self.removals()
@@ -185,14 +185,14 @@ class ReadingList:
         return [Removal(**row) for row in rows]
 
     def removed(self, removals: Sequence[Removal]) -> None:
-        """Note that documents have left their banks."""
+        """Record that documents were removed from their banks."""
         with self.database.writing() as connection:
             connection.executemany(
                 "DELETE FROM removals WHERE id = ?", [(one.id,) for one in removals]
             )
 
     def completed(self, characters: Mapping[int, int]) -> list[str]:
-        """Note that files were read.
+        """Record that files were read.
 
         Args:
             characters: length of each text, by the number of its row.
@@ -212,10 +212,10 @@ class ReadingList:
         return released
 
     def failed(self, id: int, error: str) -> list[str]:
-        """Note that a file could not be read; a document of its name that the bank has stays.
+        """Record that a file could not be read; an existing document of its name stays.
 
         Returns:
-            As `completed`.
+            As in `completed`.
         """
         with self.database.writing() as connection:
             connection.execute(
@@ -224,10 +224,10 @@ class ReadingList:
             return self._supersede(connection, id, "failed", "failed")
 
     def remove(self, connection: sqlite3.Connection, bank: int, name: str) -> list[str]:
-        """Take a document and what is to become it out of a bank, in a transaction.
+        """Remove a document and its pending files from a bank, in a transaction.
 
         Returns:
-            As `completed`.
+            As in `completed`.
         """
         files = connection.execute(
             "DELETE FROM bank_files WHERE bank = ? AND name = ? RETURNING file", (bank, name)
@@ -252,10 +252,10 @@ class ReadingList:
 
 
 def release(connection: sqlite3.Connection, files: Sequence[str]) -> list[str]:
-    """Remove the rows of files that were uploaded for a bank and that none has any more.
+    """Remove the rows of files that were uploaded for a bank and that no bank uses any more.
 
     Returns:
-        Their ids; the bytes are to be removed once the transaction is committed.
+        Their ids; their bytes must be removed once the transaction is committed.
     """
     gone: list[sqlite3.Row] = []
     for file in files:

@@ -98,7 +98,7 @@ async def _events(
 
 
 def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[str, Any]:
-    """The whole response.
+    """Return the complete response.
 
     Args:
         frame: fields that do not depend on the answer.

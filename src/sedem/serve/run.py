@@ -1,4 +1,4 @@
-"""Running the server: one process, one socket, and an end that finishes what it has begun."""
+"""Run the server: one process, one socket, and a shutdown that lets running answers finish."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from sedem.serve.settings import Settings
 CLOSING_SECONDS = 5
 """How long responses that have been told to end may take before they are cut off."""
 BACKLOG = 2048
-"""Connections that the system holds for the server until it takes them."""
+"""Connections that the system holds for the server until it accepts them."""
 
 Announce = Callable[[str, str | None], None]
-"""Is told the address of the page, and the secret if one was made for this run."""
+"""Called with the address of the page, and the secret if one was generated for this run."""
 
 
 def run(settings: Settings, announce: Announce) -> None:
     """Serve until SIGTERM or Ctrl-C.
 
-    The first signal lets running answers end and refuses new ones; a second one ends at once.
+    The first signal lets running answers finish and refuses new ones; a second one stops at once.
 
     Args:
         settings: the server's settings.
@@ -59,12 +59,12 @@ def run(settings: Settings, announce: Announce) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with an end in two steps: first the answers, then the connections.
+    """uvicorn's server, with a shutdown in two steps: first the answers, then the connections.
 
     Args:
         app: the application.
         settings: the server's settings.
-        announce: is told the address of the page.
+        announce: called with the address of the page.
     """
 
     def __init__(self, app: FastAPI, settings: Settings, announce: Callable[[str], None]) -> None:
@@ -86,11 +86,11 @@ class Server(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """End without waiting for answers."""
+        """Stop without waiting for answers."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen, and say where."""
+        """Start to listen, and announce the address."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         if self.settings.key_file is not None:
@@ -99,7 +99,7 @@ class Server(uvicorn.Server):
             self.announce(address_of(sockets[0]))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal: the first one ends politely, the second one at once."""
+        """Handle a signal: the first one shuts down gracefully, the second one at once."""
         self._signals += 1
         if self._loop is None or self._signals > 1:
             self.should_exit = True
@@ -121,7 +121,7 @@ class Server(uvicorn.Server):
             last = time.monotonic() + self.settings.drain_seconds
             while lifecycle.in_flight and time.monotonic() < last:
                 await asyncio.sleep(0.05)
-            # Streams that still run end with an error that their readers can see.
+            # Streams that are still running end with an error that their clients can see.
             await asyncio.to_thread(scheduler.close, at_once=True)
         self.should_exit = True
 
@@ -162,7 +162,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return the address of the page as a browser on this machine needs it."""
+    """Return the address of the page for a browser on this machine."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "localhost"

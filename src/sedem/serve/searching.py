@@ -8,11 +8,11 @@ from sedem.serve.service import Service
 
 
 def scores_of(service: Service, memory: BankReader | None, question: str) -> list[float]:
-    """Return the selector's score of every block; this takes the engine for a moment.
+    """Return the selector's score of every block; this briefly occupies the engine.
 
     Args:
         service: the model and the limits.
-        memory: the bank; None if nothing was read into it yet.
+        memory: the bank; None if nothing has been read into it yet.
         question: the question.
 
     Raises:

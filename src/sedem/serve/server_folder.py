@@ -1,12 +1,12 @@
 """The folder of a server.
 
     folder/
-      server.sqlite             files, banks, what is to be read
+      server.sqlite             files, banks, pending work
       files/file-...            uploaded bytes
       banks/<name>-<hex>.bank   memory of the banks that clients made
       lock                      held by the server
 
-Only this module makes paths of what a client has named, and only of checked names of banks.
+Only this module makes paths from names given by clients, and only from checked bank names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ServerFolder:
     """The folder of one server, and the lock in it.
 
     Args:
-        folder: it is created, for its owner alone, if it does not exist.
+        folder: the folder; created if it does not exist; only its owner has access.
 
     Raises:
         ConfigError: another server uses it, or it holds files or banks but no database.
@@ -52,7 +52,7 @@ class ServerFolder:
         self._check_database(folder)
 
     def _check_database(self, folder: Path) -> None:
-        """Refuse to begin anew beside files and banks that only the lost database could name."""
+        """Refuse to start over next to files and banks that only the lost database could name."""
         if self.database.exists():
             return
         held = [
@@ -73,26 +73,26 @@ class ServerFolder:
         self._lock.release()
 
     def new_bank(self, name: str) -> str:
-        """Return a name for the folder of a bank; a bank of that name was perhaps deleted before.
+        """Return a name for a bank's folder; a bank of the same name may have been deleted before.
 
         Args:
-            name: a name that a bank may have.
+            name: a valid bank name.
         """
         return f"{name}-{secrets.token_hex(4)}.bank"
 
     @staticmethod
     def is_bank(folder: str) -> bool:
-        """Return whether the folder of a bank may have a name."""
+        """Return whether a name is valid for the folder of a bank."""
         return _BANK.fullmatch(folder) is not None
 
     def bank(self, folder: str) -> Path:
-        """Where a bank is.
+        """Return the path of a bank.
 
         Args:
-            folder: as `new_bank` gave it.
+            folder: a name from `new_bank`.
 
         Raises:
-            ConfigError: it is something else.
+            ConfigError: it is not such a name.
         """
         if not self.is_bank(folder):
             raise ConfigError(
@@ -101,7 +101,7 @@ class ServerFolder:
         return self._banks / folder
 
     def remove(self, bank: Path) -> None:
-        """Remove the folder of a bank, and what an interrupted build left beside it."""
+        """Remove the folder of a bank, and what an interrupted build left next to it."""
         path = self.bank(bank.name)
         for folder in (path, path.with_name(f".{path.name}.partial")):
             if folder.exists():

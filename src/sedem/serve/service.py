@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Service:
-    """Everything that answers need.
+    """Everything that answers require.
 
     Attributes:
         settings: the server's settings.
@@ -29,7 +29,7 @@ class Service:
         scheduler: answers questions, here or on other machines.
         library: banks and files on disk.
         online: temporary banks of texts that came with questions.
-        metrics: what is counted.
+        metrics: the server's metrics.
         builder: reads uploaded files into banks.
     """
 
@@ -44,11 +44,11 @@ class Service:
 
 @dataclass
 class Lifecycle:
-    """Where the server is between its start and its end.
+    """The stage of the server between its start and its end.
 
     Attributes:
         service: None until the model is open.
-        draining: whether the server is shutting down: it finishes answers and begins none.
+        draining: whether the server is shutting down: it finishes answers and starts none.
         in_flight: requests that change or answer something and are being served.
         failed: why the model could not be opened.
     """
@@ -76,8 +76,8 @@ def lifecycle_of(connection: HTTPConnection) -> Lifecycle:
 async def service_of(connection: HTTPConnection) -> Service:
     """Return the service of a request; a dependency of routes.
 
-    It is a coroutine, like `key_of`: FastAPI calls a function in a thread, which costs more than
-    refusing a request does.
+    It is a coroutine, like `key_of`: FastAPI runs plain functions in a thread, which costs more
+    than refusing a request.
 
     Raises:
         ApiError: 503, the model is not open yet or the server is shutting down.

@@ -15,7 +15,7 @@ from sedem.config import DEFAULT_MODEL
 from sedem.validation import Flag, NumberFrom0, Share, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""What a bank may be named: its name is also that of its folder."""
+"""A valid bank name; it is also part of the name of its folder."""
 
 
 class Settings(validation.Settings):
@@ -23,32 +23,32 @@ class Settings(validation.Settings):
 
     Attributes:
         model: folder, hub id or name of a shipped checkpoint.
-        host: address to listen at.
+        host: address to listen on.
         port: TCP port; 0 takes a free one.
         folder: the server's own folder, for uploaded files and the banks built from them.
-        banks: folders of further banks by name; clients may only ask them.
-        key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or made for the run.
-        engine: what runs the model; as `SeDeM.from_pretrained`.
+        banks: folders of further banks by name; clients may only query them.
+        key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
+        engine: what runs the model; as in `SeDeM.from_pretrained`.
         weights: "full" or "int8".
         device: where the model runs; None means a GPU if there is one.
-        rows: the most answers at once; None means as many as the engine answers efficiently.
-        waiting: the most questions that wait for a row.
+        rows: maximum concurrent answers; None means as many as the engine answers efficiently.
+        waiting: maximum number of questions that wait for a row.
         cors: origins whose pages may call the API; none by default.
         log_text: whether logs hold questions and answers.
         log_format: "text" or "json".
         telemetry: whether to make OpenTelemetry spans.
-        max_body_bytes: largest body of a request that is no upload.
+        max_body_bytes: largest body of a request that is not an upload.
         max_file_bytes: largest uploaded file.
-        max_documents: most documents of a bank or of a request.
+        max_documents: maximum documents of a bank or of a request.
         max_question_characters: longest question.
-        max_k: most blocks of an answer.
-        max_all_blocks: largest bank that `k="all"` may be asked of.
-        max_tokens: most tokens of an answer.
+        max_k: maximum blocks of an answer.
+        max_all_blocks: largest bank, in blocks, for which `k="all"` is allowed.
+        max_tokens: maximum tokens of an answer.
         max_online_characters: longest text that comes with a question.
         online_banks: temporary banks that are kept for texts that come with a question.
         max_removed_share: share of a bank's stored blocks that may be of removed documents; with
             more, the bank is compacted in the background. 1 turns that off.
-        drain_seconds: how long running answers may take to end when the server stops.
+        drain_seconds: how long running answers may take to finish when the server stops.
     """
 
     model: str = DEFAULT_MODEL
@@ -103,5 +103,5 @@ BANK_NAME_RULE = (
 
 
 def is_bank_name(name: str) -> bool:
-    """Return whether a bank may have a name."""
+    """Return whether a name is valid for a bank."""
     return BANK_NAME.fullmatch(name) is not None

@@ -1,7 +1,7 @@
 """Bodies of requests: the fields of OpenAI's API that make sense here, and sedem's own.
 
-Fields that would change an answer in a way that sedem cannot are refused unless they are neutral,
-such as `n: 1`. No field is passed over in silence, but for notes such as `user`.
+Fields that would change an answer in a way that sedem does not support are refused unless they are
+neutral, such as `n: 1`. No field is ignored silently, except notes such as `user`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sedem.serve.errors import bad_request
 from sedem.validation import Flag, Share, Whole, WholeAbove0
 
 MAX_STOPS = 16
-"""Most stop strings of a request."""
+"""Maximum number of stop strings of a request."""
 TEXT_PARTS = ("text", "input_text", "output_text")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -70,7 +70,7 @@ def _stops(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """The text of a message, whose parts become paragraphs."""
+    """Return the text of a message, whose parts become paragraphs."""
     if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(part, dict) for part in value):
@@ -101,14 +101,14 @@ def _unicode(value: str) -> str:
 
 
 Echoed = Annotated[str, AfterValidator(_unicode)]
-"""Text that comes back in the answer."""
+"""Text that is returned in the answer."""
 Text = Annotated[
     str,
     BeforeValidator(_text, json_schema_input_type=str | list[dict[str, Any]]),
     AfterValidator(_unicode),
 ]
 Notes = Any
-"""What a client notes for itself; it changes nothing."""
+"""A client's own note; it has no effect."""
 
 
 class Body(BaseModel):
@@ -206,7 +206,7 @@ class AskBody(Body, ABC):
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    # True is 1 to Python.
+    # In Python, True equals 1.
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans: one for each request, and in it one for its answer, with its stages.
+"""OpenTelemetry spans: one per request, and inside it one for its answer, with its stages.
 
-Without `--telemetry` nothing is imported and nothing is made. The standard variables say where
-spans go, such as OTEL_TRACES_EXPORTER=console or OTEL_EXPORTER_OTLP_ENDPOINT. They carry no text.
+Without `--telemetry` nothing is imported and no span is made. The standard variables, such as
+OTEL_TRACES_EXPORTER=console or OTEL_EXPORTER_OTLP_ENDPOINT, say where spans go. Spans have no text.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sedem.errors import ConfigError
 from sedem.types import Answer
 
 EXPORTERS = {"otlp": ("otlp_proto_http", "otlp_proto_grpc")}
-"""Names of entry points that stand for a name of the standard variable."""
+"""Entry points for a value of OTEL_TRACES_EXPORTER that has several."""
 INSTALL = "pip install 'sedem[telemetry]' opentelemetry-exporter-otlp-proto-http"
 
 
 class Span:
-    """A request that is being served; this one is recorded nowhere."""
+    """A request that is being served; this base class records nothing."""
 
     def end(self, route: str, status: int) -> None:
         """Record how the request ended."""
 
 
 class Tracer:
-    """Makes spans; this one makes none."""
+    """Makes spans; this base class makes none."""
 
     @contextmanager
     def request(self, scope: Scope, request_id: str) -> Iterator[Span]:
@@ -42,14 +42,14 @@ class Tracer:
         """Make a span for an answer of the current request, which has just ended."""
 
     def close(self) -> None:
-        """Send the spans that were not sent yet."""
+        """Send the spans that have not been sent yet."""
 
 
 class OpenTelemetry(Tracer):
     """Makes spans with OpenTelemetry.
 
     Args:
-        exporter: where spans go; None means where the standard variables say.
+        exporter: where spans go; None means the standard variables decide.
 
     Raises:
         ConfigError: the package or the exporter is not installed.
@@ -72,7 +72,7 @@ class OpenTelemetry(Tracer):
 
     @contextmanager
     def request(self, scope: Scope, request_id: str) -> Iterator[Span]:
-        """Make a span, inside that of the client if it names one in `traceparent`."""
+        """Make a span, inside the client's span if `traceparent` names one."""
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -105,12 +105,12 @@ class OpenTelemetry(Tracer):
         span.end(ended)
 
     def close(self) -> None:
-        """Send the spans that were not sent yet."""
+        """Send the spans that have not been sent yet."""
         self._provider.shutdown()
 
 
 class _Recorded(Span):
-    """A span of OpenTelemetry for a request."""
+    """An OpenTelemetry span for a request."""
 
     def __init__(self, span: Any, method: str, error: Any) -> None:
         self._span, self._method, self._error = span, method, error

@@ -12,18 +12,18 @@ from sedem.serve.database import Database
 from sedem.serve.server_folder import ServerFolder
 
 Readers = Sequence[weakref.ref[Snapshot]]
-"""The snapshots of a bank; those that an answer uses are alive."""
+"""References to a bank's snapshots; those that an answer uses are alive."""
 
 
 class Trash:
     """The folders that are to be removed.
 
-    A folder is noted in the database first, so that a server that was killed removes it when it
-    starts again.
+    A folder is recorded in the database first, so that a server that was killed removes it at its
+    next start.
 
     Args:
-        database: of the server.
-        place: its folder; what the database notes is removed at once, because nobody reads it.
+        database: the server's database.
+        place: the server's folder; recorded folders are removed at once: nothing reads them yet.
     """
 
     def __init__(self, database: Database, place: ServerFolder) -> None:
@@ -34,16 +34,16 @@ class Trash:
 
     @staticmethod
     def note(connection: sqlite3.Connection, folder: Path) -> None:
-        """Note a folder in a transaction."""
+        """Record a folder in a transaction."""
         connection.execute("INSERT INTO trash VALUES (?)", (folder.name,))
 
     @staticmethod
     def keep(connection: sqlite3.Connection, folder: Path) -> None:
-        """Take a folder back in a transaction: it is a bank now."""
+        """Remove a folder's record in a transaction: it is a bank now."""
         connection.execute("DELETE FROM trash WHERE folder = ?", (folder.name,))
 
     def leave(self, folder: Path, readers: Readers) -> None:
-        """Remove a noted folder once its readers have ended."""
+        """Remove a recorded folder once its readers have ended."""
         self._left.append((folder, readers))
 
     def empty(self) -> None:
@@ -55,7 +55,7 @@ class Trash:
                 self._left.remove(left)
 
     def remove(self, folder: Path) -> None:
-        """Remove a noted folder now."""
+        """Remove a recorded folder now."""
         self.place.remove(folder)
         with self.database.writing() as connection:
             self.keep(connection, folder)

@@ -1,9 +1,9 @@
-"""Uploads: the parts of a multipart body are written to disk as they come, and never held whole.
+"""Uploads: parts of a multipart body are written to disk as they arrive, never held whole.
 
     async with receiving(request, files, most_bytes, most_files) as upload:
         await run_in_threadpool(upload.keep, lambda: library.upload(...))
 
-What was received and not kept is removed, whatever ends the request.
+Whatever was received but not kept is removed, however the request ends.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Received:
     """A file that was received; its bytes are synced.
 
     Attributes:
-        path: where they are.
-        name: what the client called it, as `checked_name` gives it.
-        field: the form's field that it came in.
+        path: where its bytes are.
+        name: the client's name for it, as returned by `checked_name`.
+        field: the form field that it came in.
     """
 
     path: Path
@@ -49,12 +49,12 @@ class Upload:
     """The fields and files of one multipart body.
 
     Args:
-        files: where files go.
-        most_bytes: largest file.
-        most_files: most files.
+        files: where files are stored.
+        most_bytes: maximum bytes of a file.
+        most_files: maximum number of files.
 
     Attributes:
-        fields: values of the fields that are no files, by name.
+        fields: values of the fields that are not files, by name.
         received: the files, in their order.
     """
 
@@ -69,7 +69,7 @@ class Upload:
         self._path, self._name, self._size = Path(), "", 0
 
     def keep(self, acknowledge: Callable[[], Kept]) -> Kept:
-        """Write the rows that make the files known; then they stay."""
+        """Run `acknowledge`, which records the files; after that they are kept."""
         result = acknowledge()
         self._kept = True
         return result
@@ -182,14 +182,14 @@ class Upload:
 async def receiving(
     request: Request, files: Files, most_bytes: int, most_files: int
 ) -> AsyncIterator[Upload]:
-    """Receive a multipart body; arguments as `Upload`.
+    """Receive a multipart body; arguments as in `Upload`.
 
     Yields:
         What was received. It is removed at the end of the block unless it was kept.
 
     Raises:
-        ApiError: 400, it is no such body, or has no file; 413, a file is too large; 507, the disk
-            is full.
+        ApiError: 400, it is not such a body, or has no file; 413, a file is too large; 507, the
+            disk is full.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary", b"")
@@ -229,5 +229,5 @@ def _malformed(error: FormParserError) -> ApiError:
 
 
 def _beside(path: Path) -> Path:
-    """Where a file's bytes are until they are complete."""
+    """Return where a file's bytes are until they are complete."""
     return path.with_name(f".{path.name}.received")

@@ -1,7 +1,7 @@
-"""/v1/vector_stores: banks in the shape of OpenAI's vector stores.
+"""/v1/vector_stores: banks in the format of OpenAI's vector stores.
 
-A vector store is a bank: its id is the bank's name. A name that no bank may have, or that is
-taken, stays what people see, and the id is made by the server.
+A vector store is a bank: its id is the bank's name. A name that is invalid for a bank, or that is
+taken, is only displayed, and the server makes the id.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def search(store: str, body: Search, key: Owner, service: Served) -> dict[str, A
 
 
 def _new_id(service: Service, key: Key, name: str | None) -> str:
-    """The name of a new bank: the one that was asked for if a bank may have it and none has."""
+    """Return the name of a new bank: the requested one if it is valid and not taken."""
     taken = {entry.name for entry in service.library.entries()}
     wanted = name if name is not None and is_bank_name(name) and name not in taken else None
     id = wanted or f"vs_{secrets.token_hex(12)}"

@@ -1,8 +1,8 @@
-"""`sedem adapt`: both stages of the training on a person's documents, without labels.
+"""`sedem adapt`: both training stages on a user's own documents, without labels.
 
-Everything lies in a working folder beside the checkpoint, OUT.work: the documents, the questions
-that were cut from them, a recipe of each stage and its run. What is there is not done again, so a
-killed adaptation goes on. Without it, `sedem train` takes the recipes as any others.
+Everything is kept in a working folder next to the checkpoint, OUT.work: the documents, the
+questions made from them, and a recipe and a run for each stage. Existing results are reused, so a
+killed adaptation resumes. The recipes also work with `sedem train`, like any others.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from sedem.types import Document
 REQUEST_FILE, REPORT_FILE, BEFORE_FILE = "request.json", "adaptation.json", "before.json"
 STAGE1_FILE, STAGE2_FILE = "stage1.yaml", "stage2.yaml"
 MOST_QUESTIONS, MOST_HELD_OUT = 10_000, 200
-"""Questions that are cut from the documents at most, and from those that are held out."""
+"""Maximum questions made from the training documents, and from the held-out ones."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much there is to learn from and to measure on.
+    """Amount of data to train and to measure on.
 
     Attributes:
         documents: number of documents.
         tokens: number of their tokens.
-        held_out_documents: how many are held out; 0 if it is the last part of a single one.
-        held_out_tokens: tokens that are held out.
-        windows: about the number of windows of stage 1.
+        held_out_documents: number of held-out documents; 0 if it is the last part of a single one.
+        held_out_tokens: number of held-out tokens.
+        windows: approximate number of windows of stage 1.
         questions: number of questions of stage 2.
-        questions_not_used: number of questions beyond the most that are used.
-        held_out_questions: number of questions about what is held out.
+        questions_not_used: number of questions left out because of the maximum.
+        held_out_questions: number of questions about the held-out text.
     """
 
     documents: int
@@ -80,11 +80,11 @@ def working_folder(out: Path) -> Path:
 
 
 def finished(wanted: Adaptation, documents: Sequence[Document], out: Path) -> dict[str, Any] | None:
-    """The report of an adaptation that is finished; None if it is not.
+    """The report of a finished adaptation; None if it is not finished.
 
     Raises:
-        CheckpointError: the folder holds something else.
-        ConfigError: it is an adaptation of something else.
+        CheckpointError: the folder contains something else.
+        ConfigError: the folder contains another adaptation.
     """
     if not out.exists():
         return None
@@ -98,28 +98,28 @@ def finished(wanted: Adaptation, documents: Sequence[Document], out: Path) -> di
 def prepare(
     wanted: Adaptation, documents: Sequence[Document], out: Path
 ) -> tuple[Sizes, tuple[int, int]]:
-    """Write documents, questions and recipes into the working folder, unless they are there.
+    """Write documents, questions and recipes into the working folder, unless they exist.
 
     Returns:
-        What there is to learn from, and the steps of both stages.
+        The amount of data, and the steps of both stages.
 
     Raises:
-        DataError: there is too little text.
-        ConfigError: the folder holds another adaptation, or the backbone cannot be used.
+        DataError: there is not enough text.
+        ConfigError: the folder contains another adaptation, or the backbone cannot be used.
     """
     with processes().main_process_first():
         return _prepare(wanted, documents, working_folder(out))
 
 
 def adapt(out: Path) -> dict[str, Any]:
-    """Train what was prepared, to its end, and write the checkpoint.
+    """Run the prepared training to its end, and write the checkpoint.
 
     Args:
         out: folder of the checkpoint.
 
     Returns:
-        The report, which lies in the checkpoint too: request, sizes, steps, and scores on what is
-        held out, before and after.
+        The report, which the checkpoint also contains: request, sizes, steps, and scores on the
+        held-out data before and after training.
     """
     folder = working_folder(out)
     first = load_recipe(Stage1Recipe, folder / STAGE1_FILE)
@@ -175,13 +175,13 @@ def _prepare(
     write_text(folder / STAGE1_FILE, as_yaml(first))
     write_text(folder / STAGE2_FILE, as_yaml(second))
     entries = {"request": request, "sizes": asdict(sizes), "steps": steps}
-    # Written last: a folder with it has everything.
+    # Written last: a folder that contains this file is complete.
     write_text(place, json.dumps(entries, indent=1) + "\n")
     return sizes, steps
 
 
 def _check_enough(sizes: Sizes, held_out_windows: int, width: int) -> None:
-    """Refuse documents that are too short to train on, or to measure on."""
+    """Refuse documents that are too short to train on or to measure on."""
     enough = min(sizes.windows, sizes.questions) >= BATCH
     if enough and held_out_windows and sizes.held_out_questions:
         return
@@ -194,7 +194,7 @@ def _check_enough(sizes: Sizes, held_out_windows: int, width: int) -> None:
 
 
 def _request(wanted: Adaptation, documents: Sequence[Document]) -> dict[str, Any]:
-    """What is asked for, without names of folders and files, which travel with a checkpoint."""
+    """The request, without folder and file names, which should not travel with a checkpoint."""
     digest = hashlib.sha256()
     for document in documents:
         digest.update(hashlib.sha256(document.text.encode()).digest())
@@ -223,7 +223,7 @@ def _check_same(written: Mapping[str, Any], request: Mapping[str, Any], folder: 
 
 
 def _before(first: Stage1Recipe, second: Stage2Recipe, place: Path) -> Scores:
-    """Scores before any training, measured once."""
+    """Scores before any training, measured only once."""
     if not place.is_file():
         scores = held_out_scores(first, second, first.start_from, "before")
         if processes().is_main_process:
@@ -235,7 +235,7 @@ def _before(first: Stage1Recipe, second: Stage2Recipe, place: Path) -> Scores:
 def _report(
     folder: Path, before: Scores, after: Scores, stages: Sequence[Stage1Recipe | Stage2Recipe]
 ) -> dict[str, Any]:
-    """What the card tells, in JSON types."""
+    """The contents of the model card, in JSON types."""
     entries = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
     runs = [
         json.loads((Path(stage.run.output) / SUMMARY_FILE).read_text(encoding="utf-8"))

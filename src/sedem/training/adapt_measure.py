@@ -1,4 +1,4 @@
-"""What `sedem adapt` measures on documents that it does not train on, before and after."""
+"""What `sedem adapt` measures on held-out documents, before and after training."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def held_out_scores(
     """Losses on held-out windows and questions, and recall of the blocks with the answers.
 
     Args:
-        first: recipe of stage 1; names the windows.
-        second: recipe of stage 2; names the questions.
+        first: recipe of stage 1; gives the windows.
+        second: recipe of stage 2; gives the questions.
         start: the checkpoint to measure; None means the new parts that stage 1 would start from.
-        what: names the bars.
+        what: label of the progress bars.
 
     Returns:
         "text loss": per token after a window, from the memory of the window. "answer loss": per
-        token of the answer, from the selector's k best blocks, as many as the model uses by
-        default. "recall@k": share of questions with the answer in one of these, in percent.
+        token of the answer, from the selector's k best blocks, with the model's default k.
+        "recall@k": percentage of questions with the answer in one of these blocks.
     """
     set_seed(first.optimization.seed)
     model = open_model(first.model, first.optimization, start).eval()
@@ -50,7 +50,7 @@ def held_out_scores(
 def _text(model: SeDeM, recipe: Stage1Recipe, what: str) -> Scores:
     """Loss on held-out windows."""
     _, windows = windows_of(recipe, model.encoder)
-    assert windows is not None  # a recipe of adapting holds some back
+    assert windows is not None  # a recipe of `adapt` always holds some out
     stage = Stage1(model, Stage1Losses(distill=0.0, reconstruct=0.0)).eval()
     found = _means(stage, windows, ("context",), recipe.optimization.batch_size, f"{what}, text")
     return {"text loss": found["context"]}
@@ -61,7 +61,7 @@ def _questions(model: SeDeM, recipe: Stage2Recipe, what: str) -> Scores:
     dataset = BlockDataset(model, recipe.data.answer_limit, cache=Path(recipe.cache))
     mixture = Mixture(training=recipe.data.evaluation)
     read_mixture(dataset, mixture, Path(recipe.data_root), selects=True)
-    # A question whose answer is cut by the border of two blocks has no block to be found.
+    # If a block boundary splits an answer, no block contains it, so there is nothing to find.
     found = [index for index in range(len(dataset)) if any(dataset[index].evidence)]
     k = recipe.model.k if isinstance(recipe.model.k, int) else recipe.model.auto_max
     collator = BlockCollator(
@@ -86,14 +86,14 @@ def _means(
     size: int,
     what: str,
 ) -> Scores:
-    """Means of parts of the loss over items.
+    """Means of the loss parts over items.
 
     Args:
-        stage: computes them.
-        items: of its dataset.
-        names: of the parts.
-        size: items of a batch.
-        what: names the bar.
+        stage: computes the losses.
+        items: items of the stage's dataset.
+        names: names of the loss parts.
+        size: batch size.
+        what: label of the progress bar.
     """
     totals = dict.fromkeys(names, 0.0)
     with tqdm(total=len(items), desc=what) as bar:

@@ -1,4 +1,4 @@
-"""What `sedem adapt` trains: the shape of the model, the budgets, and the recipes of two stages."""
+"""What `sedem adapt` trains: the model's shape, the budgets, and the recipes of both stages."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ DOCUMENTS, QUESTIONS, HELD_OUT = "documents.jsonl", "questions.jsonl", "held-out
 """Files of the working folder that the recipes read."""
 
 BATCH = 8
-"""Windows or questions of a step."""
+"""Windows or questions per step."""
 CONTINUATION = 64
-"""Tokens after a window that its memory is trained to predict, at most."""
+"""Maximum tokens after a window that its memory is trained to predict."""
 WINDOWS = 256
-"""Held-out windows whose losses are evaluated, at most."""
+"""Maximum held-out windows whose losses are evaluated."""
 PASSES = (8, 4)
-"""Passes over windows and over questions, where that is neither too few steps nor too many."""
+"""Passes over windows and over questions, if the number of steps is within the bounds."""
 FEWEST, MOST = (300, 200), (20_000, 10_000)
-"""Bounds of the steps of stage 1 and stage 2."""
+"""Minimum and maximum steps of stage 1 and of stage 2."""
 
 NEW = {"compressor": 1e-4, "decompressor": 1e-3, "selector": 5e-4, "lora": 3e-4, "guidance": 1e-2}
-"""Learning rates of parts that nothing was trained of: those of the nano recipes."""
+"""Learning rates of untrained parts, as in the nano recipes."""
 TRAINED = {**NEW, "decompressor": 2e-4, "selector": 2e-4}
-"""Those of parts of a checkpoint, as where sedem-nano was trained further."""
+"""Learning rates of parts from a checkpoint, as used to train sedem-nano further."""
 
 
 class Adaptation(Settings):
-    """What a person asks of `sedem adapt`, besides the documents.
+    """A user's request to `sedem adapt`, apart from the documents.
 
     Attributes:
         backbone: folder or hub id of a backbone, or a checkpoint, which is trained further.
         steps: steps of both stages; None derives them from the size of the documents.
-        compression: C; None means that of the checkpoint, or the paper's.
+        compression: C; None means the checkpoint's, or the paper's.
         layer: layers before states are read and injected; None means half of the backbone's.
-        segment_length: tokens of a block; None means that of the checkpoint, or the paper's.
-        held_out: share of the documents that is not trained on.
-        seed: of everything that is drawn.
+        segment_length: tokens of a block; None means the checkpoint's, or the paper's.
+        held_out: share of the documents that is held out from training.
+        seed: seed of all random choices.
     """
 
     backbone: str
@@ -63,14 +63,14 @@ class Adaptation(Settings):
 
 
 def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
-    """Open what is adapted.
+    """Open the model to adapt.
 
     Returns:
-        The shape of the model, the backbone that reads, and the checkpoint to start from; None if
-        a plain backbone is given, whose other parts are new.
+        The shape of the model, the backbone that reads, and the checkpoint to start from. The
+        checkpoint is None for a plain backbone, whose other parts are new.
 
     Raises:
-        ConfigError: the backbone cannot be used, or a checkpoint has another shape than is asked.
+        ConfigError: the backbone cannot be used, or a checkpoint has another shape than requested.
         CheckpointError: weights are missing or damaged.
     """
     if not is_checkpoint(wanted.backbone):
@@ -100,7 +100,7 @@ def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
                 "keeps; leave it out, or adapt a backbone"
             )
     backbone = open_named(config.encoder, config.encoder_revision, folder, dtype=torch.bfloat16)
-    # A confidence was fitted to scores that change; adapters are needed to learn to answer.
+    # The confidence was fitted to scores that will change. Adapters are needed to learn to answer.
     config = config.with_changes(confidence=False)
     if not config.lora_rank:
         fields = SedemConfig.model_fields
@@ -111,10 +111,10 @@ def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
 
 
 def steps_of(wanted: Adaptation, windows: int, questions: int) -> tuple[int, int]:
-    """Steps of both stages: those that are asked for, or several passes within bounds.
+    """Steps of both stages: those requested, or several passes within bounds.
 
     Args:
-        wanted: may have the steps.
+        wanted: the request, which may give the steps.
         windows: number of windows in a pass.
         questions: number of questions in a pass.
     """
@@ -130,7 +130,7 @@ def steps_of(wanted: Adaptation, windows: int, questions: int) -> tuple[int, int
 
 
 def continuation_of(config: SedemConfig) -> int:
-    """Tokens after a window; a span of the window itself takes their place, so it is no longer."""
+    """Tokens after a window; at most a window, because a span of the window may replace them."""
     return min(CONTINUATION, config.segment_length)
 
 
@@ -142,15 +142,15 @@ def recipes(
     steps: tuple[int, int],
     held_out: int,
 ) -> tuple[Stage1Recipe, Stage2Recipe]:
-    """The recipes of both stages, as `sedem train` takes them.
+    """The recipes of both stages, in the form that `sedem train` takes.
 
     Args:
         wanted: gives the seed.
         config: the shape of the model.
         start: the checkpoint to start from; None means new parts.
         folder: the working folder, with the data.
-        steps: of both stages.
-        held_out: number of texts, at the end of the documents, that are held out.
+        steps: steps of each stage.
+        held_out: number of texts at the end of the documents that are held out.
     """
     places: dict[str, Any] = {"data_root": str(folder), "cache": str(folder / "cache")}
     rates = NEW if start is None else TRAINED
@@ -177,7 +177,7 @@ def recipes(
             evaluation=(DataSource(path=HELD_OUT),),
             max_blocks=12,
             budgets=(1, 2, 2, 4),
-            # Frozen states are worth their bytes where a step is slow.
+            # Caching frozen states is worth the disk space where steps are slow.
             cache_states=not torch.cuda.is_available(),
         ),
         optimization=_optimization(rates, parts, steps[1], wanted.seed),
@@ -189,12 +189,12 @@ def recipes(
 
 
 def _stage1_losses(config: SedemConfig, *, new: bool) -> Stage1Losses:
-    """Those of sedem-nano; new parts learn the decoder's own states first."""
+    """The losses of sedem-nano; new parts learn the decoder's own states first."""
     if config.decompressor == "none":
         return Stage1Losses(distill=0.0, reconstruct=0.0)
     losses = Stage1Losses(reconstruct=0.5, recall=0.35)
     if config.cross_model:
-        return losses  # its tokenizers may differ, and then states stand for other tokens
+        return losses  # the tokenizers may differ, so states would stand for different tokens
     return losses.with_changes(regress=1.0 if new else 0.1, regress_first=0.6 if new else 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Training a baseline from a recipe, on text or on questions, with the trainer of SeDeM."""
+"""Training a baseline from a recipe, on text or on questions, with SeDeM's trainer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _refuse_selection_settings(recipe: BaselineRecipe) -> None:
 def _open_questions(
     reader: TrainedReader, recipe: BaselineRecipe
 ) -> tuple[QuestionDataset, Subset[QuestionItem], Subset[QuestionItem] | None]:
-    """All examples, those to train on and those to evaluate."""
+    """All examples, those to train on, and those to evaluate on."""
     assert recipe.data is not None
     chosen = recipe.data
     dataset = QuestionDataset(

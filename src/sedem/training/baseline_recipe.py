@@ -51,7 +51,7 @@ class QuestionData(Mixture):
         max_paragraphs: maximum paragraphs of one example in a training step; None means all. Those
             with evidence are kept, others are sampled: once for a method that reads them all, in
             every step for a method that picks among them.
-        cache_states: cache frozen states on disk, for a method that picks; too big for large sets.
+        cache_states: cache frozen states on disk, for a method that picks; too large for big sets.
     """
 
     answer_limit: WholeAbove0 = 64
@@ -125,7 +125,7 @@ def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ())
         overrides: as in `load_recipe`.
 
     Raises:
-        ConfigError: there is no such method, or the recipe is invalid or of another method.
+        ConfigError: there is no such method, or the recipe is invalid or for another method.
     """
     settings = reader_class(method).Config
     named = read_entries(path, overrides).get("method", method)
@@ -151,7 +151,7 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
     reader = kind.from_pretrained(recipe.start_from, **options)
     check_start(config, reader.config, {"backbone", *config.free}, recipe.start_from)
     if portable_name(config.backbone) != portable_name(reader.config.backbone):
-        # It may have another path, but its weights must be those the parts were trained on.
+        # The path may differ, but the weights must be those that the parts were trained on.
         backbone = open_named(
             config.backbone, config.backbone_revision, None, dtype=options["dtype"]
         )

@@ -1,4 +1,4 @@
-"""Adapters of baselines to the trainer: their losses on windows of text and on questions."""
+"""Adapters from baselines to the trainer: their losses on windows of text and on questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sedem.training.question_dataset import QuestionItem, collate_questions
 
 
 class BaselineTraining(nn.Module):
-    """Adapter of a baseline to the trainer; only its parameter groups are trained.
+    """Adapter from a baseline to the trainer; only its parameter groups are trained.
 
     Args:
         reader: the baseline to train.
@@ -32,7 +32,7 @@ class BaselineTraining(nn.Module):
 
     @property
     def progress(self) -> float:
-        """Share of the training that is done; losses of the reader may depend on it."""
+        """Share of the training that is done; the reader's losses may depend on it."""
         return self.reader.progress
 
     @progress.setter
@@ -54,14 +54,14 @@ class TextTraining(BaselineTraining):
     """Training on windows of text."""
 
     def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Collate windows to a batch."""
+        """Collate windows into a batch."""
         return collate_windows(windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
         """Number of tokens of contexts and continuations, which is the training budget.
 
-        All count, even if the method's loss does not read them all, so that budgets of methods are
-        comparable.
+        All tokens count, even if the method's loss does not use them all, so that the budgets of
+        methods are comparable.
         """
         return batch["context"].numel() + batch["continuation"].numel()
 
@@ -74,7 +74,7 @@ class QuestionTraining(BaselineTraining):
     """Training on questions."""
 
     def collate(self, items: list[QuestionItem]) -> dict[str, Any]:
-        """Collate examples to a batch."""
+        """Collate examples into a batch."""
         return collate_questions(items)
 
     def tokens(self, batch: Mapping[str, Any]) -> int:

@@ -75,8 +75,8 @@ class BlockCollator:
         dataset: the dataset that the examples come from.
         max_blocks: maximum blocks of one example; evidence blocks are kept, others are sampled.
         budgets: K of a batch is drawn from these.
-        seed: of sampling. A sample depends only on the seed and the examples of the batch, and for
-            a batch of one on the epoch, so a resumed run samples the same.
+        seed: seed of sampling. A sample depends only on the seed and the batch's examples, and in a
+            batch of one also on the epoch, so a resumed run draws the same samples.
         cache: folder of frozen states; None computes them in every step.
         conditions: weights with which a batch draws the form in which the decoder reads the
             selected blocks; None means always as memory.
@@ -119,8 +119,8 @@ class BlockCollator:
             epoch: passes over the data before this one.
         """
         drawn_for = f"{self.seed}:{[item.question for item in items]}"
-        # Several examples meet others in every epoch, which is another draw already. One alone
-        # would have the same other blocks around it for ever.
+        # Each epoch groups several examples differently, which already changes the draw. A single
+        # example would always get the same other blocks.
         if len(items) == 1 and epoch:
             drawn_for += f":{epoch}"
         rng = random.Random(drawn_for)
@@ -172,12 +172,12 @@ def _arranged(
     index_NJ: NDArray[np.int64],
     tokens_NJ: NDArray[np.int64],
 ) -> dict[str, Tensor]:
-    """Blocks of a batch with their slots and labels, a row an example.
+    """Blocks of a batch with their slots and labels, one row per example.
 
     Args:
         items: the examples.
         sampled: positions of the sampled blocks of each example.
-        index_NJ: place of each slot of all sampled blocks among the slots of the batch.
+        index_NJ: position of each slot of all sampled blocks among the slots of the batch.
         tokens_NJ: real tokens behind each of these slots.
     """
     counts = [len(positions) for positions in sampled]

@@ -1,4 +1,4 @@
-"""Examples with their documents cut into blocks, the training set of a method that selects blocks.
+"""Examples with documents cut into blocks, the training set of methods that select blocks.
 
 Letters: N blocks, J slots of a block.
 """
@@ -89,12 +89,12 @@ class BlockDataset(ExampleDataset[BlockItem]):
 
     @property
     def most_blocks(self) -> int:
-        """Blocks of the example that has the most; 0 without examples."""
+        """Number of blocks of the example that has the most; 0 without examples."""
         return int(np.diff(self.arrays["evidence"].bounds).max(initial=0))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What decides tokens, blocks, and which answers are too long."""
+        """Settings that decide tokens, blocks, and which answers are too long."""
         config, decoder = self.model.config, self.model.decoder
         return {
             "kind": "blocks",
@@ -107,7 +107,7 @@ class BlockDataset(ExampleDataset[BlockItem]):
         }
 
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
-        """Documents that are new, and blocks, their labels, prompt and answer of each example."""
+        """New documents, and blocks, their labels, prompt and answer of each example."""
         builder = _Builder(self)
         for batch in batches:
             firsts, chat = [e.answers[0] for e in batch], self.model.config.chat_template
@@ -138,7 +138,7 @@ class BlockDataset(ExampleDataset[BlockItem]):
         )
 
     def block_rows(self, document: int) -> NDArray[np.int32]:
-        """Place among the blocks of padding too, first character and end of each block `[N, 3]`."""
+        """Index counting padding blocks, first character and end of each block `[N, 3]`."""
         return self.arrays["blocks"][document].reshape(-1, 3)
 
     def block_text(self, document: int, block: int) -> str:
@@ -150,14 +150,14 @@ class BlockDataset(ExampleDataset[BlockItem]):
     def slots(
         self, blocks: Sequence[tuple[int, int]]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Where the slots of blocks are.
+        """Locate the slots of blocks.
 
         Args:
-            blocks: document and block index of each.
+            blocks: document and block index of each block.
 
         Returns:
-            The segment of each slot, -1 where a block is padded; its place in the segment; and how
-            many real tokens it stands for `[N, J]`.
+            The segment of each slot, -1 where a block is padded; its position in the segment; and
+            the number of real tokens it stands for `[N, J]`.
         """
         config, arrays = self.model.config, self.arrays
         places = np.array([self.block_rows(d)[b][0] for d, b in blocks], dtype=np.int64)
@@ -173,10 +173,10 @@ class BlockDataset(ExampleDataset[BlockItem]):
 
 
 class _Builder:
-    """Rows of a set of examples that is added to a dataset.
+    """Builds the rows of a set of examples that is added to a dataset.
 
     Args:
-        dataset: holds what was added before.
+        dataset: contains what was added before.
     """
 
     def __init__(self, dataset: BlockDataset) -> None:
@@ -186,7 +186,7 @@ class _Builder:
             for name in (
                 "segments",  # encoder tokens of each segment
                 "owned",  # first segment and number of segments of each document
-                "blocks",  # of each document; three numbers a block, as in `block_rows`
+                "blocks",  # of each document; three numbers per block, as in `block_rows`
                 "texts",  # of each document, in UTF-8
                 "digests",  # of each document
                 "contexts",  # documents of each example
@@ -203,7 +203,7 @@ class _Builder:
         self.numbers = {digest.tobytes(): number for number, digest in enumerate(known)}
 
     def add(self, pairs: list[tuple[Example, list[int]]], labelling: Labelling) -> None:
-        """Add examples with the tokens of their answers; they are tokenized together."""
+        """Add examples with their answers' tokens; the examples are tokenized together."""
         examples = [example for example, _ in pairs]
         contexts = self._documents(examples)
         rows, encoder = self.rows, self.model.encoder
@@ -222,7 +222,7 @@ class _Builder:
         rows["answers"].extend([ids for _, ids in pairs])
 
     def _documents(self, examples: list[Example]) -> list[list[int]]:
-        """Numbers of the documents of each example; those that are new are segmented."""
+        """Document numbers of each example; new documents are segmented."""
         new: dict[bytes, str] = {}
         contexts = []
         for example in examples:

@@ -1,6 +1,6 @@
-"""Fitting the confidence that the documents have the evidence, after training.
+"""Fitting the confidence that the documents contain the evidence, after training.
 
-Each question is scored twice: against its documents, and against those of them without evidence.
+Each question is scored twice: against all its documents, and against those without evidence.
 Nothing is generated, so only the encoder and the selector run.
 
 Letters: B questions in both contexts, F features.
@@ -28,20 +28,20 @@ from sedem.model import SeDeM
 from sedem.types import Document
 
 HELD_OUT = 0.25
-"""Share of the questions that the figures are of; the others are fitted to."""
+"""Share of the questions that the metrics are computed on; the rest are used for fitting."""
 
 LEAST = 16
-"""Fewest questions to fit to and to measure on."""
+"""Minimum number of usable questions, for fitting and measuring together."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted confidence, and how good it is on questions that it was not fitted to.
+    """A fitted confidence, and its quality on held-out questions.
 
     Attributes:
         part: the confidence.
-        fitted: number of questions that it was fitted to.
-        held_out: number of questions of the figures; each counts twice, with and without evidence.
+        fitted: number of questions used for fitting.
+        held_out: number of questions measured; each counts twice, with and without evidence.
         left_out: number of questions without evidence, or with evidence everywhere.
         auroc: probability that a question with evidence has more confidence than one without.
         calibration_error: mean distance between confidence and share of questions with evidence.
@@ -55,7 +55,7 @@ class Calibration:
     calibration_error: float
 
     def to_dict(self) -> dict[str, float]:
-        """The figures as values for JSON."""
+        """The metrics as values for JSON."""
         return {
             "fitted": self.fitted,
             "held_out": self.held_out,
@@ -70,13 +70,13 @@ def calibrate(
 ) -> Calibration:
     """Fit a confidence to the first questions of a set, and measure it on the last ones.
 
-    A file has questions about one document next to each other, so the two parts mostly have
-    different documents.
+    Questions about one document are adjacent in a file, so the two parts mostly have different
+    documents.
 
     Args:
         model: the model; it is not changed.
         examples: questions with evidence, in the order of their file.
-        progress: called after every batch of reading.
+        progress: called after every batch that is read.
 
     Raises:
         DataError: too few questions can be used.
@@ -113,11 +113,11 @@ def evidence_features(
     Args:
         model: the model; each text is read once.
         examples: the questions; one without evidence, or with nothing else, is left out.
-        progress: called after every batch of reading.
+        progress: called after every batch that is read.
 
     Returns:
-        Features `[B, F]` on the CPU and whether the evidence is there `[B]`. Two rows are of one
-        question: with the evidence, then without.
+        Features `[B, F]` on the CPU, and whether the evidence is present `[B]`. Each question has
+        two rows: with the evidence, then without.
     """
     texts = list(dict.fromkeys(d.text for example in examples for d in example.documents))
     documents = [Document(str(number), text) for number, text in enumerate(texts)]
@@ -144,7 +144,7 @@ def evidence_features(
 def _gold(
     bank: BankReader, example: Example, indices: Sequence[int], owners: Sequence[int]
 ) -> list[bool]:
-    """Which blocks are left out with the evidence: documents that have it, or blocks if all do."""
+    """Which blocks count as evidence: whole documents, or blocks if all documents have evidence."""
     gold = {span.document for span in example.evidence}
     if gold < set(owners):
         return [owner in gold for owner in owners]
@@ -159,7 +159,7 @@ def _gold(
 def _scores(
     model: SeDeM, bank: BankReader, question: str, indices: Sequence[int]
 ) -> tuple[Tensor, int]:
-    """Scores of some blocks `[N]` on the CPU, and the number of question tokens."""
+    """Scores of the given blocks `[N]` on the CPU, and the number of question tokens."""
     hidden_BQE, mask_BQ = encode_questions(model, model.engine, [question])
     padding_P = (bank.slot_tokens(indices).flatten() == 0).nonzero()[:, 0]
     query_BQRH = model.selector.queries(hidden_BQE)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on disk; a sealed one has a manifest, written last, and is complete."""
+"""Checkpoints of a run on disk; a complete one is sealed by a manifest, written last."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMPLETE = "COMPLETE.json"
 def seal(folder: Path) -> None:
     """Mark a checkpoint as complete: write a manifest of its files' sizes and hashes.
 
-    All of it survives a power cut once this returns, so that older checkpoints may be removed.
+    All of it survives a power cut once this returns, so older checkpoints may be removed.
     """
     names = [
         str(path.relative_to(folder))
@@ -31,12 +31,12 @@ def seal(folder: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether a checkpoint was once complete."""
+    """Whether a checkpoint was complete at some time."""
     return (folder / COMPLETE).is_file()
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a checkpoint was sealed, and every file still has the recorded size and hash."""
+    """Whether a checkpoint is sealed and every file still has the recorded size and hash."""
     try:
         manifest = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
         files = {name: (size, digest) for name, (size, digest) in manifest.items()}
@@ -54,7 +54,7 @@ def checkpoints(run: Path) -> list[Path]:
 def last_complete_checkpoint(run: Path) -> Path | None:
     """The newest complete checkpoint of a run.
 
-    The resumed run will write newer ones again. So of these, those that were never sealed are
+    The resumed run will write newer ones again. Therefore, newer ones that were never sealed are
     removed, and damaged ones are set aside.
     """
     for folder in checkpoints(run):
@@ -80,6 +80,6 @@ def set_aside(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint; one that is left half removed does not count as damaged."""
+    """Remove a checkpoint; a partly removed one does not count as damaged."""
     (folder / COMPLETE).unlink(missing_ok=True)
     shutil.rmtree(folder)

@@ -23,24 +23,24 @@ from sedem.training.ragged import Ragged
 Item = TypeVar("Item")
 
 TOGETHER = 64
-"""Examples that are tokenized together."""
+"""Number of examples that are tokenized together."""
 COUNTS = "counts.json"
-"""Written last; a folder with it is complete."""
+"""The file written last; a folder that contains it is complete."""
 
 
 @dataclass(kw_only=True)
 class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
     """A training set of examples; a subclass prepares them for one kind of training.
 
-    What is prepared lies in flat arrays. With a `cache` they are written to disk, and mapped from
+    Prepared data is stored in flat arrays. With a `cache` they are written to disk, and mapped from
     there when the same examples are added again with the same settings.
 
     Attributes:
-        cache: folder that holds a folder for every prepared set; None prepares in memory.
+        cache: folder that contains a folder for every prepared set; None prepares in memory.
         dropped: number of examples left out, by reason.
         by_answer: number of examples that are labelled by their answer strings.
-        cut: numbers of what was shortened; empty if a subclass shortens nothing.
-        arrays: everything that is prepared, by name.
+        cut: counts of what was shortened; empty if a subclass shortens nothing.
+        arrays: all prepared data, by name.
     """
 
     cache: Path | None = None
@@ -54,18 +54,18 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
     @property
     @abstractmethod
     def settings(self) -> Mapping[str, Any]:
-        """Everything besides the examples that decides what is prepared."""
+        """All settings, apart from the examples, that affect what is prepared."""
 
     @abstractmethod
     def prepare(self, batches: Iterator[list[Example]], labelling: Labelling) -> dict[str, Ragged]:
         """Prepare examples; count those that cannot be used in `dropped`.
 
         Args:
-            batches: the examples, as many at a time as are tokenized together.
-            labelling: where labels come from.
+            batches: the examples, in groups that are tokenized together.
+            labelling: source of the labels.
 
         Returns:
-            What is new, by name. "answers" has a row for each example that can be used.
+            The new data, by name. "answers" has one row for each usable example.
         """
 
     @abstractmethod
@@ -78,11 +78,11 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         Args:
             examples: the set.
             labelling: "evidence" takes the labels of the set; "answer" labels as evidence what
-                holds an answer string, as is done for every example without evidence.
+                contains an answer string, which is also done for every example without evidence.
             repeat: how often each example occurs in an epoch.
 
         Raises:
-            ConfigError: the disk of the cache has no room.
+            ConfigError: the disk of the cache is too full.
         """
         first = self._examples()
         own = [labelling_of(example, labelling) for example in examples.examples]
@@ -113,7 +113,7 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         return len(self.arrays["answers"]) if self.arrays else 0
 
     def _prepare(self, examples: ExampleSet, labelling: Labelling) -> dict[str, Ragged]:
-        """Prepare a set behind a progress bar."""
+        """Prepare a set, with a progress bar."""
         every = examples.examples
         with tqdm(total=len(every), desc=f"preparing {examples.name}", unit="example") as bar:
 
@@ -126,8 +126,8 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
             return self.prepare(batches(), labelling)
 
     def _open(self, examples: ExampleSet, labelling: Labelling, cache: Path) -> dict[str, Ragged]:
-        """Map a set from disk; it is prepared first unless it was before."""
-        # What was added before is part of the key: a document that is known is not stored again.
+        """Map a set from disk; prepare it first if it is not there."""
+        # The key includes what was added before, because known documents are not stored again.
         self._key = _digest([version("sedem"), self._key, dict(self.settings), labelling], examples)
         folder = cache / f"examples-{self._key[:16]}"
         before = self.dropped.copy(), self.cut.copy()

@@ -40,12 +40,12 @@ class Savable(Protocol):
     """A model that can be written as a checkpoint."""
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write it to a folder."""
+        """Write the model to a folder."""
         ...
 
 
 class _Steps(TrainerCallback):
-    """Tells a caller how many steps are finished."""
+    """Reports to a caller how many steps are finished."""
 
     def __init__(self, progress: Callable[[int], None]) -> None:
         self.progress = progress
@@ -80,8 +80,8 @@ def fit(
         data_summary: facts about the data for training.json, such as how much was left out.
         best: if losses are evaluated during training (`run.eval_every`), write the weights with the
             lowest evaluated loss; otherwise the last ones.
-        progress: called with the number of finished steps, in place of the trainer's own bar and
-            log lines; they stay without it.
+        progress: called with the number of finished steps, instead of the trainer's own bar and
+            log lines; None keeps those.
 
     Returns:
         Folder of the final checkpoint.
@@ -100,7 +100,7 @@ def fit(
         trainer.remove_callback(own_bar)
     trainer.add_callback(NamedBar(output.name) if progress is None else _Steps(progress))
     own = processes()
-    # The first process removes incomplete checkpoints, and renames damaged ones, before the others
+    # The first process removes incomplete checkpoints and renames damaged ones before the others
     # look for one.
     with own.main_process_first():
         checkpoint = last_complete_checkpoint(output)
@@ -149,7 +149,7 @@ def _summary(
 
 
 def _tensorboard(output: Path) -> TensorBoardCallback:
-    # By default it writes to the working directory when a finished run is only evaluated.
+    # By default, it writes to the working directory when a finished run is only evaluated.
     callback = TensorBoardCallback()
     callback.logging_dir = str(output / "tensorboard")
     return callback
@@ -168,7 +168,7 @@ def _arguments(
         gradient_accumulation_steps=share_of_batches(optimization, processes().num_processes),
         learning_rate=max(optimization.learning_rates.values()),
         lr_scheduler_type=optimization.schedule,
-        # Below 1 it is a share of all steps.
+        # A value below 1 means a share of all steps.
         warmup_steps=optimization.warmup_ratio or optimization.warmup,
         weight_decay=optimization.weight_decay,
         max_grad_norm=optimization.max_grad_norm,
@@ -192,7 +192,7 @@ def _arguments(
 
 
 def use_one_gpu(arguments: TrainingArguments) -> None:
-    """Keep a process to its own GPU; the library would spread each batch over all that it sees."""
+    """Keep a process to its own GPU; transformers would split each batch over all visible GPUs."""
     count = arguments.n_gpu
     if count > 1:
         logger.warning(

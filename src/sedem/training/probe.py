@@ -1,7 +1,7 @@
-"""Short runs of stage 1 that choose layers and a compression for a backbone nobody has tried. Ours.
+"""Short stage-1 runs that choose layers and compression for an untried backbone. Ours.
 
-Every candidate is trained on the same windows in the same order, and measured on others. First the
-depths are compared at the largest compression, then the compressions at the best depths.
+Every candidate is trained on the same windows in the same order, and measured on others. The
+depths are compared first, at the largest compression, then the compressions at the best depths.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from sedem.training.probe_runs import (
 from sedem.training.run_setup import backbone_options
 
 SHARES = (0.25, 0.5, 0.75)
-"""Depths that are tried, as shares of the decoder's layers."""
+"""Candidate depths, as shares of the decoder's layers."""
 LEAST_DEPTH = 4
-"""Layers below which these shares are not three different ones."""
+"""Minimum number of layers for which these shares are three different ones."""
 KEPT = 0.9
 """A larger compression is recommended if it keeps this share of what the best one keeps."""
 RESULT, PICTURE = "probe.json", "probe.png"
@@ -43,18 +43,18 @@ RESULT, PICTURE = "probe.json", "probe.png"
 def probe(
     name: str, texts: Iterator[str], settings: ProbeSettings, out: Path, progress: Progress
 ) -> dict[str, Any]:
-    """Train and measure every candidate; those that an earlier call has measured are kept.
+    """Train and measure every candidate; results of an earlier call are reused.
 
     Args:
         name: folder or hub id of the backbone.
-        texts: the documents, read as far as windows are needed.
-        settings: what is tried.
+        texts: the documents; no more are read than the windows need.
+        settings: what to try.
         out: folder of the results.
-        progress: called with the finished steps of all runs, and all steps.
+        progress: called with the finished steps and the total steps of all runs.
 
     Returns:
         Both ends (with the text itself, and with nothing), a row for every candidate, best first,
-        and the candidate that is recommended.
+        and the recommended candidate.
 
     Raises:
         ConfigError: the backbone or a setting cannot be used, or `out` has other results.
@@ -94,7 +94,7 @@ def probe(
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[str]:
-    """Texts of files and folders, one after the other.
+    """Read the texts of files and folders, one at a time.
 
     Raises:
         DataError: there is no such file, or it cannot be read.
@@ -121,7 +121,7 @@ def quarters(backbone: Backbone) -> list[tuple[int, int]]:
 
 
 def best_pair(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Layers of the lowest loss, over those compressions that every pair was tried with."""
+    """The layer pair with the lowest loss, over the compressions that every pair was tried with."""
     tried: dict[tuple[int, int], dict[int, float]] = {}
     for row in rows:
         tried.setdefault(_pair(row), {})[row["compression"]] = _loss(row)
@@ -130,7 +130,7 @@ def best_pair(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
 
 
 def recommended(result: dict[str, Any]) -> dict[str, Any]:
-    """The row to begin with: the best layers, and the largest compression that costs little.
+    """The recommended row: the best layers, and the largest compression that costs little.
 
     Args:
         result: what `probe` found.
@@ -142,9 +142,9 @@ def recommended(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept(row: dict[str, Any], ends: dict[str, Any]) -> float:
-    """What a memory keeps of a text's worth for its continuation: 0 is nothing, 1 the text.
+    """Share of the text's benefit to its continuation that memory keeps: 0 is none, 1 is all.
 
-    It is 0 as well where the text itself is worth nothing, as to a random decoder.
+    It is also 0 if the text itself gives no benefit, as for a random decoder.
     """
     text, nothing = (float(ends["continuation"][end]["mean"]) for end in ("raw_text", "nothing"))
     return (nothing - _loss(row)) / (nothing - text) if text < nothing else 0.0
@@ -153,7 +153,7 @@ def kept(row: dict[str, Any], ends: dict[str, Any]) -> float:
 def _stages(
     pairs: list[tuple[int, int]], settings: ProbeSettings
 ) -> tuple[list[Candidate], list[int]]:
-    """The candidates that the best pair is chosen from, and the compressions left for that pair."""
+    """Candidates that the best pair is chosen from, and compressions left to try on that pair."""
     compressions = sorted(set(settings.compressions), reverse=True)
     first = compressions if settings.full_grid else compressions[:1]
     left = [c for c in compressions if c not in first]

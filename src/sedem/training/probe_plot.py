@@ -1,4 +1,4 @@
-"""The picture of a probe: loss by injection and extraction layer, and by bytes a token."""
+"""The plot of a probe: loss by injection and extraction layer, and by bytes per token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
     Args:
         result: what `probe` found.
-        path: the file; its ending sets the format.
+        path: the file; its suffix sets the format.
     """
     pyplot = pyplot_module()
     figure, (depths, sizes) = pyplot.subplots(
@@ -75,7 +75,7 @@ def _sizes(axis: Any, result: dict[str, Any]) -> None:
     for row, size, loss in zip(rows, sizes, losses, strict=True):
         text = f"C={row['compression']}" + "\nrecommended" * (row == chosen)
         axis.annotate(text, (size, loss), xytext=(0, 6), textcoords="offset points", ha="center")
-    # Sizes that halve stand equally far apart, so that no label reaches the next one.
+    # The axis is logarithmic: sizes that halve are equally spaced, so labels do not overlap.
     axis.set_xscale("log", base=2)
     axis.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], minor=False)
     axis.minorticks_off()

@@ -1,4 +1,4 @@
-"""The runs of a probe: short trainings of stage 1 on the same windows, measured on others."""
+"""The runs of a probe: short stage-1 trainings on the same windows, measured on others."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from sedem.training.stages import Stage1Recipe, calibrate
 from sedem.validation import Flag, NumberAbove0, Settings, Whole, WholeAbove0, WholeFrom0
 
 LOSSES = Stage1Losses(reconstruct=0.5, regress=1.0, regress_first=0.6, recall=0.35)
-"""Those of the nano study: the regression teaches most in few steps, and costs least."""
+"""The losses of the nano study: the regression teaches most in few steps, and costs least."""
 
 Progress = Callable[[int, int], None]
 
 
 class ProbeSettings(Settings):
-    """What a probe tries, and how long.
+    """What a probe tries, and for how long.
 
     Attributes:
         layers: pairs of extraction and injection layer; empty means quarters of the depth, with the
@@ -51,7 +51,7 @@ class ProbeSettings(Settings):
         segment_length: T.
         continuation: A, tokens after each context.
         learning_rate: of the decompressor; the compressor's is a tenth.
-        seed: of windows and initial weights.
+        seed: seed of windows and initial weights.
     """
 
     layers: tuple[tuple[WholeAbove0, WholeFrom0], ...] = ()
@@ -82,7 +82,7 @@ class Candidate(NamedTuple):
 def cut_windows(
     texts: Iterator[str], backbone: Backbone, settings: ProbeSettings
 ) -> Subset[dict[str, Any]]:
-    """Windows to train on, then those to measure on; none is seen twice.
+    """Windows to train on, then windows to measure on; no window is seen twice.
 
     Raises:
         DataError: the texts do not have enough of them.
@@ -95,7 +95,7 @@ def cut_windows(
     while found < needed and (together := list(islice(texts, TOKENIZED_TOGETHER))):
         new = backbone.tokenize(together)["input_ids"]
         rows += new
-        # The first window of a text starts at a random token, which can cost one.
+        # The first window of a text starts at a random token, which can cost one window.
         found += sum(max(len(ids) // width - 1, int(len(ids) >= width)) for ids in new)
     if found:
         bounds = np.cumsum([0, *map(len, rows)])
@@ -120,8 +120,8 @@ class Runs:
 
     Args:
         backbone: the opened backbone, which all runs share.
-        windows: those to train on, then those to measure on.
-        settings: of the probe.
+        windows: windows to train on, then windows to measure on.
+        settings: settings of the probe.
         out: folder of the files.
         count: number of runs.
         progress: as for `probe`.
@@ -143,7 +143,7 @@ class Runs:
         self.count, self.progress, self.finished = count, progress, 0
 
     def row(self, candidate: Candidate) -> dict[str, Any]:
-        """Result of a candidate, from its file if there is one."""
+        """Result of a candidate, from its file if it exists."""
         path = self.out / f"{candidate.name}.json"
         found = read_json(path)
         if found is None:
@@ -207,7 +207,7 @@ class Runs:
 
 
 def config_of(candidate: Candidate, backbone: Backbone, settings: ProbeSettings) -> SedemConfig:
-    """The model of a candidate; adapters are of stage 2."""
+    """The model of a candidate, without adapters, which belong to stage 2."""
     return SedemConfig(
         encoder=backbone.name,
         extract_layers=(candidate.extract,),
@@ -219,7 +219,7 @@ def config_of(candidate: Candidate, backbone: Backbone, settings: ProbeSettings)
 
 
 def optimization_of(settings: ProbeSettings) -> Optimization:
-    """Mixed precision on a GPU; many CPUs only emulate it, slowly."""
+    """Mixed precision on a GPU only; many CPUs emulate it slowly."""
     on_gpu = processes().device.type == "cuda"
     rate = settings.learning_rate
     return Optimization(

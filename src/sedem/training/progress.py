@@ -1,4 +1,4 @@
-"""The progress bar of a training, with the name of its run."""
+"""The progress bar of a training run, with the run's name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class NamedBar(ProgressCallback):
-    """Shows the run's name, and the last loss unless log lines tell it.
+    """Shows the run's name, and the last loss unless log lines report it.
 
     Args:
-        name: of the run.
+        name: name of the run.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +45,7 @@ class NamedBar(ProgressCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Write a log line, or put the loss beside the bar where nobody wants lines."""
+        """Write a log line, or show the loss next to the bar if log lines are turned off."""
         if logger.isEnabledFor(logging.INFO):
             super().on_log(args, state, control, logs)
         elif self.training_bar is not None and logs and "loss" in logs:

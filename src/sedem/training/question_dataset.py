@@ -1,4 +1,4 @@
-"""Examples as context, prompt and answer tokens, the training set of a baseline that reads it all.
+"""Examples as context, prompt and answer tokens, for baselines that read the whole context.
 
 Letters: B batch, P prompt and answer tokens, A answer tokens.
 """
@@ -42,15 +42,15 @@ class QuestionItem:
 
 @dataclass
 class QuestionDataset(ExampleDataset[QuestionItem]):
-    """All examples of a training run, those that stage 2 would use, tokenized for one method.
+    """All examples of a training run, as stage 2 would use them, tokenized for one method.
 
-    `cut` counts the shortened contexts, all their tokens and the tokens left out.
+    `cut` counts the shortened contexts, all context tokens, and the tokens left out.
 
     Attributes:
-        reader: the method, which says how much of a context it takes.
+        reader: the method, which decides how much of a context it takes.
         answer_limit: examples with more answer tokens are left out and counted.
-        documents: "all" takes every document of an example, "gold" only those with evidence; by
-            answer strings, those that hold one.
+        documents: "all" takes every document of an example, "gold" only those with evidence or,
+            with answer labels, those that contain an answer string.
         context_limit: maximum tokens of a context, to bound memory use; None means as many as the
             method takes.
         max_paragraphs: maximum documents of an example; None means all.
@@ -66,7 +66,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What decides tokens, documents, and how contexts are cut."""
+        """Settings that decide tokens, documents, and how contexts are cut."""
         backbone = self.reader.backbone
         return {
             "kind": "questions",
@@ -93,7 +93,7 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     def _tokenized(
         self, examples: list[Example], labelling: Labelling
     ) -> list[tuple[list[int], list[int], list[int]]]:
-        """Context, prompt and answer of those examples that can be used."""
+        """Context, prompt and answer of the usable examples."""
         backbone = self.reader.backbone
         answers = all_answer_ids(backbone, [example.answers[0] for example in examples])
         chosen = [
@@ -123,12 +123,12 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
     def _chosen_documents(
         self, example: Example, answer: int, labelling: Labelling
     ) -> tuple[Document, ...]:
-        """The documents of an example that are read; none if it cannot be used.
+        """The documents of an example that are read; empty if the example cannot be used.
 
         Args:
             example: the example.
             answer: number of answer tokens.
-            labelling: which documents are "gold".
+            labelling: source of the labels that decide which documents are "gold".
         """
         if answer > self.answer_limit:
             self.dropped[f"answer longer than {self.answer_limit} tokens"] += 1
@@ -145,6 +145,6 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
 
 
 def collate_questions(items: list[QuestionItem]) -> dict[str, Any]:
-    """Collate examples to a batch: `contexts`, one tensor each, `ids`, `valid` and `labels`."""
+    """Collate examples into a batch: `contexts`, one tensor each, `ids`, `valid` and `labels`."""
     contexts = [torch.from_numpy(item.context.astype(np.int64)) for item in items]
     return {"contexts": contexts, **targets([(item.prefix, item.answer) for item in items])}

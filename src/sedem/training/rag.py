@@ -1,6 +1,6 @@
 """Training of raw-text RAG: L_ret for its selector, the answer's cross-entropy for its reader.
 
-Its data come from the classes of stage 2, with a paragraph as a block and a token as a slot. So
+Its data comes from the classes of stage 2, with a paragraph as a block and a token as a slot, so
 labels, sampling and batches match those of SeDeM.
 
 Letters: S paragraphs of a batch, T tokens, B batch, N paragraphs of an example, J tokens of a
@@ -58,7 +58,7 @@ class RAGBlocks:
 
 
 class RAGTraining(BaselineTraining):
-    """Trains selector and adapters; each loss has gradients for one of the two only.
+    """Trains selector and adapters; each loss has gradients for only one of the two.
 
     Args:
         reader: the reader to train.
@@ -82,7 +82,7 @@ class RAGTraining(BaselineTraining):
         self.context_limit = context_limit
 
     def collate(self, items: list[BlockItem]) -> dict[str, Any]:
-        """Collate examples to the arguments of `forward`."""
+        """Collate examples into the arguments of `forward`."""
         return self.collator(items, self.epoch)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
@@ -96,7 +96,7 @@ class RAGTraining(BaselineTraining):
             batch: the examples.
 
         Returns:
-            `loss`, its parts `answer` and `select`, and `recall`: of the examples with evidence,
+            `loss`, its parts `answer` and `select`, and `recall`: among the examples with evidence,
             the share that have some among the selector's K best paragraphs.
         """
         layers = (self.reader.config.extract_layer,)
@@ -135,7 +135,7 @@ class RAGTraining(BaselineTraining):
     def _context(
         self, tokens_NJ: Tensor, real_NJ: Tensor, chosen_K: Tensor, valid_P: Tensor
     ) -> Tensor:
-        """Tokens of an example's chosen paragraphs, truncated to the positions that are free."""
+        """Tokens of an example's chosen paragraphs, truncated to the free positions."""
         rows = [tokens_NJ[n][real_NJ[n]] for n in chosen_K.tolist() if bool(real_NJ[n].any())]
         room = self.reader.backbone.max_positions - int(valid_P.sum())
         return self.reader.join(rows)[: min(room, self.context_limit or room)]
@@ -152,7 +152,7 @@ def train_rag(recipe: BaselineRecipe, output: Path) -> Path:
         Folder of the final checkpoint.
 
     Raises:
-        ConfigError: the recipe has no questions, or takes only documents with evidence.
+        ConfigError: the recipe has no questions, or uses only documents with evidence.
     """
     chosen = recipe.data
     if chosen is None or chosen.documents != "all":

@@ -17,8 +17,8 @@ class Ragged(Sequence[NDArray[Any]]):
     """A list of rows of numbers.
 
     Attributes:
-        values: all rows, one after the other.
-        bounds: first value of each row, and the end of the last.
+        values: all rows, one after another.
+        bounds: start of each row, and the end of the last one.
     """
 
     values: NDArray[Any]
@@ -26,7 +26,7 @@ class Ragged(Sequence[NDArray[Any]]):
 
     @classmethod
     def joined(cls, parts: Sequence[Ragged]) -> Ragged:
-        """The rows of several lists; a single one stays where it is."""
+        """Concatenate the rows of several lists; a single list is not copied."""
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
@@ -38,7 +38,7 @@ class Ragged(Sequence[NDArray[Any]]):
     def load(cls, folder: Path, name: str) -> Ragged:
         """Map rows from the files that `save` has written."""
         values, bounds = (_file(folder, name, part) for part in ("values", "bounds"))
-        # An array without a value cannot be mapped.
+        # An empty array cannot be mapped.
         mode: Any = "r" if np.load(bounds)[-1] else None
         return cls(np.load(values, mmap_mode=mode), np.load(bounds))
 
@@ -94,7 +94,7 @@ class RaggedBuilder:
         self._lengths += lengths
 
     def build(self) -> Ragged:
-        """All rows that were added."""
+        """Return all rows that were added."""
         values = [np.zeros(0, self.dtype), *self._values]
         return Ragged(np.concatenate(values), np.cumsum(self._lengths, dtype=np.int64))
 

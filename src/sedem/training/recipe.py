@@ -1,7 +1,7 @@
 """A recipe: a YAML file with all settings of a training run.
 
 With `base: PATH` a recipe inherits the settings of another file and states only the differences.
-`--set optimization.steps=100` changes one value. Unknown keys are refused with the nearest name.
+`--set optimization.steps=100` changes one value. The error for an unknown key names the nearest.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class Optimization(Settings):
         warmup_ratio: the same as a share of all steps; give one of the two.
         weight_decay: applied to matrices only.
         max_grad_norm: gradients are clipped to this norm.
-        bf16: train with mixed precision. "auto" does where the machine multiplies bfloat16 itself;
-            other CPUs emulate it, two to four times slower than float32. A run records which of
-            the two it was.
-        backbone_dtype: type of the frozen weights; "auto" is bfloat16 where `bf16` would be true.
+        bf16: train with mixed precision. "auto" does so if the machine supports bfloat16 natively;
+            other CPUs emulate it, two to four times slower than float32. A run records which was
+            used.
+        backbone_dtype: type of the frozen weights; "auto" is bfloat16 if `bf16` would be true.
         logits_at_once: positions whose logits a loss holds at a time; None means all. Fewer take
-            less memory, and their logits are computed a second time on the way back.
+            less memory, but their logits are computed again in the backward pass.
         compile: compile the layers of SeDeM's backbones with torch.compile, which needs a compiler.
-        shard_backbone: divide the frozen layers among the processes, for backbones that one GPU
-            does not hold. A process alone keeps them whole.
+        shard_backbone: divide the frozen layers among the processes, for backbones too large for
+            one GPU. A single process keeps them whole.
         seed: seed of order, sampling and initial values.
     """
 
@@ -120,7 +120,7 @@ class RunSettings(Settings):
         eval_every: steps between evaluations; 0 evaluates only at the end. Above 0 the final
             checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones
             unless stage 2 sets `best`.
-        keep: number of newest checkpoints to keep; the best one is kept as well if it is needed.
+        keep: number of newest checkpoints to keep; the best one is also kept if it is needed.
         workers: processes that load data.
     """
 
@@ -169,19 +169,19 @@ class TextSource(Settings):
     """Text that a run learns from.
 
     Attributes:
-        path: file or folder, relative to the recipe's data_root; or "hub:" and the id of a set on
-            the hub, which is streamed.
+        path: file or folder, relative to the recipe's data_root; or "hub:" and the id of a dataset
+            on the hub, which is streamed.
         continuation: A, tokens after each context.
-        held_out: number of texts, from the end, that are kept for evaluation.
+        held_out: number of texts at the end that are kept for evaluation.
         evaluation_windows: maximum windows of the held-out texts to evaluate.
         exclude_titles: titles (field `title`) of the lines or rows to leave out.
-        windows: maximum training windows of an epoch; None means all. Every epoch cuts them
-            elsewhere in the same texts.
+        windows: maximum training windows of an epoch; None means all. Every epoch cuts them at
+            other positions of the same texts.
         tokens: maximum tokens to read; None means all. Windows do not overlap and never span two
-            texts, so they contain fewer tokens than are read. Give a budget in windows.
-        shard_seed: reads the files of a folder, or the shards of a set on the hub, in the order
-            that this seed draws, so that the first tokens are not of one source; None reads them
-            in the order of their names.
+            texts, so they contain fewer tokens than are read. Set a training budget by `windows`.
+        shard_seed: seed of the order in which the files of a folder, or the shards of a dataset on
+            the hub, are read, so that the first tokens are not all from one source; None reads them
+            in order of their names.
     """
 
     path: str
@@ -199,11 +199,11 @@ def check_evaluation(run: RunSettings, held_out: bool, source: str) -> None:
 
     Args:
         run: the settings of the run.
-        held_out: whether the recipe keeps something apart.
-        source: the setting that would, for the message.
+        held_out: whether the recipe keeps evaluation data.
+        source: the setting that would do so, for the message.
 
     Raises:
-        ValueError: there is nothing; pydantic makes it a sentence about the recipe.
+        ValueError: there is nothing to evaluate on; pydantic turns it into an error of the recipe.
     """
     if run.eval_every and not held_out:
         raise ValueError(
@@ -235,7 +235,7 @@ class Recipe(Protocol):
 
 
 def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = ()) -> RecipeKind:
-    """Read and validate a recipe, its inherited settings included.
+    """Read and validate a recipe, including its inherited settings.
 
     Args:
         kind: the class of the recipe.
@@ -261,7 +261,7 @@ def read_entries(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """The complete recipe as YAML, with every default written out."""
+    """The complete recipe as YAML, with all defaults written out."""
     return yaml.safe_dump(recipe.to_dict(), sort_keys=False)
 
 
@@ -273,7 +273,7 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
     entries = _read(path, heirs)
-    # Path.resolve raises a RuntimeError of its own at a loop of links.
+    # Path.resolve raises its own RuntimeError for a loop of links.
     resolved = Path(os.path.realpath(path))
     chain = (*heirs, resolved)
     if resolved in heirs:

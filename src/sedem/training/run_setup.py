@@ -31,9 +31,9 @@ FREE = (
 
 
 def processes() -> PartialState:
-    """The processes that train together, as a launcher such as torchrun started them.
+    """The processes that train together, as started by a launcher such as torchrun.
 
-    The first call connects them. A process without a launcher is alone.
+    The first call connects them. Without a launcher there is a single process.
     """
     return PartialState(cpu=not torch.cuda.is_available())
 
@@ -41,15 +41,15 @@ def processes() -> PartialState:
 def start_run(recipe: Recipe) -> Path:
     """Claim the output folder of a run, write the recipe there, and seed random numbers.
 
-    A folder without any checkpoint is free: a run that failed early, say on missing data, does not
-    block it. A resumed run may change the settings of `FREE`.
+    A folder without any checkpoint is free: a run that failed early, such as on missing data, does
+    not block it. A resumed run may change the settings of `FREE`.
 
     Returns:
         The output folder.
 
     Raises:
         ConfigError: the folder contains a run with other settings, or the batches of a step cannot
-            be shared among the processes.
+            be divided among the processes.
     """
     own = processes()
     share_of_batches(recipe.optimization, own.num_processes)
@@ -72,15 +72,15 @@ def start_run(recipe: Recipe) -> Path:
 def share_of_batches(optimization: Optimization, count: int) -> int:
     """Return the batches of a step that each process runs.
 
-    A step has `accumulation` batches whatever the number of processes. So a recipe means the same
-    training on one GPU and on several, and a run resumes on another number of them.
+    A step has `accumulation` batches, whatever the number of processes. So a recipe means the same
+    training on one GPU and on several, and a run can resume on another number of them.
 
     Args:
         optimization: gives the batches of a step.
         count: number of processes.
 
     Raises:
-        ConfigError: they cannot be shared equally.
+        ConfigError: the batches cannot be divided equally.
     """
     if optimization.accumulation % count:
         raise ConfigError(
@@ -92,14 +92,14 @@ def share_of_batches(optimization: Optimization, count: int) -> int:
 
 
 def shards_backbone(optimization: Optimization) -> bool:
-    """Whether the processes of a run divide the frozen layers; one alone keeps them whole."""
+    """Whether the processes of a run divide the frozen layers; a single one keeps them whole."""
     return optimization.shard_backbone and processes().num_processes > 1
 
 
 def backbone_options(optimization: Optimization) -> dict[str, Any]:
-    """The `dtype` and `device` that a process opens its backbones with.
+    """The `dtype` and `device` with which a process opens its backbones.
 
-    Those that `shard` divides are opened on the CPU: a GPU may not hold a whole one.
+    Backbones that `shard` divides are opened on the CPU, because a whole one may not fit on a GPU.
     """
     return {
         "dtype": getattr(torch, optimization.backbone_dtype),
@@ -114,7 +114,7 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
         wanted: `model` of the recipe.
         found: configuration of the checkpoint.
         free: settings that may differ.
-        checkpoint: its folder, for the message.
+        checkpoint: folder of the checkpoint, for the message.
 
     Raises:
         ConfigError: a setting differs and is not in `free`.
@@ -128,7 +128,7 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
 
 
 def _changed(recipe: Recipe, written: Path) -> str:
-    """What differs from the recipe that a folder was trained by; empty if nothing does.
+    """Differences from the recipe that a folder was trained with; empty if there are none.
 
     A setting that the written recipe lacks, because a newer version added it, had its default.
     """

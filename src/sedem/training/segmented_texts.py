@@ -1,7 +1,7 @@
-"""Many texts cut into segments and blocks at once, as `segment_text` and `partition` cut each.
+"""Many texts cut into segments and blocks at once, as `segment_text` and `partition` cut one.
 
-Those two make tensors with every offset of one text. Training reads whole sets, and needs of the
-offsets only the ends of blocks.
+Those two make tensors with every offset of a text. Training reads whole sets, and needs only the
+ends of blocks among the offsets.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class SegmentedText:
 
     Attributes:
         segments: tokens of each segment.
-        blocks: of each block with a token in it: its place among all blocks, its first character
-            and the character after it.
+        blocks: for each block with a token: its index among all blocks, its first character
+            and the character after its last.
     """
 
     segments: list[list[int]]
@@ -34,13 +34,13 @@ class SegmentedText:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of a text, cut into tokens: a paragraph or all of it."""
+    """A piece of a text, cut into tokens: a paragraph or the whole text."""
 
     origin: int
     encoding: Encoding
 
     def span(self, first: int, last: int) -> tuple[int, int]:
-        """First character of a token, and the character after another, in the text."""
+        """First character of one token, and the character after another token, in the text."""
         start, end = self.encoding.token_to_chars(first), self.encoding.token_to_chars(last)
         assert start is not None and end is not None
         return self.origin + start[0], self.origin + end[1]
@@ -53,11 +53,11 @@ def segment_texts(
 
     Args:
         texts: the texts.
-        encoder: its tokenizer cuts them into tokens, all together.
+        encoder: backbone whose tokenizer cuts all texts together.
         config: shape of segments and blocks.
 
     Yields:
-        What each text gives, in their order.
+        The segments and blocks of each text, in order.
 
     Raises:
         DataError: a text has no tokens.
@@ -84,7 +84,7 @@ def _segmented(pieces: list[_Piece], config: SedemConfig) -> SegmentedText:
     check_tokens(segments)
     width = config.slots_per_block * config.compression
     blocks = []
-    # Positions count the padding of short segments, as slots do.
+    # Positions include the padding of short segments, as slots do.
     for place, start in enumerate(range(0, len(segments) * length, width)):
         spans = []
         for number in range(start // length, min(-(-(start + width) // length), len(segments))):

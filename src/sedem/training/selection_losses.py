@@ -89,15 +89,15 @@ def choose_blocks(
         budget: K.
     """
     forced_BN = evidence_BN & (coins_B < share)[:, None]
-    # Two stable sorts, the second by being forced: a number that lifts forced scores above the
-    # others would round them to one value in bfloat16, and with it their order away.
+    # Two stable sorts, the second by whether a block is forced. Adding a large number to forced
+    # scores would round them to one value in bfloat16 and lose their order.
     best_BN = scores_BN.sort(dim=1, descending=True, stable=True).indices
     first_BN = forced_BN.gather(1, best_BN).byte().sort(dim=1, descending=True, stable=True).indices
     return best_BN.gather(1, first_BN)[:, :budget]
 
 
 def evidence_recall(scores_BN: Tensor, evidence_BN: Tensor, budget: int) -> Tensor:
-    """Of the examples with evidence, the share that have some among their K best blocks."""
+    """Among examples with evidence, the share with evidence in some of their K best blocks."""
     best_BK = scores_BN.topk(min(budget, scores_BN.shape[1])).indices
     found_B = evidence_BN.gather(1, best_BK).any(1)[evidence_BN.any(1)]
     return found_B.float().mean() if len(found_B) else scores_BN.new_zeros(())

@@ -1,8 +1,8 @@
 """Frozen layers in parts: each process keeps a share of every layer (FSDP2).
 
-A layer is gathered when it runs and dropped afterwards. What is trained, embeddings and the head
-stay whole in every process, so checkpoints are those of any other run. All processes must run the
-same layers in the same order, because they gather each of them together.
+A layer is gathered when it runs and dropped afterwards. Trained parts, embeddings and the head
+stay whole in every process, so checkpoints are the same as in any other run. All processes must
+run the same layers in the same order, because they gather each layer together.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def shard(model: SeDeM, optimization: Optimization) -> None:
     """Divide the layers of a model's backbones among the processes, if the recipe says so.
 
     Args:
-        model: opened with `backbone_options`, its adapters attached; moves to this process's
+        model: opened with `backbone_options`, with adapters attached; it is moved to this process's
             device.
-        optimization: has the switch.
+        optimization: contains the switch.
     """
     if not shards_backbone(optimization):
         return
@@ -34,9 +34,9 @@ def shard(model: SeDeM, optimization: Optimization) -> None:
     mesh = init_device_mesh(own.device.type, (own.num_processes,))
     for backbone in {model.encoder, model.decoder}:
         for layer in backbone.model.get_decoder().layers:
-            # One layer at a time reaches the device whole.
+            # Only one layer at a time is whole on the device.
             adapters = {p for name, p in layer.named_parameters() if "lora_" in name}
-            # By itself it would drop what it gathered only after the way back.
+            # By default, gathered weights would be dropped only after the backward pass.
             fully_shard(layer, mesh=mesh, ignored_params=adapters, reshard_after_forward=True)
     model.to(own.device)
 

@@ -10,7 +10,7 @@ from sedem.training.recipe import read_entries
 from sedem.validation import nearest
 
 LAUNCH = "launch"
-"""The folder of files for `accelerate launch`, which say how many processes train."""
+"""The folder of files for `accelerate launch`, which set the number of training processes."""
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -19,16 +19,16 @@ def shipped_recipes() -> dict[str, Path]:
         path.relative_to(folder).with_suffix("").as_posix(): path
         for folder in shipped_folders("recipes")
         for path in sorted(folder.rglob("*.yaml"))
-        # The base of several is no recipe, nor is a file for accelerate.
+        # Neither a shared base of recipes nor a file for accelerate is a recipe.
         if not path.name.startswith("_") and path.parent.name != LAUNCH
     }
 
 
 def launch_file(name: str) -> Path:
-    """The file with which `accelerate launch` starts a training.
+    """The file with which `accelerate launch` starts a training run.
 
     Args:
-        name: such as "eight-gpus".
+        name: a name such as "eight-gpus".
 
     Raises:
         ConfigError: there is no such file.
@@ -47,7 +47,7 @@ def shipped_recipe(name: str) -> Path:
     """The file of a recipe.
 
     Args:
-        name: such as "nano/stage1".
+        name: a name such as "nano/stage1".
 
     Raises:
         ConfigError: there is no such recipe.

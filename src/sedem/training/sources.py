@@ -72,7 +72,7 @@ def read_mixture(
     """Read the sources of a mixture into a dataset.
 
     Args:
-        dataset: the dataset, which is filled.
+        dataset: the dataset to fill.
         data: the mixture.
         data_root: folder that paths are relative to.
         selects: as in `read_source`.
@@ -98,7 +98,7 @@ def read_source(
     """Read one source into a dataset, and log how many examples it gave and how they are labelled.
 
     Args:
-        dataset: the dataset, which is filled.
+        dataset: the dataset to fill.
         source: the source.
         data_root: folder that its path is relative to.
         selects: whether a selector learns from the labels of the dataset's blocks.
@@ -124,7 +124,7 @@ def read_source(
 
 
 def _count_unlabelled(dataset: ExampleDataset[Any], before: int, source: DataSource) -> int:
-    """Number of examples of a source, from `before` on, that have no positive block; not all."""
+    """Number of a source's examples, from `before` on, without a positive block; never all."""
     added = range(before, len(dataset), source.repeat)
     unlabelled = sum(not any(dataset[index].evidence) for index in added)
     if added and unlabelled == len(added):
@@ -137,9 +137,9 @@ def _count_unlabelled(dataset: ExampleDataset[Any], before: int, source: DataSou
 
 
 def located(source: DataSource, data_root: Path) -> tuple[str | Path, dict[str, Any]]:
-    """Where a source is read, and the options of its reader.
+    """Where to read a source from, and the options of its reader.
 
-    A path under `data_root` comes before a public name, whose training split is read.
+    A path under `data_root` takes precedence over a public name, whose training split is read.
     """
     location, options = data_root / source.path, dict(source.options)
     if location.exists() or source.path not in HOMES:

@@ -1,6 +1,6 @@
 """Stage 1: compressor and decompressor learn to preserve a context (section 4, first paragraph).
 
-Letters: B batch, N windows beside each other, T context tokens, U restored states, A continuation
+Letters: B batch, N windows shown together, T context tokens, U restored states, A continuation
 tokens, P positions, D decoder width, V vocabulary.
 """
 
@@ -31,7 +31,7 @@ class Student(NamedTuple):
     Attributes:
         predicted: predictions of the continuation.
         restored_BUD: states at the restored positions, after the last layer.
-        tokens_BNT: the tokens that these stand for, by window.
+        tokens_BNT: the tokens that these states stand for, by window.
     """
 
     predicted: Predictions
@@ -45,7 +45,7 @@ class Stage1(nn.Module):
     Args:
         model: the model to train.
         losses: weights of the losses.
-        seed: decides which windows become recall windows, anew in every epoch.
+        seed: decides which windows become recall windows, differently in every epoch.
         logits_at_once: as in `Optimization`.
     """
 
@@ -96,14 +96,14 @@ class Stage1(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, batch: dict[str, Tensor]) -> None:
-        """Start the decompressor at the mean and scale of the decoder's states on a batch."""
+        """Initialize the decompressor to the mean and scale of the decoder's states on a batch."""
         with self.model.decoder.without_lora():
             layer = self.model.config.inject_layer
             states = states_at(self.model.decoder, self._decoder_context(batch)[0], [layer])[layer]
         self.model.decompressor.calibrate(states[:, 1:].flatten(0, 1))
 
     def collate(self, windows: list[dict[str, NDArray[np.int64]]]) -> dict[str, Tensor]:
-        """Collate windows to encoder tokens: `context` `[B, T]` and `continuation` `[B, A]`."""
+        """Collate windows into encoder tokens: `context` `[B, T]` and `continuation` `[B, A]`."""
         return collate_windows(windows)
 
     def tokens(self, batch: Mapping[str, Tensor]) -> int:
@@ -115,7 +115,7 @@ class Stage1(nn.Module):
 
         Args:
             context: encoder tokens `[B, T]`.
-            continuation: the tokens after them `[B, A]`.
+            continuation: the tokens that follow `[B, A]`.
 
         Returns:
             `loss` (equation of the stage-1 objective) and its parts.
@@ -142,7 +142,7 @@ class Stage1(nn.Module):
         taught_BA = labels_BA != IGNORED
         if not weights.distill_recall:
             taught_BA &= ~recalled_B[:, None]
-        # Without a token to learn from, the mean over them would be no number.
+        # Without any token to learn from, the mean would be NaN.
         if weights.distill and bool(taught_BA.any()):
             parts["distill"] = student.predicted.distillation_loss(
                 self._predictions(teacher_BAD), taught_BA, weights.distill_temperature
@@ -164,7 +164,7 @@ class Stage1(nn.Module):
         return {"loss": torch.stack(total).sum(), **parts}
 
     def _regress(self, context: Tensor) -> dict[str, Tensor]:
-        """Only the regression; layers above injection and extraction are not run."""
+        """Compute only the regression; layers above injection and extraction are not run."""
         model = self.model
         mask_BT = torch.ones_like(context, dtype=torch.bool)
         with torch.no_grad(), model.decoder.without_lora():
@@ -190,10 +190,10 @@ class Stage1(nn.Module):
                 f"separator of {len(separator)} tokens and a cue of {self.losses.cue}; make it "
                 "longer or losses.recall 0"
             )
-        # Where a text has no room to move its windows, they are the same in every epoch.
+        # If a text leaves no room to shift its windows, they are the same in every epoch.
         later = [self.epoch] if self.epoch else []
         size, recalled, starts = length - len(separator), [], []
-        # One copy to the host, and one back: a GPU would wait at every row otherwise.
+        # One copy to the host and one back; otherwise a GPU would synchronize at every row.
         for beginning in context[:, :8].tolist():
             # Seeded by the window, so that a resumed run makes the same choice.
             rng = np.random.default_rng([self.seed, *beginning, *later])
@@ -252,11 +252,11 @@ class Stage1(nn.Module):
         return encoded, own_BPD, states[last][:, before:]
 
     def _next_tokens(self, student: Student, labels_BA: Tensor) -> Tensor:
-        """L_ctx: of the continuation, and with `context_at_restored` of the contexts as well."""
+        """L_ctx of the continuation and, with `context_at_restored`, also of the contexts."""
         if not self.losses.context_at_restored:
             return student.predicted.next_token_loss(labels_BA)
-        # The token after the last one of a context is the first of the continuation, which has its
-        # logits already, or stands in another block.
+        # The token after the last one of a context is the first of the continuation, whose logits
+        # are already computed, or it is in another block.
         after_BNT = student.tokens_BNT.roll(-1, dims=-1)
         after_BNT[..., -1] = IGNORED
         states_BPD = torch.cat([student.restored_BUD, student.predicted.states], dim=1)
@@ -267,7 +267,7 @@ class Stage1(nn.Module):
         return Predictions(self.model.decoder.logits, states_BPD, self.logits_at_once)
 
     def _student(self, restored_BUD: Tensor, context_BP: Tensor, target_BA: Tensor) -> Student:
-        """What the decoder makes of the continuation, given only the restored states."""
+        """What the decoder predicts for the continuation, given only the restored states."""
         model = self.model
         start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
         ids_BP = torch.cat([start_B1, target_BA[:, :-1]], dim=1)
@@ -295,14 +295,14 @@ class Stage1(nn.Module):
         target_BA: Tensor,
         recalled_B: Tensor,
     ) -> Student:
-        """What the decoder makes of the target, given the memories of several windows and a cue.
+        """What the decoder predicts for the target, given memories of several windows and a cue.
 
         Args:
             restored_BUD: restored states of each window.
             context_BP: contexts in decoder tokens.
             target_BA: continuations, or a separator and a span of the context.
-            recalled_B: which rows recall a span. Its beginning is their cue; the others begin with
-                the end of their context.
+            recalled_B: which rows recall a span. Their cue is the beginning of the span; the cue of
+                the others is the end of their context.
         """
         model, count = self.model, self.losses.distractors + 1
         batch = len(restored_BUD)
@@ -318,7 +318,7 @@ class Stage1(nn.Module):
         ids_BP = torch.where(recalled_B[:, None], without_BP, with_cue_BP)
         valid_BP = torch.ones_like(ids_BP, dtype=torch.bool)
         valid_BP[recalled_B, : self.losses.cue] = False
-        # The own window comes first in one row, second in the next, and so on.
+        # Each row's own window comes first in one row, second in the next, and so on.
         rows_B1 = torch.arange(batch, device=ids_BP.device)[:, None]
         place_N = torch.arange(count, device=ids_BP.device)
         window_BN = (rows_B1 - (place_N + rows_B1) % count) % batch

@@ -1,4 +1,4 @@
-"""The weights of stage 1's losses, and the switches of what they are of."""
+"""The weights of stage 1's losses, and the switches of what they cover."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class Stage1Losses(Settings):
         pool_weight: gamma of L_rec.
         distill_temperature: tau of L_distill.
         context: weight of L_ctx; the paper's is 1.
-        context_at_restored: L_ctx is also of the context itself: each restored state predicts the
-            token after its own. The paper does not say; off, it is of the continuation alone.
-        distill_recall: recall windows are part of L_distill. Their teacher has the whole context
-            to search, and memory may recall better than it does.
+        context_at_restored: L_ctx also covers the context itself: each restored state predicts the
+            token after its own. The paper does not say; if off, only the continuation counts.
+        distill_recall: include recall windows in L_distill. Their teacher has to search the whole
+            context, and memory may recall better than it does.
         regress: weight of the regression of restored states onto the decoder's own states at the
             injection layer. Ours, not the paper's; 0 turns it off.
-        regress_first: share of the training, at its start, that trains only this regression. It
+        regress_first: share of the training, at its start, that uses only this regression. It
             skips the upper layers, so it is several times faster.
         recall: share of windows whose continuation is replaced by a separator and a span of the
             context itself, which trains copying from memory. The separator distinguishes the two
             kinds and is not a target. Ours, not the paper's; 0 turns it off.
-        distractors: other windows of the batch whose memory stands beside that of a window, so that
-            the decoder learns to pass over a block. Ours, not the paper's; 0 turns it off.
-        cue: tokens before the target that say which window goes on, and where. They are not
+        distractors: other windows of the batch whose memory is placed next to a window's own, so
+            that the decoder learns to ignore a block. Ours, not the paper's; 0 turns it off.
+        cue: tokens before the target that show which window continues, and where. They are not
             targets. Needed with distractors.
     """
 

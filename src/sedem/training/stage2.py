@@ -102,7 +102,7 @@ class Stage2(nn.Module):
         }
 
     def collate(self, items: list[BlockItem]) -> dict[str, Any]:
-        """Collate examples to the arguments of `forward`."""
+        """Collate examples into the arguments of `forward`."""
         assert self.collator is not None
         return self.collator(items, self.epoch)
 
@@ -117,7 +117,7 @@ class Stage2(nn.Module):
             batch: the examples.
 
         Returns:
-            `loss` (equation of the stage-2 objective), its parts, and `recall`: of the examples
+            `loss` (equation of the stage-2 objective), its parts, and `recall`: among the examples
             with evidence, the share that have some among the selector's K best blocks.
         """
         model, weights = self.model, self.losses
@@ -162,7 +162,7 @@ class Stage2(nn.Module):
         return choose_blocks(scores_BN, evidence_BN, coins_B, share, budget)
 
     def _arrange(self, chosen_BK: Tensor) -> Tensor:
-        """Chosen blocks in the order of the configuration."""
+        """Chosen blocks in the order that the configuration sets."""
         by_document = self.model.config.block_order == "document"
         return chosen_BK.sort(1).values if by_document else chosen_BK
 
@@ -178,7 +178,7 @@ class Stage2(nn.Module):
         texts_BK, chosen_BK = map(self._arrange, chosen_BK.tensor_split([count], dim=1))
         if count:
             rows = zip(batch["texts"], texts_BK.tolist(), strict=True)
-            # An example with fewer blocks than K has none at the other places.
+            # An example with fewer blocks than K has no block at the remaining places.
             texts = [
                 [texts[n] for n in chosen if n < len(texts) and texts[n]] for texts, chosen in rows
             ]
@@ -206,8 +206,8 @@ class Stage2(nn.Module):
     ) -> Tensor:
         """KL from the answer given the evidence alone to the answer given all chosen blocks.
 
-        The answer from the evidence teaches, without gradient. Examples count that have evidence
-        and other blocks among the chosen ones.
+        The answer from the evidence is the teacher, without gradient. Only examples with evidence
+        and other blocks among the chosen ones count.
         """
         evidence_BK = batch["evidence"].gather(1, chosen_BK)
         others_BK = batch["blocks"].gather(1, chosen_BK) & ~evidence_BK

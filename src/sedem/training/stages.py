@@ -1,4 +1,4 @@
-"""The recipes of the two stages of SeDeM, and training from them."""
+"""The recipes of SeDeM's two stages, and training from them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Stage2Data(Mixture):
         budgets: K of a batch is drawn from these; "all" restores every block.
         conditions: weights with which a batch reads its blocks as "memory", as "text" or as "both".
         answer_limit: examples with more answer tokens are left out and counted.
-        cache_states: cache frozen states on disk; much faster on a CPU, too big for large sets.
+        cache_states: cache frozen states on disk; much faster on a CPU, too large for big sets.
     """
 
     max_blocks: WholeAbove0 | Literal["all"] = 16
@@ -155,7 +155,7 @@ class Stage2Recipe(Settings):
 
 
 def windows_of(recipe: Stage1Recipe, encoder: Backbone) -> tuple[Windows, Windows | None]:
-    """Open the windows that a recipe trains on, and those it is evaluated on, if it holds any back.
+    """Open the windows that a recipe trains on, and those it is evaluated on, if it holds any out.
 
     Raises:
         ConfigError: as `open_windows`.
@@ -191,7 +191,7 @@ def train_stage1(recipe: Stage1Recipe) -> Path:
 
 
 def calibrate(stage: Stage1, windows: Dataset[Any]) -> None:
-    """Start new parts at the mean and scale of the decoder's states on the first windows."""
+    """Initialize new parts to the mean and scale of the decoder's states on the first windows."""
     count = min(CALIBRATION_WINDOWS, len(windows))  # type: ignore[arg-type]
     sample = stage.collate([windows[index] for index in range(count)])
     stage.calibrate({name: ids.to(stage.model.device) for name, ids in sample.items()})
@@ -231,7 +231,7 @@ def open_model(config: SedemConfig, optimization: Optimization, start_from: str 
     """Open a model to train: new parts on the recipe's backbones, or a checkpoint.
 
     Raises:
-        ConfigError: the checkpoint has another shape than the recipe, or other backbones, or the
+        ConfigError: the checkpoint has another shape or other backbones than the recipe, or the
             recipe asks for a confidence, or for compiled layers on a machine without a compiler.
     """
     if config.confidence:
@@ -256,9 +256,9 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
         return model
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
     free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
-    # What a stage-1 checkpoint has not learned yet; blocks may stand apart from here on.
+    # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
     free |= {"block_context", "guidance", "guidance_floor", "condition", "chat_template"}
-    # What was fitted to the scores of a selector does not fit those of another one.
+    # What was fitted to the scores of one selector does not fit those of another.
     free |= {"confidence"}
     model.confidence = None
     if not model.decoder.has_lora:
@@ -267,7 +267,7 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
     names = config.encoder, config.decoder
     given, found = portable(config), portable(model.config)
     if (given.encoder, given.decoder) != (found.encoder, found.decoder):
-        # A backbone may have another path, but its weights must be those the parts were trained on.
+        # The path may differ, but the weights must be those that the parts were trained on.
         opened = [backbone.digest for backbone in open_backbones(config, dtype=options["dtype"])]
         if opened != [model.encoder.digest, model.decoder.digest]:
             raise ConfigError(

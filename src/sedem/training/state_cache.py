@@ -1,7 +1,7 @@
 """Frozen hidden states cached on disk, so that a CPU can train: each text is encoded only once.
 
-A hash of the encoder's fingerprint, its type, the layers and the texts names the folder. States are
-stored flat, one row per token, as bfloat16. An interrupted encoding continues where it stopped.
+The folder is named by a hash of the encoder's fingerprint, its type, the layers and the texts.
+States are stored flat, one row per token, as bfloat16. An interrupted encoding resumes.
 
 Letters: S texts, T tokens of the longest of them, X extraction layers, E encoder width.
 """
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 BATCH = 32
 FLUSH = 64
-"""Batches between two writes of how many batches are done."""
+"""Number of batches after which progress is written to disk."""
 STATES = "states.bin"
 DONE = "done.json"
 
@@ -66,11 +66,11 @@ class StateCache:
             backbone: the encoder.
             layers: extraction layers.
             texts: token ids of each text.
-            cache: folder that holds a folder for every set of texts.
+            cache: folder that contains a folder for every set of texts.
             label: name of the texts on the progress bar.
 
         Raises:
-            ConfigError: the disk has no room for the states.
+            ConfigError: the disk is too full for the states.
         """
         key = hashlib.sha256(f"{backbone.digest} {backbone.dtype} {layers}".encode())
         for ids in texts:
@@ -103,7 +103,7 @@ class StateCache:
         return len(self.bounds) - 1
 
     def batch(self, indices: Sequence[int]) -> Tensor:
-        """States of texts, by their indices `[X, S, T, E]`: bfloat16, zero-padded on the right."""
+        """States of texts by their indices `[X, S, T, E]`: bfloat16, zero-padded on the right."""
         rows = [
             torch.from_numpy(self.states[self.bounds[i] : self.bounds[i + 1]].copy())
             for i in indices
@@ -120,7 +120,7 @@ class StateCache:
         folder: Path,
         label: str,
     ) -> None:
-        """Encode the batches of texts that are not yet noted as done."""
+        """Encode the batches of texts that are not yet recorded as done."""
         done = _batches_done(folder)
         bar = tqdm(total=len(batches), initial=done, desc=f"encoding {label}")
         for number in range(done, len(batches)):
@@ -138,7 +138,7 @@ class StateCache:
 
 
 def _batches(texts: Sequence[Tokens]) -> list[list[int]]:
-    """Indices of the texts of each batch; texts of similar length need the least padding."""
+    """Indices of the texts of each batch; similar lengths are grouped to reduce padding."""
     order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
     return [order[at : at + BATCH] for at in range(0, len(order), BATCH)]
 

@@ -24,14 +24,14 @@ def with_texts(
     *,
     chat: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Put texts before the question of each row, where answers have them.
+    """Insert texts before the question of each row, in the same place as for answering.
 
     Args:
         backbone: gives the tokenizer.
         ids_BP: start token, prompt and answer, padded on the left.
         valid_BP: False where a token is padding.
         texts: the texts of each row, as `prompts.question_ids` takes them.
-        chat: whether the rows stand in a chat template.
+        chat: whether the rows use a chat template.
 
     Returns:
         Longer `ids` and `valid` `[B, P]`, padded on the left.
@@ -45,7 +45,7 @@ def with_texts(
 
 
 def targets(pairs: Sequence[tuple[list[int], list[int]]]) -> dict[str, Tensor]:
-    """Join prefixes and answers to decoder input, padded on the left, with the tokens to predict.
+    """Join prefixes and answers into decoder input, padded on the left, with the tokens to predict.
 
     Args:
         pairs: prefix and answer of each row, as token ids.

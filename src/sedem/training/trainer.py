@@ -48,7 +48,7 @@ class Trainable(Protocol):
         ...
 
     def collate(self, items: list[Any]) -> dict[str, Any]:
-        """Collate items of the dataset to the arguments of `forward`."""
+        """Collate items of the dataset into the arguments of `forward`."""
         ...
 
     def tokens(self, batch: Mapping[str, Any]) -> int:
@@ -57,7 +57,7 @@ class Trainable(Protocol):
 
 
 class _OwnIntervals(TrainerCallback):
-    """Logs and saves at the intervals of this run; a resumed state has those of the run before."""
+    """Logs and saves at this run's intervals; a resumed state has those of the previous run."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -83,7 +83,7 @@ class _Epochs(TrainerCallback):
 class SedemTrainer(Trainer):
     """Trains one `Trainable`, in one process or in several that share the batches of a step.
 
-    Counts and logged losses are those of all processes. The first process alone writes and removes
+    Counts and logged losses cover all processes. Only the first process writes and removes
     checkpoints.
 
     Args:
@@ -95,7 +95,7 @@ class SedemTrainer(Trainer):
         options: datasets and callbacks, passed on to `Trainer`.
 
     Raises:
-        ConfigError: a part has no learning rate, or a learning rate is of no part.
+        ConfigError: a part has no learning rate, or a learning rate has no part.
     """
 
     optimizer: torch.optim.Optimizer | None
@@ -137,7 +137,7 @@ class SedemTrainer(Trainer):
         self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     def examples_seen(self) -> int:
-        """Examples of all steps so far; a batch at the end of an epoch may hold fewer than others.
+        """Examples of all steps so far; the last batch of an epoch may contain fewer than others.
 
         Several processes fill up the last batches of an epoch with its first examples.
         """
@@ -150,7 +150,7 @@ class SedemTrainer(Trainer):
         return epochs * count + steps * of_step
 
     def evaluate_and_keep_best(self) -> dict[str, float]:
-        """Evaluate the last weights, and go back to the best evaluated ones if those were better.
+        """Evaluate the last weights, and return to the best evaluated ones if those were better.
 
         Earlier weights are loaded only if evaluations during training recorded the best checkpoint
         (`metric_for_best_model`).
@@ -187,7 +187,7 @@ class SedemTrainer(Trainer):
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
-        # Accelerate refuses to average gradients beside sharded weights, which have none here.
+        # Accelerate refuses to average gradients next to sharded weights, which have none here.
         if training and model is self.model and is_sharded(model):
             return averaging(self.accelerator.prepare_model(model, evaluation_mode=True))
         return super()._wrap_model(model, training, dataloader)
@@ -215,9 +215,9 @@ class SedemTrainer(Trainer):
         return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
 
     def _evaluated_examples(self) -> float:
-        """Examples of this batch of an evaluation.
+        """Number of examples in this evaluation batch.
 
-        The last one may be short. Several processes fill it up with examples that were evaluated
+        The last batch may be short. Several processes fill it up with examples that were evaluated
         before, which do not count.
         """
         full, dealt = self.args.eval_batch_size, self.accelerator.gradient_state
@@ -226,7 +226,7 @@ class SedemTrainer(Trainer):
         return min(max(dealt.remainder - self.args.process_index * full, 0), full)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the losses with the mean of each part since the last line."""
+        """Log the losses, with the mean of each part since the last log line."""
         prefix = "eval_" if any(name.startswith("eval_") for name in logs) else ""
         names = list(self.parts)
         parts = self._of_all([self.parts[name] for name in names])
@@ -239,7 +239,7 @@ class SedemTrainer(Trainer):
         super().log(logs, start_time)
 
     def _of_all(self, numbers: Sequence[float]) -> list[float]:
-        """Sums over all processes; each of them gives as many numbers, in the same order."""
+        """Sums over all processes; each gives the same number of values in the same order."""
         own = torch.tensor(numbers, dtype=torch.float64, device=self.args.device)
         return self.accelerator.reduce(own, "sum").tolist()
 
@@ -249,9 +249,9 @@ class SedemTrainer(Trainer):
         self.tokens = 0
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Losses over the evaluation set, the same batches in every epoch.
+        """Losses over the evaluation set, with the same batches in every epoch.
 
-        The parts collected in training stay as they are.
+        The parts collected during training are kept.
         """
         trainable = cast(Trainable, self.model)
         training = self.parts, self.weights
@@ -296,7 +296,7 @@ class SedemTrainer(Trainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self._count_tokens()
         super()._save_checkpoint(model, trial)
-        # Each process writes the state of its random numbers, and the seal covers all of them.
+        # Each process writes its random state, and the seal covers all of them.
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             run = Path(self.args.output_dir)
@@ -320,7 +320,7 @@ class SedemTrainer(Trainer):
 
 
 def _check_rates(rates: Mapping[str, float], groups: Mapping[str, Sequence[nn.Parameter]]) -> None:
-    """Refuse a trained part without a learning rate, and a learning rate of no part."""
+    """Refuse a trained part without a learning rate, and a learning rate without a part."""
     given = f"optimization.learning_rates has {', '.join(rates)}"
     missing = [name for name, parameters in groups.items() if parameters and name not in rates]
     unknown = [name for name in rates if name not in groups]

@@ -1,1 +1,1 @@
-"""Where a bank is kept: the interface of a store, and the store on local disk."""
+"""Storage of banks: the store interface, local folders and object stores."""

@@ -1,7 +1,7 @@
-"""A bank as one file: a tar archive of its catalog and its shards, which is checked when imported.
+"""A bank as one file: a tar archive of its catalog and its shards, which is checked on import.
 
-An archive may come from anybody. Its headers are read one by one; only regular files with the names
-of a catalog and of shards are accepted, and nothing gets the name of a bank before all is checked.
+An archive is untrusted. Its headers are read one by one, and only regular files with the names of a
+catalog or of shards are accepted. The new bank appears only after everything has been checked.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _CHUNK = 2**20
 
 
 def export_bank(folder: Path, file: Path) -> int:
-    """Write a bank as of one commit into one archive; others may write the bank meanwhile.
+    """Write a bank as of one commit to an archive; other processes may write the bank meanwhile.
 
-    Keys and kept values are left out: they can be made again.
+    Keys and kept values are left out because they can be recomputed.
 
     Args:
-        folder: of the bank.
+        folder: the bank's folder.
         file: the new archive, which appears when it is complete.
 
     Returns:
@@ -69,7 +69,7 @@ def export_bank(folder: Path, file: Path) -> int:
 
 
 def import_bank(file: Path, folder: Path) -> int:
-    """Make a bank of an archive, after everything in it was checked.
+    """Make a bank from an archive, after checking everything in it.
 
     Args:
         file: the archive.
@@ -104,16 +104,16 @@ def import_bank(file: Path, folder: Path) -> int:
 
 
 def _member(name: str, size: int) -> tarfile.TarInfo:
-    """A header that depends on nothing but the content."""
+    """Return a header that depends only on the name and the size."""
     info = tarfile.TarInfo(name)
     info.size = size
     return info
 
 
 def _members(archive: IO[bytes], file: Path) -> Iterator[tuple[str, int]]:
-    """Name and size of each member; the archive stands at its content.
+    """Yield the name and size of each member; the archive is then positioned at its content.
 
-    Headers are read here and not by `tarfile.open`, which would follow long names, links and
+    Headers are parsed here, not by `tarfile.open`, which would follow long names, links and
     sparse files of any size.
     """
     end, place = os.fstat(archive.fileno()).st_size, 0
@@ -149,7 +149,7 @@ def _extract(archive: IO[bytes], size: int, path: Path) -> None:
 
 
 def _check_whole(file: Path, folder: Path, names: set[str]) -> None:
-    """Refuse an archive unless it holds one whole bank and nothing else."""
+    """Refuse an archive unless it holds exactly one complete bank."""
     if CATALOG not in names:
         raise _refused(file, f"it has no {CATALOG}")
     try:
@@ -163,9 +163,9 @@ def _check_whole(file: Path, folder: Path, names: set[str]) -> None:
 
 
 def _examined(folder: Path) -> tuple[str, set[str]]:
-    """The first defect of a bank, if it has one, and the shards that it names."""
+    """Return the first defect of a bank, if any, and the shards that it names."""
     with catalog.connect(folder) as connection:
-        # Another schema may hold a view that never ends.
+        # A foreign schema may hold a view whose query never ends.
         if catalog.has_foreign_schema(connection):
             return "its catalog has other tables than those of a bank", set()
         meta, state = catalog_rows.read_meta(folder, connection)

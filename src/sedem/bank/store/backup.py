@@ -1,8 +1,8 @@
 """A consistent copy of a bank that another process may be writing.
 
-The catalog is copied first, by SQLite, and says which shards belong to it. Shards never change, so
-they can be copied after it. They are copied, not linked: a bank and its backup that shared their
-bytes would be damaged together.
+SQLite copies the catalog first; the catalog says which shards belong to it. Shards never change, so
+they can be copied afterwards. They are copied, not linked: damage to a shared file would affect
+both the bank and its backup.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sedem.untrusted import open_file
 
 
 class CheckedFile:
-    """A shard that is read once, from its beginning, and compared with its checksum.
+    """A shard file that is read once, from the start, and verified against its checksum.
 
     Args:
         file: the open file.
         path: its path, for messages.
-        row: what the catalog says of it.
+        row: its row in the catalog.
     """
 
     def __init__(self, file: IO[bytes], path: Path, row: ShardRow) -> None:
@@ -48,7 +48,7 @@ class CheckedFile:
         return content
 
     def check(self) -> None:
-        """Compare all that was read.
+        """Verify everything that was read.
 
         Raises:
             BankError: it is damaged.
@@ -61,10 +61,10 @@ class CheckedFile:
 
 
 def backup(folder: Path, target: Path) -> int:
-    """Copy a bank as of one commit; others may write it meanwhile.
+    """Copy a bank as of one commit; other processes may write it meanwhile.
 
     Args:
-        folder: of the bank.
+        folder: the bank's folder.
         target: the new folder, which appears when it is complete.
 
     Returns:
@@ -92,15 +92,15 @@ def backup(folder: Path, target: Path) -> int:
 
 
 def copy_commit(folder: Path, target: Path, copy: Callable[[list[ShardRow]], None]) -> None:
-    """Copy the catalog of a bank and then what it names; again if it was compacted in between.
+    """Copy a bank's catalog, then what it names; retry if the bank was compacted in between.
 
     Args:
-        folder: of the bank.
-        target: folder of the copy of the catalog.
-        copy: copies the shards that it is given.
+        folder: the bank's folder.
+        target: folder for the copy of the catalog.
+        copy: copies the given shards.
 
     Raises:
-        BankError: a shard is missing or damaged, or the catalog is.
+        BankError: a shard is missing or damaged, or the catalog is damaged.
     """
     while True:
         with catalog.connect(folder) as connection:
@@ -122,7 +122,7 @@ def copy_commit(folder: Path, target: Path, copy: Callable[[list[ShardRow]], Non
 
 
 def shard_rows(folder: Path) -> tuple[list[ShardRow], State]:
-    """Return what the catalog of a bank says of its shards' files, and its state."""
+    """Return the rows of a bank's shards in its catalog, and its state."""
     with catalog.connect(folder) as connection:
         _, state = catalog_rows.read_meta(folder, connection)
         stored = catalog_rows.read_shards(folder, connection, state)
@@ -131,7 +131,7 @@ def shard_rows(folder: Path) -> tuple[list[ShardRow], State]:
 
 @contextmanager
 def checked(folder: Path, row: ShardRow) -> Iterator[CheckedFile]:
-    """Open a shard for reading all of it, which is compared at the end.
+    """Open a shard to be read completely; its checksum is verified at the end.
 
     Raises:
         BankError: it is damaged or may not be read.
@@ -159,7 +159,7 @@ def write_file(path: Path, source: CheckedFile) -> None:
 
 
 def check_free(target: Path) -> None:
-    """Refuse to replace anything.
+    """Refuse to replace an existing file or folder.
 
     Raises:
         BankError: something has that name.
@@ -170,7 +170,7 @@ def check_free(target: Path) -> None:
 
 @contextmanager
 def removed_on_error(folder: Path) -> Iterator[None]:
-    """Leave nothing of an unfinished copy behind, unless the process is killed."""
+    """Remove an unfinished copy on an error; a killed process leaves it behind."""
     try:
         yield
     except BaseException:

@@ -1,7 +1,7 @@
 """catalog.sqlite: the tables of a bank, and the statements that write them.
 
 Every row has a checksum over its other columns, and `meta` has the number of rows of each table and
-the sum of their checksums, so a row that was changed, lost or brought back is found when it is read
+the sum of their checksums, so a row that was changed, lost or brought back is detected on reading
 (`catalog_rows`). docs/bank-format.md describes the tables.
 """
 
@@ -29,14 +29,14 @@ from sedem.errors import BankError, DamagedCatalogError, first_line
 
 CATALOG = "catalog.sqlite"
 FORMATS = {True: "3", False: "4"}
-"""The format of a bank by whether it stores texts; without them its table of texts is empty."""
+"""A bank's format by whether it stores texts; without them its table of texts is empty."""
 TEXT_PIECE = 2**20
-"""Characters of a text in one row, so that a span needs no more than the rows around it."""
+"""Characters of text per row, so that reading a span needs only the rows that contain it."""
 STATE = "state"
 WAIT = 5.0
-"""Seconds that an access to the catalog waits for others."""
+"""Seconds that an access to the catalog waits for other processes."""
 CHECKED = 2**23
-"""Bytes of the largest catalog whose pages a writer checks first: about 7 ms."""
+"""Largest catalog, in bytes, whose pages a writer checks first; this takes about 7 ms."""
 TABLES = ("documents", "shards", "texts")
 
 _TABLES = """
@@ -81,7 +81,7 @@ class ShardRow:
 
 @contextmanager
 def creating(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Make a catalog whose tables are empty, and open it."""
+    """Make a catalog with empty tables and open it."""
     (folder / CATALOG).touch()
     with connect(folder, alone=True) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -105,10 +105,10 @@ def create(folder: Path, meta: Meta) -> None:
 def shard_columns(
     blocks: Blocks, checksums: Sequence[int] | NDArray[np.uint32]
 ) -> tuple[bytes, bytes, bytes, bytes]:
-    """The columns of a shard's row: document ids, spans, slot tokens and checksums of its blocks.
+    """Return a shard's columns: document ids, spans, slot tokens and checksums of its blocks.
 
     Args:
-        blocks: one for each row of the file; `documents` are ids.
+        blocks: one per row of the file; `documents` are ids.
         checksums: CRC-32 of each row.
     """
     return (
@@ -125,7 +125,7 @@ def insert_shard(connection: sqlite3.Connection, shard: ShardRow, columns: Seque
     Args:
         connection: inside a transaction.
         shard: the file.
-        columns: as `shard_columns` makes them.
+        columns: as returned by `shard_columns`.
     """
     row = (shard.file, shard.blocks, shard.size, shard.sha256)
     number = connection.execute(
@@ -146,7 +146,7 @@ def replace_shard(
         connection: inside a transaction.
         number: id of the shard.
         shard: the file.
-        columns: as `shard_columns` makes them.
+        columns: as returned by `shard_columns`.
 
     Returns:
         The row's new checksum.
@@ -162,7 +162,7 @@ def replace_shard(
 
 
 def forget_removed(connection: sqlite3.Connection) -> None:
-    """Delete documents that are removed or unfinished, and their texts."""
+    """Delete documents marked as removed or unfinished, and their texts."""
     connection.execute(
         "DELETE FROM texts WHERE document NOT IN (SELECT id FROM documents WHERE removed = 0)"
     )
@@ -170,7 +170,7 @@ def forget_removed(connection: sqlite3.Connection) -> None:
 
 
 def recounted(connection: sqlite3.Connection, state: State) -> State:
-    """The state with the sums of the tables as they are now."""
+    """Return the state with the current sums of the tables."""
     sums = {
         table: Sum().plus(crc for (crc,) in connection.execute(f"SELECT crc32 FROM {table}"))
         for table in TABLES
@@ -192,8 +192,8 @@ def stored_digest(connection: sqlite3.Connection, name: str) -> str | None:
 
 
 def newest_shard(connection: sqlite3.Connection) -> int:
-    """Return the number of the newest shard that there has ever been; 0 without one."""
-    # SQLite's own count has no checksum: one that is too low would name a shard that is in use.
+    """Return the highest shard number ever used; 0 if there is none."""
+    # SQLite's own counter has no checksum; if it were too low, a name in use would be reused.
     (newest,) = connection.execute(
         "SELECT max((SELECT ifnull(max(id), 0) FROM shards), "
         "(SELECT ifnull(max(seq), 0) FROM sqlite_sequence WHERE name = 'shards'))"
@@ -208,13 +208,13 @@ def document_names(connection: sqlite3.Connection) -> list[str]:
 
 
 def write_state(connection: sqlite3.Connection, state: State) -> None:
-    """Write the state after a change; each transaction ends with it."""
+    """Write the state after a change; every transaction ends with this."""
     sums = {table: [one.count, one.total] for table, one in state.sums.items()}
     write_meta(connection, STATE, json.dumps({"commit": state.commit, **sums}))
 
 
 def write_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
-    """Write an entry that holds for the bank as a whole."""
+    """Write a bank-wide entry."""
     row = (key, value, row_checksum(key, value))
     connection.execute("INSERT OR REPLACE INTO meta (key, value, crc32) VALUES (?, ?, ?)", row)
 
@@ -228,7 +228,7 @@ def text_digest(text: str) -> str:
 
 
 def has_foreign_schema(connection: sqlite3.Connection) -> bool:
-    """Whether a catalog has other tables, views or triggers than `create` makes."""
+    """Whether a catalog's tables, views or triggers differ from those that `create` makes."""
     listed = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
     with closing(sqlite3.connect(":memory:")) as own:
         own.executescript(_TABLES)
@@ -240,13 +240,13 @@ def connect(folder: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection
     """Open the catalog of a bank.
 
     Args:
-        folder: of the bank.
-        alone: exclude everybody else meanwhile, so that nothing has to be mapped. Where files
-            cannot be mapped it is done anyway.
+        folder: the bank's folder.
+        alone: lock out other processes, so that no file has to be mapped. This is also done where
+            files cannot be mapped.
 
     Raises:
         BankError: there is no bank, or its catalog cannot be used.
-        DamagedCatalogError: what is read of the catalog is damaged.
+        DamagedCatalogError: the part of the catalog that is read is damaged.
     """
     check_is_bank(folder)
     try:
@@ -273,11 +273,11 @@ def connect(folder: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection
 def check_pages(folder: Path, connection: sqlite3.Connection) -> None:
     """Refuse to write into a catalog of at most `CHECKED` bytes whose pages are damaged.
 
-    A row that is added to such a page may overwrite another one that could still be read.
+    A row that is added to such a page may overwrite a row that is still readable.
 
     Args:
-        folder: of the bank.
-        connection: to its catalog.
+        folder: the bank's folder.
+        connection: connection to its catalog.
 
     Raises:
         DamagedCatalogError: a page is damaged.
@@ -294,7 +294,7 @@ def check_pages(folder: Path, connection: sqlite3.Connection) -> None:
 
 
 def _tells_damage(error: sqlite3.OperationalError) -> bool:
-    """Whether a table or a part of the file is missing; else SQLite cannot work at the moment."""
+    """Whether a table or a part of the file is missing; any other error is temporary."""
     name = getattr(error, "sqlite_errorname", "")
     return name in ("SQLITE_ERROR", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 
@@ -319,7 +319,7 @@ def check_is_bank(folder: Path) -> None:
 
 
 def _opened(uri: str, alone: bool) -> sqlite3.Connection:
-    """Open a database; readers and a writer share a mapped file if the file system maps files."""
+    """Open a database; readers and a writer share a mapped file if the file system can map."""
     until = time.monotonic() + WAIT
     while True:
         connection = sqlite3.connect(uri, 0 if alone else WAIT, uri=True)
@@ -334,14 +334,14 @@ def _opened(uri: str, alone: bool) -> sqlite3.Connection:
             if not alone and name.startswith("SQLITE_IOERR_SHM"):
                 alone = True
             elif alone and name.startswith("SQLITE_BUSY") and time.monotonic() < until:
-                # Two that wait inside SQLite would each keep the half of a lock that they have.
+                # Two processes waiting inside SQLite would each keep their half of the lock.
                 time.sleep(random.uniform(0.001, 0.02))
             else:
                 raise
 
 
 def _uri(folder: Path) -> str:
-    """Return the catalog's address for SQLite, read-only where the folder cannot be written."""
+    """Return the catalog's SQLite URI, read-only if the folder is not writable."""
     uri = (folder / CATALOG).absolute().as_uri()
     if os.access(folder, os.W_OK):
         return f"{uri}?mode=rw"

@@ -1,6 +1,6 @@
-"""Reading the tables of a catalog: nothing is used that does not match its checksum.
+"""Read the tables of a catalog: a row that does not match its checksum is never used.
 
-A catalog may come from anybody, so whatever the other modules rely on is checked here too.
+A catalog may be untrusted, so everything that other modules rely on is checked here too.
 
 Letters: N blocks, J slots of a block.
 """
@@ -53,14 +53,14 @@ class DocumentRows:
 
 @dataclass(frozen=True, eq=False)
 class StoredShard:
-    """A shard and what the catalog says of its rows.
+    """A shard and its rows according to the catalog.
 
     Attributes:
         id: its number.
         row: file, size and digest.
-        blocks: its rows; `documents` are ids of documents, removed ones too.
+        blocks: its rows; `documents` are ids of documents, including removed ones.
         checksums: CRC-32 of each row's memory `[N]`.
-        crc32: checksum of all this.
+        crc32: checksum of all of this.
     """
 
     id: int
@@ -71,7 +71,7 @@ class StoredShard:
 
 
 def read_meta(folder: Path, connection: sqlite3.Connection) -> tuple[Meta, State]:
-    """Return what holds for the bank as a whole, and the state of its tables.
+    """Return the bank-wide metadata and the state of the tables.
 
     Raises:
         BankError: the format is unknown, or an entry is missing or damaged.
@@ -153,10 +153,10 @@ def read_shards(
     """Return all shards, the oldest first.
 
     Args:
-        folder: of the bank, for messages.
-        connection: to its catalog.
-        state: of its tables.
-        known: shards that were read before, by id; they are not read again.
+        folder: the bank's folder, for messages.
+        connection: connection to its catalog.
+        state: state of its tables.
+        known: shards that were read before, by id; unchanged ones are not read again.
 
     Raises:
         BankError: a row is damaged, contradicts itself or names a file outside the bank.
@@ -182,13 +182,13 @@ def live_blocks(
     """Return the blocks of documents that were not removed, in reading order, and their places.
 
     Args:
-        folder: of the bank, for messages.
+        folder: the bank's folder, for messages.
         documents: its documents.
         shards: its shards.
 
     Returns:
-        The shards again, which now share their columns with the blocks. The blocks; `documents` are
-        indices into `documents.ids`. Shard and row of each block `[N, 2]`.
+        The same shards, which now share columns with the blocks; the blocks, whose `documents` are
+        indices into `documents.ids`; the shard and row of each block `[N, 2]`.
 
     Raises:
         BankError: a block has no document, or lies outside its text.
@@ -227,7 +227,7 @@ def live_blocks(
 
 
 def _find(ids: NDArray[np.int64], wanted_N: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Indices `[N]` of some ids among ascending ones, and whether each is there `[N]`."""
+    """Return indices `[N]` of ids in a sorted array, and whether each id is in it `[N]`."""
     if not len(ids):
         return np.zeros_like(wanted_N), np.zeros(len(wanted_N), bool)
     index_N = np.searchsorted(ids, wanted_N).clip(max=len(ids) - 1)
@@ -261,7 +261,7 @@ def read_text(
 
 
 def damaged(folder: Path, reason: str) -> DamagedCatalogError:
-    """The error of a catalog that cannot be trusted."""
+    """Return the error for a damaged catalog."""
     return DamagedCatalogError(
         f"the catalog of bank '{folder}' is damaged: {reason}; restore it, or keep what can be "
         "read of it with 'sedem bank verify --repair'"
@@ -277,7 +277,7 @@ def read_shard(folder: Path, connection: sqlite3.Connection, number: int) -> Sto
     ).fetchone()
     _check(folder, f"shard {number!a}", row[-1], number, *row[:-1])
     file, count, size, sha256, documents, spans, slot_tokens, checksums, crc = row
-    # A name with a path in it could lead out of the bank.
+    # A name that contains a path could point outside the bank.
     if not _SHARD_FILE.fullmatch(str(file)):
         raise damaged(folder, f"it names a shard {file!a}")
     fits = (

@@ -1,7 +1,6 @@
-"""Checksums of rows: each row of a catalog has one, and the catalog knows the sum of them all.
+"""Checksums of rows: each row of a catalog has one, and the catalog stores their sum.
 
-A row that was changed does not match its own checksum. A row that was lost, or one that came back,
-changes the sum.
+A changed row does not match its own checksum. A lost row, or one that came back, changes the sum.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 
 
 def row_checksum(*values: str | int | bytes) -> int:
-    """CRC-32 of the values of a row, each after its length in 8 bytes.
+    """CRC-32 of the values of a row, each preceded by its length in 8 bytes.
 
-    Text counts as UTF-8 and a number as 8 bytes; numbers are little-endian and signed.
+    Text is encoded as UTF-8 and a number as 8 bytes, little-endian and signed.
     """
     crc = 0
     for value in values:
@@ -36,32 +35,32 @@ class Sum:
     total: int = 0
 
     def plus(self, checksums: Iterable[int]) -> Sum:
-        """With some rows more."""
+        """Return the sum with rows added."""
         added = list(checksums)
         return Sum(self.count + len(added), self.total + sum(added))
 
     def minus(self, checksums: Iterable[int]) -> Sum:
-        """With some rows less."""
+        """Return the sum with rows removed."""
         gone = list(checksums)
         return Sum(self.count - len(gone), self.total - sum(gone))
 
 
 @dataclass(frozen=True)
 class State:
-    """What must change with every commit.
+    """The state of a catalog, which changes with every commit.
 
     Attributes:
         commit: number of commits.
-        sums: of the tables "documents", "shards" and "texts".
+        sums: sums of the tables "documents", "shards" and "texts".
     """
 
     commit: int
     sums: Mapping[str, Sum]
 
     def with_sums(self, **sums: Sum) -> State:
-        """With other sums of some tables."""
+        """Return the state with new sums for some tables."""
         return State(self.commit, {**self.sums, **sums})
 
     def committed(self) -> State:
-        """With one commit more."""
+        """Return the state after one more commit."""
         return State(self.commit + 1, self.sums)

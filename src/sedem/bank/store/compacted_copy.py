@@ -1,4 +1,4 @@
-"""A compacted copy of a bank, beside it, so that whoever reads the bank goes on as before."""
+"""A compacted copy of a bank in a new folder, so that readers of the bank are not disturbed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sedem.durable_files import link, sync_folder
 
 
 def compacted_copy(folder: Path, target: Path) -> State:
-    """Copy a bank as of one commit, and compact the copy; others may write the bank meanwhile.
+    """Copy a bank as of one commit and compact the copy; others may write the bank meanwhile.
 
-    Files that stay as they are get a second name instead of a second content, so the bank must be
-    removed once nobody reads it: it is no backup.
+    Unchanged files are hard-linked instead of copied, so the bank must be removed once it has
+    no readers: the copy is not a backup.
 
     Args:
-        folder: of the bank.
+        folder: the bank's folder.
         target: the new folder, which appears when it is complete.
 
     Returns:
-        The state that was copied; if `state_of` the bank is another one, it was written since.
+        The state that was copied; if `state_of` the bank differs, the bank was written since.
 
     Raises:
         BankError: something exists at the target, the bank is damaged, or the copy cannot be
@@ -43,7 +43,7 @@ def compacted_copy(folder: Path, target: Path) -> State:
                 shutil.rmtree(place, ignore_errors=True)
                 place.mkdir()
                 for row in rows:
-                    # What is derived from a shard may be missing, and can be made again.
+                    # Files derived from a shard may be missing; they can be recomputed.
                     if name == SHARDS or (folder / name / row.file).is_file():
                         link(folder / name / row.file, place / row.file)
                 sync_folder(place)
@@ -55,7 +55,7 @@ def compacted_copy(folder: Path, target: Path) -> State:
 
 
 def state_of(folder: Path) -> State:
-    """Return what changes with every commit of a bank.
+    """Return the state of a bank, which changes with every commit.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.

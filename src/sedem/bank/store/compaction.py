@@ -1,7 +1,7 @@
-"""Compacting a bank: blocks of documents that remain move into new shards, the rest is given back.
+"""Compact a bank: move the blocks of the remaining documents to new shards, and free the rest.
 
-One SQLite transaction exchanges old shards for new ones, so a crash leaves the bank as it was or
-compacted. What nothing names any more is removed after it, by this process or by the next writer.
+One SQLite transaction replaces old shards with new ones, so a crash leaves the bank unchanged or
+compacted. Files that are no longer named are removed later, by this process or the next writer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from sedem.quantization import vector_bytes
 
 @dataclass(frozen=True)
 class Compacted:
-    """What compacting has changed.
+    """The result of compacting a bank.
 
     Attributes:
-        bytes_before: bytes of all files of the bank before.
-        bytes_after: and after.
-        shards_before: shards of the bank before.
-        shards_after: and after.
+        bytes_before: bytes of all files of the bank before compaction.
+        bytes_after: the same, after it.
+        shards_before: shards of the bank before compaction.
+        shards_after: the same, after it.
     """
 
     bytes_before: int
@@ -43,8 +43,8 @@ def compact(
     """Compact a bank whose lock is held.
 
     Args:
-        folder: of the bank.
-        fetch: called with each shard that will be rewritten, whose file may not be there yet.
+        folder: the bank's folder.
+        fetch: called with each shard to be rewritten, whose file may not exist yet.
 
     Raises:
         BankError: it is damaged; the message names the block. The bank is unchanged.
@@ -85,7 +85,7 @@ def compact(
 
 
 def _worth_rewriting(stored: Sequence[StoredShard], rows: rewriting.Rows) -> NDArray[np.bool_]:
-    """Which shards hold rows of removed documents, or can be merged with others."""
+    """Mark the shards that hold rows of removed documents or can be merged with others."""
     live = np.bincount(rows.shards, minlength=len(stored))
     removed = np.array([len(s.checksums) for s in stored], np.int64) > live
     small = np.array([s.row.size for s in stored], np.int64) < rewriting.SHARD_BYTES // 2

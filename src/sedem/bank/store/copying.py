@@ -1,4 +1,4 @@
-"""Copying banks between folders, object stores and archives; shards stay as they are."""
+"""Copy banks between folders, object stores and archives; shards are copied unchanged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def copy_bank(source: Place, target: Place) -> int:
-    """Copy a bank as of one commit; others may write it meanwhile.
+    """Copy a bank as of one commit; other processes may write it meanwhile.
 
     Args:
-        source: its place, a folder or in an object store.
+        source: a folder, or a place in an object store.
         target: a new place of either kind; the copy appears there when it is complete.
 
     Returns:
@@ -44,7 +44,7 @@ def copy_bank(source: Place, target: Place) -> int:
 
 
 def archive_of(source: Place, file: Path) -> int:
-    """Write a bank into one archive; see `archive.export_bank`."""
+    """Write a bank to an archive; see `archive.export_bank`."""
     store = store_at(source)
     if isinstance(store, LocalStore):
         return archive.export_bank(store.folder, file)
@@ -53,7 +53,7 @@ def archive_of(source: Place, file: Path) -> int:
 
 
 def bank_of(file: Path, target: Place) -> int:
-    """Make a bank of an archive; see `archive.import_bank`."""
+    """Make a bank from an archive; see `archive.import_bank`."""
     store = store_at(target)
     if isinstance(store, LocalStore):
         return archive.import_bank(file, store.folder)

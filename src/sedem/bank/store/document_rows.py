@@ -1,7 +1,7 @@
-"""The rows of documents and their texts in a catalog: adding them, and changing what they count as.
+"""The rows of documents and their texts in a catalog: adding them and changing their status.
 
 `removed` of a document is `PRESENT`, `REMOVED`, or `UNFINISHED` while its parts are being appended.
-Readers see what is present and nothing else.
+Readers see only documents that are present.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def insert(
     checksums: Sequence[int],
     texts: bool,
 ) -> State:
-    """Add a shard with its documents and blocks; each replaces a document of its name.
+    """Add a shard with its documents and blocks; a document replaces one of the same name.
 
     Args:
         connection: inside a transaction.
-        state: as it was before.
+        state: the state before the change.
         shard: the file that holds the blocks' memory, row by row.
         documents: names and texts.
         blocks: one for each row; `documents` are indices into the documents.
@@ -46,7 +46,7 @@ def insert(
         texts: whether the texts are stored.
 
     Returns:
-        The state after it.
+        The new state.
     """
     ids = []
     for document in documents:
@@ -68,7 +68,7 @@ def add_shard(
     blocks: Blocks,
     checksums: Sequence[int],
 ) -> State:
-    """Add a shard; `documents` of its blocks are ids. Returns the state after it."""
+    """Add a shard; `documents` of its blocks are ids. Returns the new state."""
     crc = insert_shard(connection, shard, shard_columns(blocks, checksums))
     return state.with_sums(shards=state.sums["shards"].plus([crc]))
 
@@ -76,7 +76,7 @@ def add_shard(
 def insert_document(
     connection: sqlite3.Connection, state: State, document: Document, removed: int = PRESENT
 ) -> tuple[int, State]:
-    """Add a document without its text; returns its id and the state after it."""
+    """Add a document without its text; returns its id and the new state."""
     text, pages = document.text, np.array(document.pages, "<i8").tobytes()
     row = (document.name, len(text), text_digest(text), removed, pages)
     number = connection.execute(
@@ -91,7 +91,7 @@ def insert_document(
 
 
 def insert_text(connection: sqlite3.Connection, state: State, number: int, text: str) -> State:
-    """Add the text of a document by its id; returns the state after it."""
+    """Add the text of a document by its id; returns the new state."""
     rows = []
     for start in range(0, len(text), TEXT_PIECE):
         piece = text[start : start + TEXT_PIECE]
@@ -105,26 +105,26 @@ def insert_text(connection: sqlite3.Connection, state: State, number: int, text:
 def delete(connection: sqlite3.Connection, state: State, name: str) -> State:
     """Mark a document as removed; its text and blocks stay until the bank is compacted.
 
-    So a reader who opened the bank before keeps what it has opened.
+    So a reader that opened the bank before keeps what it has opened.
 
     Returns:
-        The state after it; the same object if there is no document of that name.
+        The new state; the same object if there is no document of that name.
     """
     return mark(connection, state, name, PRESENT, REMOVED)
 
 
 def mark(connection: sqlite3.Connection, state: State, name: str, was: int, now: int) -> State:
-    """Change what the documents of a name count as.
+    """Change the status of the documents with a name.
 
     Args:
         connection: inside a transaction.
-        state: as it was before.
-        name: of the documents.
-        was: what counts so far; others of the name stay as they are.
-        now: what they count as afterwards.
+        state: the state before the change.
+        name: name of the documents.
+        was: the current status; documents with another status are not changed.
+        now: the new status.
 
     Returns:
-        The state after it; the same object if there is no such document.
+        The new state; the same object if there is no such document.
     """
     found = connection.execute(
         "SELECT id, characters, sha256, pages, crc32 FROM documents WHERE name = ? AND removed = ?",

@@ -1,4 +1,4 @@
-"""The lock of a bank's folder, and what whoever holds it may run into."""
+"""The lock of a bank's folder, and errors that may occur while writing to it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def write_errors(bank: Path) -> Iterator[None]:
 
 
 def being_written(bank: object) -> BankError:
-    """Return the error about another writer."""
+    """Return the error for a bank that another process is writing."""
     return BankError(f"bank '{bank}' is being written by another process; wait until it is done")
 
 
 def already_there(bank: object) -> BankError:
-    """Return the error about a place that is taken."""
+    """Return the error for a place that is already taken."""
     return BankError(f"'{bank}' exists already; choose another name or append to it")
 
 
 def check_absent(folder: Path) -> None:
-    """Refuse to make a bank where something is.
+    """Refuse to make a bank where something exists.
 
     Raises:
         BankError: something has that name.
@@ -47,7 +47,7 @@ def check_absent(folder: Path) -> None:
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove the files of a killed process, but for the lock."""
+    """Remove the files of a killed process, except the lock."""
     for entry in folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)

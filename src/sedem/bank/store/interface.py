@@ -1,10 +1,10 @@
-"""What a store is: it keeps one bank, and every change to it happens whole or not at all.
+"""The interface of a store: it keeps one bank, and every change to the bank is atomic.
 
 A bank is written and read through four steps:
 
     with store.creating(meta) as unfinished:     # a new bank; it exists once the block has ended
         unfinished.append(fingerprint, documents, blocks, memory)
-    contents = store.open()                      # documents and blocks now, memory when it is used
+    contents = store.open()                      # documents and blocks now, memory on first use
     store.append(...), store.remove(name)        # one commit each
     problems = store.verify()                    # every byte against its checksum
 
@@ -32,13 +32,13 @@ from sedem.types import Document
 
 @dataclass(frozen=True)
 class Meta:
-    """What holds for a bank as a whole.
+    """Bank-wide metadata.
 
     Attributes:
         fingerprint: hash of the model that made it.
         made_by: the settings behind the fingerprint, for people; `width` is D.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
-        texts: whether the texts of documents are stored; if not, only their SHA-256 are.
+        texts: whether the texts of documents are stored; if not, only their SHA-256 is.
     """
 
     fingerprint: str
@@ -49,10 +49,10 @@ class Meta:
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """All that a bank holds, as of one commit; nothing of it ever changes.
+    """Everything that a bank holds as of one commit; it never changes.
 
     Attributes:
-        meta: what holds for the bank as a whole.
+        meta: the bank-wide metadata.
         documents: names and texts, in reading order.
         blocks: the span behind each block, in reading order.
         pieces: the memory; a piece is read when it is first used.
@@ -87,9 +87,9 @@ class Store(Protocol):
         blocks: Blocks,
         memory_NJD: Quantized,
     ) -> None:
-        """Add documents and their blocks in one commit; each replaces a document of its name.
+        """Add documents and their blocks in one commit; each replaces one of the same name.
 
-        A document that the bank has with the same text is left as it is.
+        A document that the bank already has with the same text is kept.
 
         Args:
             fingerprint: hash of the model that made the memory.
@@ -101,7 +101,7 @@ class Store(Protocol):
         Raises:
             BankMismatchError: another model made the bank.
             BankError: another process writes the bank, it is damaged, or the memory of a block
-                holds infinite numbers or none at all.
+                holds infinities or NaN.
         """
         ...
 
@@ -117,7 +117,7 @@ class Store(Protocol):
         """Read documents and blocks; memory is read when it is first used.
 
         Args:
-            known: what was opened before; what has not changed since need not be read again.
+            known: contents opened before; what has not changed since need not be read again.
 
         Raises:
             BankError: there is no bank, or it is damaged or of an unknown format.
@@ -142,7 +142,7 @@ def check_fingerprint(bank: str, has: str, needs: str) -> None:
     Args:
         bank: its name, for the message.
         has: fingerprint of the model that made the bank.
-        needs: fingerprint of the model that is to use it.
+        needs: fingerprint of the model that would use it.
 
     Raises:
         BankMismatchError: they differ; the message names both.

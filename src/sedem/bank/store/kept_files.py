@@ -1,10 +1,10 @@
-"""Kept keys and values: what a decoder computes of each block of a shard, in a file beside it.
+"""Kept keys and values: what a decoder computes for each block of a shard, in a separate file.
 
-They are derived data, no part of the bank: the folder may be deleted at any time. A file that
+They are derived data and not part of the bank: the folder may be deleted at any time. A file that
 cannot be used is ignored with a warning, because its content can be computed from memory.
 
 The file is written block by block, so that its size is not limited by memory. A block's entry has
-the shape `[L, 2, G, U, H]` and only states of real tokens, so entries differ in length.
+the shape `[L, 2, G, U, H]` and holds only states of real tokens, so entries differ in length.
 
 Letters: N rows of a shard, L layers above injection, G key heads, U states of a block, H width of a
 head.
@@ -38,18 +38,18 @@ _NAMES = {dtype: name for name, dtype in TYPES.items()}
 """Types as safetensors names them."""
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
-"""Type and shape of each tensor of a file, in the order in which they stand in it."""
+"""Type and shape of each tensor of a file, in the order of the file."""
 
 
 class KeptFile:
-    """The entries of one shard, mapped.
+    """The memory-mapped entries of one shard.
 
     Args:
         path: the file.
         shape: L, G and H.
         ends: number of states up to the end of each row `[N]`; a row without an entry adds none.
         checksums: CRC-32 of each entry `[N]`.
-        vectors: all keys and values, one after the other, in the stored type.
+        vectors: all keys and values, concatenated, in the stored type.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class KeptFile:
         self._verified: dict[int, bool] = {}
 
     def holds(self, sizes: Mapping[int, int], dtype: torch.dtype) -> bool:
-        """Whether every row has an entry of its number of states, in this type."""
+        """Whether every row has an entry of this type with the given number of states."""
         ends = [0, *self.ends]
         return self.vectors.values.dtype == dtype and all(
             row < len(self.ends) and ends[row + 1] - ends[row] == size
@@ -80,7 +80,7 @@ class KeptFile:
 
         Args:
             row: row of the shard.
-            states: U, as the bank's catalog says.
+            states: U, according to the bank's catalog.
         """
         first = self.ends[row - 1] if row else 0
         if row >= len(self.ends) or self.ends[row] - first != states:
@@ -107,11 +107,11 @@ def read_kept(shard: Shard, decoder: str, shape: tuple[int, int, int]) -> KeptFi
 
     Args:
         shard: the shard.
-        decoder: fingerprint of all that computes keys and values.
+        decoder: fingerprint of everything that computes keys and values.
         shape: L, G and H.
 
     Returns:
-        The file; None if there is none, or with a warning if it cannot be used.
+        The file; None if there is none or, with a warning, if it cannot be used.
     """
     path = path_of(shard)
     if not path.is_file():
@@ -152,7 +152,7 @@ def write_kept(
 
     Args:
         shard: the shard.
-        decoder: fingerprint of all that computes keys and values.
+        decoder: fingerprint of everything that computes keys and values.
         shape: L, G and H.
         dtype: type of the entries.
         sizes: number of states of each row that is a block of the bank.
@@ -192,7 +192,7 @@ def write_kept(
 
 
 def kept_bytes(folder: Path) -> int:
-    """Bytes of all files of kept keys and values of the bank in a folder."""
+    """Total bytes of the kept keys and values of the bank in a folder."""
     return sum(file.stat().st_size for file in (folder / FOLDER).glob("*.safetensors"))
 
 

@@ -1,7 +1,7 @@
-"""Stored keys: the selector's keys of each shard, in a file beside it.
+"""Stored keys: the selector's keys of each shard, in a separate file.
 
-Keys are derived data, no part of the bank: the folder may be deleted at any time. A file that
-cannot be used is ignored with a warning, because its keys can be made from memory.
+Keys are derived data and not part of the bank: the folder may be deleted at any time. A file that
+cannot be used is ignored with a warning, because its keys can be computed from memory.
 
 Letters: N rows of a shard, J slots of a block, R heads, H width of a head.
 """
@@ -46,7 +46,7 @@ def read_keys(shard: Shard, selector: str, heads: tuple[int, int]) -> Vectors | 
         heads: its R and H.
 
     Returns:
-        The keys; None if there are none, or with a warning if they cannot be used.
+        The keys; None if there are none or, with a warning, if they cannot be used.
     """
     path = _path(shard)
     if not path.is_file():
@@ -72,7 +72,7 @@ def read_keys(shard: Shard, selector: str, heads: tuple[int, int]) -> Vectors | 
 
 
 def stored_bytes(folder: Path) -> int:
-    """Bytes of all key files of the bank in a folder."""
+    """Total bytes of the key files of the bank in a folder."""
     return sum(file.stat().st_size for file in (folder / FOLDER).glob("*.safetensors"))
 
 

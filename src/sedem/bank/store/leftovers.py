@@ -1,6 +1,6 @@
-"""Files that no table names: a crash, a removal or a compaction leaves them, a writer clears them.
+"""Files that no table names: left by a crash, a removal or a compaction, cleared by a writer.
 
-A shard that a repair has set aside is none of them; it stays until somebody deletes it.
+A shard that a repair has set aside is not one of them; it stays until someone deletes it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ def clear(folder: Path, connection: sqlite3.Connection) -> None:
     """Remove shards that the catalog does not name, their derived files, and unfinished files.
 
     Args:
-        folder: of the bank, whose lock is held.
-        connection: to its catalog.
+        folder: the bank's folder, whose lock is held.
+        connection: connection to its catalog.
 
     Raises:
-        BankError: something is left over, and the catalog is damaged, so that it may have lost the
-            name of a shard that is needed.
+        BankError: files are left over and the catalog is damaged, so it may have lost the name of
+            a shard that is needed.
     """
     shutil.rmtree(folder / WORK, ignore_errors=True)
     places = [folder / name for name in (SHARDS, key_files.FOLDER, kept_files.FOLDER)]
     named = catalog.shard_files(connection)
     if not any(path for place in places for path in _left_over(place, named)):
         return
-    # SQLite answers from an index, which has no checksum; only rows that were checked may condemn.
+    # SQLite answers from an index, which has no checksum; only verified rows may decide this.
     _, state = catalog_rows.read_meta(folder, connection)
     shards = catalog_rows.read_shards(folder, connection, state)
     named = {shard.row.file for shard in shards}
@@ -45,7 +45,7 @@ def clear(folder: Path, connection: sqlite3.Connection) -> None:
 
 
 def _left_over(folder: Path, named: set[str]) -> Iterator[Path]:
-    # A link may lead to the folder of another bank.
+    # A link may point to the folder of another bank.
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():

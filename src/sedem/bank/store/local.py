@@ -6,7 +6,7 @@
       LOCK                      held by the process that writes
 
 A commit writes a shard atomically and then runs one SQLite transaction. That transaction is the
-only commit point: whatever a crash leaves behind before it is not part of the bank.
+only commit point: anything that a crash leaves behind before it is not part of the bank.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -48,10 +48,10 @@ class LocalStore:
 
     Args:
         folder: the bank's folder; it need not exist yet.
-        check: when a block's checksum is compared: when it is first used ("once"), or whenever it
-            is used, together with the file's size and place ("always").
-        source: reads texts that the bank does not hold; None if nothing does.
-        wait: seconds to wait for another writer before it is refused.
+        check: when a block's checksum is verified: on its first use ("once"), or on every use,
+            together with the file's size and identity ("always").
+        source: reads texts that the bank does not hold; None if there is no such source.
+        wait: seconds to wait for another writer before giving up.
     """
 
     def __init__(
@@ -66,20 +66,20 @@ class LocalStore:
         return str(self.folder)
 
     def exists(self) -> bool:
-        """Whether something is there; what is no bank is refused when it is opened."""
+        """Whether something exists there; `open` refuses it if it is not a bank."""
         return self.folder.exists()
 
     @contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """Give the folder of the catalog, for reading."""
+        """Yield the folder of the catalog, for reading."""
         yield self.folder
 
     def changing(self, action: Callable[[LocalStore], T]) -> T:
-        """Let a function change the bank; it takes the lock itself."""
+        """Run a function that changes the bank; the function takes the lock itself."""
         return action(self)
 
     def is_whole(self, shard: StoredShard) -> bool:
-        """Whether a shard is there as it was written; see `verify.is_whole`."""
+        """Whether a shard exists and is unchanged; see `verify.is_whole`."""
         return verify.is_whole(self.folder, shard)
 
     @contextmanager
@@ -87,7 +87,7 @@ class LocalStore:
         """Create the bank; it appears, complete, when the block ends without an error.
 
         Yields:
-            The store of the unfinished bank, in a folder beside this one.
+            The store of the unfinished bank, in a folder next to this one.
 
         Raises:
             BankError: something exists there, another process creates it, or writing fails.
@@ -102,7 +102,7 @@ class LocalStore:
         """Fill a hidden folder that becomes the bank when the block ends without an error.
 
         Yields:
-            The store of that folder, which is empty and beside this one.
+            The store of that folder, which is empty and next to this one.
 
         Raises:
             BankError: something exists there, another process creates it, or writing fails.
@@ -115,7 +115,7 @@ class LocalStore:
 
     @contextmanager
     def hidden(self) -> Iterator[LocalStore]:
-        """Hold an empty hidden folder beside, and the lock in it.
+        """Yield an empty hidden folder next to this one, and hold its lock.
 
         Raises:
             BankError: this bank exists, another process creates it, or writing fails.
@@ -141,7 +141,7 @@ class LocalStore:
     ) -> None:
         """Add documents and their blocks in one commit; see `interface.Store.append`.
 
-        With `again`, also those that it has with the same text, because their memory is damaged.
+        With `again`, also those it already has with the same text, because their memory is damaged.
         """
         with self.writing(), catalog.connect(self.folder) as connection:
             meta, state = catalog_rows.read_meta(self.folder, connection)
@@ -179,14 +179,14 @@ class LocalStore:
         """Write a shard; returns its row and its checksums.
 
         Args:
-            connection: to the catalog, whose lock is held.
-            documents: what the blocks are of.
+            connection: connection to the catalog, whose lock is held.
+            documents: the documents of the blocks.
             blocks: one for each row; `documents` are indices.
             stored_NJD: their memory, in the bank's type.
-            name: of the file; None means the next one, which no table names yet.
+            name: file name; None means the next one, which no table names yet.
 
         Raises:
-            BankError: memory holds infinite numbers, or what is not a number.
+            BankError: memory holds infinities or NaN.
         """
         check_finite(documents, blocks, stored_NJD)
         checksums = [checksum(stored_NJD[row]) for row in range(len(blocks))]
@@ -195,11 +195,11 @@ class LocalStore:
         return catalog.ShardRow(name, len(blocks), size, digest), checksums
 
     def remove(self, name: str, *more: str) -> None:
-        """Remove documents and their blocks from the catalog; `compact` gives their bytes back.
+        """Remove documents and their blocks from the catalog; `compact` frees their bytes.
 
         Raises:
-            BankError: no document has such a name, or another process writes the bank. Then none
-                is removed.
+            BankError: no document has one of the names, or another process writes the bank. Then
+                none is removed.
         """
         with self.writing(), catalog.connect(self.folder) as connection, connection:
             _, state = catalog_rows.read_meta(self.folder, connection)
@@ -212,10 +212,10 @@ class LocalStore:
             catalog.write_state(connection, state.committed())
 
     def compact(self) -> Compacted:
-        """Give the space of removed documents back and merge small shards.
+        """Free the space of removed documents and merge small shards.
 
-        The answers of the bank do not change. Who has opened it before keeps what is mapped; for
-        the rest the bank must be opened again.
+        The bank's answers do not change. A reader that opened it before keeps what is mapped; for
+        the rest it must open the bank again.
 
         Raises:
             BankError: another process writes the bank, or a block is damaged; it is unchanged.
@@ -224,9 +224,9 @@ class LocalStore:
             return compact(self.folder)
 
     def salvage(self) -> Salvaged:
-        """Exchange a damaged catalog for one with all that can be read of it.
+        """Replace a damaged catalog with a new one of everything that can be read from it.
 
-        Documents whose memory it does not tell are damaged then; `repair` drops them.
+        Documents whose memory it cannot locate then count as damaged; `repair` drops them.
 
         Raises:
             BankError: another process writes the bank, or too little can be read.
@@ -236,7 +236,7 @@ class LocalStore:
             return salvage(self.folder)
 
     def repair(self) -> Repaired:
-        """Set damaged files aside; keep what is whole in them, drop documents that lost a part.
+        """Set damaged files aside, keep their intact blocks, drop documents that lost a part.
 
         Raises:
             BankError: another process writes the bank, or too little of its catalog can be read.
@@ -254,20 +254,20 @@ class LocalStore:
         while True:
             contents, state = self._read(known)
             try:
-                # Shards without a block of the bank, such as unfinished parts, are not missed.
+                # Shards without a block of the bank, such as unfinished parts, may be missing.
                 for number in np.flatnonzero(np.bincount(contents.places[:, 0])).tolist():
                     piece = contents.pieces[number]
                     if isinstance(piece, Shard):
                         piece.renew()
                 return contents
             except BankError:
-                # A shard that was compacted in between is no damage.
+                # A shard that was compacted away in the meantime is not damage.
                 with catalog.connect(self.folder) as connection:
                     if catalog_rows.read_meta(self.folder, connection)[1] == state:
                         raise
 
     def _read(self, known: Contents | None) -> tuple[Contents, State]:
-        """What the catalog says, and its state then."""
+        """Return what the catalog says, and its state at that time."""
         before = {p.stored.id: p for p in known.pieces if isinstance(p, Shard)} if known else {}
         with catalog.connect(self.folder) as connection:
             # One transaction, so that another process's commit is seen as a whole or not at all.
@@ -283,7 +283,7 @@ class LocalStore:
         return Contents(meta, self._documents(documents, meta), blocks, shards, places_N2), state
 
     def meta(self) -> Meta:
-        """Return what holds for the bank as a whole; its shards may be damaged.
+        """Return the bank-wide metadata; its shards may be damaged.
 
         Raises:
             BankError: there is no bank, or its catalog is damaged.
@@ -308,7 +308,7 @@ class LocalStore:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock of the one process that may write; leftovers of others are cleared.
+        """Hold the lock of the only process that may write; clear leftovers of others.
 
         Raises:
             BankError: another process holds it, or the bank cannot be written.
@@ -331,7 +331,7 @@ class LocalStore:
             yield
 
     def _shard(self, stored: StoredShard, meta: Meta, maps: Maps, before: Shard | None) -> Shard:
-        """The piece of a shard; one that was opened before stays open."""
+        """Return the piece of a shard; one that was opened before stays open."""
         if before is None or before.stored.crc32 != stored.crc32:
             return self._piece(stored, meta, maps)
         before.stored = stored

@@ -1,7 +1,7 @@
-"""The objects of one bank in an object store: read, written, listed; every error is one sentence.
+"""Read, write and list the objects of one bank in an object store; each error is one sentence.
 
-A thin layer over obstore, which speaks S3, Google Cloud Storage and Azure. Credentials, region and
-endpoint come from the environment, under the names that each service uses.
+A thin layer over obstore, which supports S3, Google Cloud Storage and Azure. Credentials, region
+and endpoint come from the environment, under the names that each service uses.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 from sedem.errors import BankError, ConfigError, first_line
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
-"""Kinds of places that can be conditionally written to."""
+"""URL schemes of the stores that support conditional writes."""
 RANGE = 2**23
-"""Bytes of one request; a large object is read in several at once."""
+"""Bytes per request; a large object is read with several parallel requests."""
 AT_ONCE = 8
 """Requests that run at the same time."""
 _CONNECT = "5s"
@@ -56,10 +56,10 @@ class Entry:
     """An object as the store lists it.
 
     Attributes:
-        name: below the bank's place.
+        name: its name, relative to the bank's place.
         size: bytes.
-        modified: when it was written, by the clock of the store.
-        tag: differs if the content does.
+        modified: when it was written, by the store's clock.
+        tag: differs if the content differs.
     """
 
     name: str
@@ -72,11 +72,11 @@ class Bucket:
     """The objects below one place.
 
     Args:
-        url: such as "s3://bucket/folder".
+        url: a URL such as "s3://bucket/folder".
 
     Raises:
         ConfigError: obstore is not installed.
-        BankError: it is no place that can hold a bank.
+        BankError: the URL is not a place that can hold a bank.
     """
 
     def __init__(self, url: str) -> None:
@@ -97,7 +97,7 @@ class Bucket:
             options["allow_http"] = True
         wait = datetime.timedelta(seconds=_RETRY_SECONDS)
         with self._errors():
-            # Its overloads differ by service, which only the place tells.
+            # Its overloads differ by service, which only the URL shows.
             from_url: Any = store.from_url
             self._store: Any = from_url(
                 self.url,
@@ -106,7 +106,7 @@ class Bucket:
             )
 
     def __reduce__(self) -> tuple[type[Bucket], tuple[str]]:
-        # Another process has connections and credentials of its own.
+        # Another process has its own connections and credentials.
         return Bucket, (self.url,)
 
     def read(self, name: str, limit: int) -> bytes | None:
@@ -136,12 +136,12 @@ class Bucket:
             try:
                 self._store.put(name, content, mode="create", use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
-                # A request that was repeated because its answer was lost finds its own object.
+                # A request that was retried because its response was lost finds its own object.
                 return self._store.get(name).bytes() == content
         return True
 
     def write(self, name: str, content: bytes | Path) -> None:
-        """Write an object, from memory or from a file; one that is there is replaced."""
+        """Write an object, from memory or from a file; an existing one is replaced."""
         with self._errors():
             self._store.put(name, content)
 
@@ -187,8 +187,8 @@ class Bucket:
         """Yield the objects of a folder, by name.
 
         Args:
-            folder: such as "commits".
-            after: name in that folder; only objects behind it are listed.
+            folder: a folder such as "commits".
+            after: name in that folder; only objects after it are listed.
         """
         with self._errors():
             offset = f"{folder}/{after}" if after is not None else None
@@ -198,7 +198,7 @@ class Bucket:
                     yield Entry(found["path"], found["size"], found["last_modified"], tag)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; one that is not there is no error."""
+        """Delete objects; a missing one is not an error."""
         names = list(names)
         with self._errors():
             for start in range(0, len(names), 1000):

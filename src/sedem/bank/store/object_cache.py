@@ -1,12 +1,12 @@
 """The local disk cache of a bank in an object store.
 
     CACHE/NNNN.../                   one folder for each place
-      shards/SHA256.safetensors      memory that was read; the oldest use goes first
-      commits/NUMBER-WRITER/         the catalog as of one commit, while somebody may use it
+      shards/SHA256.safetensors      memory that was read; evicted by last use
+      commits/NUMBER-WRITER/         the catalog as of one commit, while it may be in use
       work/RANDOM/                   files of one process
 
-Nothing in it is needed: what is missing is downloaded again. Folders of commits and of work carry
-the lock of the processes that use them, so that others can clear what nobody uses any more.
+Nothing in it is essential: what is missing is downloaded again. Commit and work folders contain the
+locks of the processes that use them, so that others can remove unused folders.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _IN_USE = "IN_USE"
 
 
 class Held:
-    """A folder of the cache that nobody removes while this object lives.
+    """A folder of the cache that is not removed while this object exists.
 
     Attributes:
         folder: the folder.
@@ -62,7 +62,7 @@ class Cache:
     Args:
         bucket: where the bank is.
         root: folder of caches; None means that of `SEDEM_CACHE`, or ~/.cache/sedem.
-        limit: bytes of shards to keep; None means what the disk has, but for `FREE`.
+        limit: bytes of shards to keep; None means all disk space but `FREE`.
     """
 
     def __init__(self, bucket: Bucket, root: Path | None = None, limit: int | None = None) -> None:
@@ -77,14 +77,14 @@ class Cache:
         self._fetching = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Cache], tuple[Bucket, Path | None, int | None]]:
-        # Another process, perhaps on another machine, keeps files of its own.
+        # Another process, perhaps on another machine, keeps its own files.
         return Cache, (self.bucket, self._root, self.limit)
 
     # Folders
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """Give an empty folder that is removed at the end."""
+        """Yield an empty folder that is removed at the end."""
         folder = self.work() / uuid.uuid4().hex
         folder.mkdir()
         try:
@@ -120,8 +120,8 @@ class Cache:
 
         Args:
             commit: the commit.
-            sources: other catalogs of the bank; parts that they have in common with the commit are
-                copied from them.
+            sources: other catalogs of the bank; parts that they share with the commit are copied
+                from them.
 
         Raises:
             BankError: a part is missing or damaged, or the disk is full.
@@ -165,9 +165,9 @@ class Cache:
                 )
 
     def drop_if_not(self, commit: Commit) -> bool:
-        """Remove the catalog of a commit if it is not as the commit says; returns whether it was.
+        """Remove the catalog of a commit if it does not match; returns whether it was removed.
 
-        Who uses it finds another one in its place.
+        Its users find another one in its place.
         """
         folder = self._folder(commit)
         with suppress(OSError):
@@ -178,7 +178,7 @@ class Cache:
         return False
 
     def forget_catalogs(self, keep: Commit) -> None:
-        """Remove catalogs of other commits that nobody uses."""
+        """Remove unused catalogs of other commits."""
         for folder in self._commits.iterdir():
             if folder != self._folder(keep):
                 _clear(folder)
@@ -189,10 +189,10 @@ class Cache:
     # Shards
 
     def shard(self, row: ShardRow) -> Path:
-        """Return the place of a shard's file, which may not be there.
+        """Return the path of a shard's file, which may not exist.
 
         Raises:
-            BankError: the row names no SHA-256.
+            BankError: the row has no valid SHA-256.
         """
         if not is_digest(row.sha256):
             raise BankError(
@@ -201,7 +201,7 @@ class Cache:
         return self.shards / f"{row.sha256}.safetensors"
 
     def fetch(self, row: ShardRow) -> Path:
-        """Download a shard unless it is there, and compare all of it with its checksum.
+        """Download a shard unless it is cached; the download is verified by its checksum.
 
         Raises:
             BankError: it is missing or damaged, or the disk is full.
@@ -217,7 +217,7 @@ class Cache:
         return path
 
     def download(self, row: ShardRow, path: Path) -> None:
-        """Write a shard into a new file; errors as in `fetch`."""
+        """Download a shard to a new file; errors as in `fetch`."""
         name = shard_name(row.sha256)
         try:
             found = self.bucket.download(name, path)
@@ -238,12 +238,12 @@ class Cache:
             )
 
     def adopt(self, row: ShardRow, path: Path) -> None:
-        """Take a file of this process that was written to the store as the cached shard."""
+        """Move a file that this process has uploaded into the cache as a shard."""
         self._make_room(0)
         path.replace(self.shard(row))
 
     def drop_if_damaged(self, row: ShardRow) -> bool:
-        """Remove a cached shard that is not as it was written; returns whether it was removed."""
+        """Remove a cached shard if it is damaged; returns False if it is intact."""
         path = self.shard(row)
         with self._fetching, suppress(FileNotFoundError):
             if sha256(path) == row.sha256:
@@ -252,7 +252,7 @@ class Cache:
         return True
 
     def _make_room(self, size: int) -> None:
-        """Remove shards that were used longest ago until some bytes fit; who maps one keeps it."""
+        """Remove the least recently used shards until some bytes fit; mapped ones stay usable."""
         files = []
         for path in self.shards.iterdir():
             with suppress(FileNotFoundError):
@@ -283,7 +283,7 @@ def default_root() -> Path:
 
 @contextmanager
 def renamed(folder: Path, url: str) -> Iterator[None]:
-    """Raise errors about the bank in a folder as errors about the bank at a place."""
+    """Rewrite bank errors that name a folder so that they name the bank's URL."""
     try:
         yield
     except BankError as error:
@@ -301,7 +301,7 @@ def _new(folder: Path) -> Held:
 
 
 def _hold(folder: Path) -> Held | None:
-    """Hold a folder; None if there is none, or somebody is about to remove it."""
+    """Hold a folder; None if there is none, or it is about to be removed."""
     try:
         lock = (folder / _IN_USE).open("rb")
     except OSError:
@@ -322,7 +322,7 @@ def _clear(folder: Path) -> None:
         return
     with lock, suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # At once under another name, so that nobody finds a part of it.
+        # Renamed first, so that no process finds only a part of it.
         gone = folder.with_name(f".{uuid.uuid4().hex}")
         folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -330,7 +330,7 @@ def _clear(folder: Path) -> None:
 
 @contextmanager
 def _files(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
-    """Open those files that exist."""
+    """Open the files that exist."""
     found: list[IO[bytes]] = []
     try:
         for path in paths:

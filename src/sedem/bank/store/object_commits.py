@@ -1,11 +1,11 @@
 """Commits of a bank in an object store: small objects that are created once and never changed.
 
-    commits/000000000012     what the bank is as of its twelfth commit
-    catalog/SHA256           1 MiB of the catalog, or what is left at its end
+    commits/000000000012     the bank as of its twelfth commit
+    catalog/SHA256           1 MiB of the catalog; the last one may be shorter
     shards/SHA256.safetensors
 
 A commit exists when its object does. The store creates an object of a name only once, so of two
-writers that start from the same commit one succeeds. docs/bank-format.md describes every byte.
+writers that start from the same commit, one succeeds. docs/bank-format.md describes every byte.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sedem.errors import BankError
 COMMITS, CATALOG_PARTS, SHARDS = "commits", "catalog", "shards"
 FORMAT = 1
 PART = 2**20
-"""Bytes of the catalog in one object; a commit writes those that it changed."""
+"""Bytes of the catalog per object; a commit writes only the parts that it changed."""
 LIMIT = 2**28
-"""Bytes that a commit may have; it takes 67 for each MiB of catalog and for each shard."""
+"""Maximum bytes of a commit; each MiB of catalog and each shard take 67."""
 _NAME = re.compile(r"commits/\d{12}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -37,12 +37,12 @@ class LostRaceError(BankError):
 
 @dataclass(frozen=True)
 class Commit:
-    """What a bank is as of one commit.
+    """A bank as of one commit.
 
     Attributes:
-        number: of the commit, from 1.
-        writer: a random name of the writer of this commit.
-        parent: that of the commit before; empty for the first.
+        number: number of the commit, from 1.
+        writer: a random name for the writer of this commit.
+        parent: writer of the previous commit; empty for the first.
         size: bytes of the catalog.
         parts: SHA-256 of each part of the catalog, in order.
         shards: SHA-256 of the shards that the catalog names, in ascending order.
@@ -62,7 +62,7 @@ class Commit:
 
     @property
     def objects(self) -> set[str]:
-        """Names of the objects that the bank consists of."""
+        """Names of the objects that make up the bank."""
         return {part_name(part) for part in self.parts} | {shard_name(one) for one in self.shards}
 
     def content(self) -> bytes:
@@ -92,7 +92,7 @@ def shard_name(digest: str) -> str:
 
 
 def is_digest(text: object) -> bool:
-    """Whether this is a SHA-256 in hexadecimal, which may become a part of a name."""
+    """Whether this is a SHA-256 in hexadecimal, which is safe in an object name."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
@@ -109,7 +109,7 @@ def newest(bucket: Bucket, known: tuple[Commit, str] | None = None) -> tuple[Com
 
     Args:
         bucket: where the bank is.
-        known: what this function returned before; commits before it are not listed again.
+        known: what this function returned before; earlier commits are not listed again.
 
     Raises:
         BankError: the store cannot be used, or the commit is damaged.
@@ -125,12 +125,12 @@ def newest(bucket: Bucket, known: tuple[Commit, str] | None = None) -> tuple[Com
     if not listed:
         return None
     commit = read(bucket, listed[-1].name)
-    # Deleted since it was listed, so there is a newer one.
+    # It was deleted after the listing, so there is a newer one.
     return newest(bucket) if commit is None else (commit, listed[-1].tag)
 
 
 def read(bucket: Bucket, name: str) -> Commit | None:
-    """Read a commit; None if there is none of that name.
+    """Read a commit; None if it does not exist.
 
     Raises:
         BankError: it is damaged.
@@ -145,14 +145,14 @@ def read(bucket: Bucket, name: str) -> Commit | None:
 
 
 def publish(bucket: Bucket, commit: Commit) -> str:
-    """Make a commit the newest; everything that it names has been written.
+    """Make a commit the newest; everything that it names must already be written.
 
     Returns:
         The tag of its object.
 
     Raises:
-        LostRaceError: it is not: another writer came first.
-        BankError: the store would let a writer replace the commit of another one.
+        LostRaceError: another writer came first.
+        BankError: the store would let a writer replace another writer's commit.
     """
     if bucket.create(commit.name, commit.content()):
         if commit.number == 1:
@@ -164,7 +164,7 @@ def publish(bucket: Bucket, commit: Commit) -> str:
             following = read(bucket, later[1].name)
             if following is None or following.parent == commit.writer:
                 return later[0].tag
-        # The bank went on long ago, and its commit of this number was cleared away.
+        # The bank is far ahead, and its own commit of this number was already removed.
         bucket.delete([commit.name])
     raise LostRaceError(
         f"bank '{bucket.url}' is being written by another process; wait until it is done"
@@ -172,7 +172,7 @@ def publish(bucket: Bucket, commit: Commit) -> str:
 
 
 def _check_conditions(bucket: Bucket, first: Commit) -> None:
-    """Refuse a store that writes an object again which it was to create only once."""
+    """Refuse a store that overwrites an object that it should create only once."""
     if bucket.create(first.name, b"to be refused"):
         bucket.delete([first.name])
         raise BankError(
@@ -182,7 +182,7 @@ def _check_conditions(bucket: Bucket, first: Commit) -> None:
 
 
 def _parsed(content: bytes) -> Commit | None:
-    """A commit from the content of its object; None if that is damaged."""
+    """Parse a commit from the content of its object; None if it is damaged."""
     line, _, digest = content.partition(b"\n")
     if digest.strip() != hashlib.sha256(line).hexdigest().encode():
         return None

@@ -1,7 +1,7 @@
-"""Garbage of a bank in an object store: what no commit names that anybody may still read.
+"""Garbage of a bank in an object store: objects that no readable commit names.
 
-A removal or a compaction leaves the objects of earlier commits, a killed writer those of a commit
-that it never made. Nothing of it can be told from what a writer is just uploading, except by age.
+A removal or a compaction leaves objects of earlier commits; a killed writer leaves objects of a
+commit that it never made. Only their age distinguishes them from objects that are being uploaded.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from sedem.bank.store.object_bucket import Bucket
 from sedem.bank.store.object_commits import CATALOG_PARTS, COMMITS, SHARDS, Commit
 
 KEEP = timedelta(days=1)
-"""How long a replaced commit can be read, and how long a commit may take to be made."""
+"""How long a replaced commit stays readable, and how long making a commit may take."""
 
 
 def collect(bucket: Bucket, newest: Commit, keep: timedelta = KEEP) -> int:
     """Remove commits that were replaced long ago, and old objects that no other commit names.
 
-    The clocks of this machine and of the store should not differ by more than a part of `keep`.
+    The clocks of this machine and the store should differ by no more than a fraction of `keep`.
 
     Args:
         bucket: where the bank is.
         newest: its newest commit, which stays.
-        keep: longer than any reader uses a commit, and than any writer needs for one.
+        keep: longer than any reader uses a commit and any writer takes to make one.
 
     Returns:
         Number of objects that were removed.
@@ -52,7 +52,7 @@ def collect(bucket: Bucket, newest: Commit, keep: timedelta = KEEP) -> int:
         for entry in bucket.entries(folder)
         if entry.name not in named and entry.modified <= before
     ]
-    # Commits first: one whose objects are gone must not be found.
+    # Commits first: a commit whose objects are gone must not be found.
     bucket.delete(gone)
     bucket.delete(objects)
     return len(gone) + len(objects)

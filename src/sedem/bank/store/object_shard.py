@@ -24,12 +24,12 @@ class CachedShard(Shard):
     """A shard that is downloaded when it is first used.
 
     Args:
-        cache: of the bank.
-        stored: what the catalog says of it.
-        width: D, as the catalog says.
-        dtype: type of the stored slots, as the catalog says.
+        cache: the bank's cache.
+        stored: the shard according to the catalog.
+        width: D, according to the catalog.
+        dtype: type of the stored slots, according to the catalog.
         maps: the mapped files of the bank.
-        check: when checksums are compared.
+        check: when checksums are verified.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CachedShard(Shard):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # The cache may lie elsewhere in this process.
+        # The cache may be in another place in this process.
         self.path = self._cache.shard(self.stored.row)
 
     def take(self, rows: Sequence[int]) -> Quantized:
@@ -59,7 +59,7 @@ class CachedShard(Shard):
         return self._mended(super().whole)
 
     def renew(self) -> Identity:
-        """Download the file if it is not there, and let go of another one; see `Shard.renew`."""
+        """Download the file if it is missing, and drop a replaced one; see `Shard.renew`."""
         self._cache.fetch(self.stored.row)
         return super().renew()
 
@@ -75,7 +75,7 @@ class CachedShard(Shard):
 
 
 class CachedDocuments(StoredDocuments):
-    """Documents as of one commit, whose catalog lies in the cache.
+    """Documents as of one commit, whose catalog is in the cache.
 
     Attributes:
         commit: the commit.
@@ -114,10 +114,10 @@ class CachedCommit(LocalStore):
     """The catalog of one commit in the cache; its shards are downloaded when they are used.
 
     Args:
-        cache: of the bank.
+        cache: the bank's cache.
         commit: the commit.
         held: the folder of its catalog.
-        check: when checksums are compared.
+        check: when checksums are verified.
         source: reads texts that the bank does not hold.
     """
 
@@ -133,7 +133,7 @@ class CachedCommit(LocalStore):
         self._cache, self._commit, self._held = cache, commit, held
 
     def contents(self, known: Contents | None = None) -> Contents:
-        """Read the catalog as `open` does, but look for no shard."""
+        """Read the catalog as `open` does, without looking for shards."""
         return self._read(known)[0]
 
     def _documents(self, rows: DocumentRows, meta: Meta) -> StoredDocuments:

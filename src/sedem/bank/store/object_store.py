@@ -1,11 +1,11 @@
 """A bank in an object store: immutable objects, and commits that are created once.
 
-A change is made on a copy of the catalog on local disk, by the store of local disk. Then new shards
-and the changed parts of the catalog are uploaded under the names of their SHA-256, and one object
-is created that names them: the commit. Whatever a crash leaves before that is not part of the bank.
+The local store makes a change on a copy of the catalog on local disk. Then new shards and the
+changed parts of the catalog are uploaded under the names of their SHA-256, and one object that
+names them is created: the commit. Anything that a crash leaves before that is not part of the bank.
 
-Of two writers that start from the same commit one creates the next; the other makes its change
-again on what is there now. Readers keep the commit that they have opened.
+Of two writers that start from the same commit, one creates the next; the other repeats its change
+on top of it. Readers keep the commit that they have opened.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -46,25 +46,25 @@ from sedem.types import Document
 
 T = TypeVar("T")
 ATTEMPTS = 10
-"""How often a change is made again, at least, because another writer came first."""
+"""Minimum number of attempts at a change while other writers come first."""
 
 
 class ObjectStore:
     """The store of a bank in an object store; see `interface.Store`.
 
-    Threads may share it; their changes are made one after the other.
+    Threads may share it; their changes are made one at a time.
 
     Args:
         url: the bank's place, such as "s3://bucket/folder".
         cache: folder of caches on local disk; None means that of `SEDEM_CACHE`.
-        check: when a block's checksum is compared, as in `LocalStore`.
-        source: reads texts that the bank does not hold; None if nothing does.
-        wait: seconds for which a change is made again if other writers come first.
+        check: when a block's checksum is verified, as in `LocalStore`.
+        source: reads texts that the bank does not hold; None if there is no such source.
+        wait: seconds for which a change is retried if other writers come first.
         limit: bytes of shards that the cache keeps; None means what the disk has room for.
 
     Raises:
         ConfigError: obstore is not installed.
-        BankError: it is no place that can hold a bank.
+        BankError: the URL is not a place that can hold a bank.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ObjectStore:
         return self.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process keeps files and makes changes of its own.
+        # Another process keeps its own files and makes its own changes.
         return ObjectStore, self._arguments
 
     def exists(self) -> bool:
@@ -134,7 +134,7 @@ class ObjectStore:
 
     @contextmanager
     def appearing(self) -> Iterator[Path]:
-        """Hold an empty folder of the cache whose bank is about to be published as the first.
+        """Yield an empty cache folder, whose bank will be published as the first commit.
 
         Raises:
             BankError: a bank exists already, or one was made meanwhile.
@@ -166,17 +166,17 @@ class ObjectStore:
         self.changing(lambda local: local.remove(name, *more))
 
     def compact(self, keep: timedelta = KEEP) -> Compacted:
-        """Give the space of removed documents back, merge small shards, and remove garbage.
+        """Free the space of removed documents, merge small shards, and remove garbage.
 
-        Objects that an earlier commit names are removed when that commit has been replaced for
-        `keep`; readers can use it until then. Objects that no commit names, which a killed writer
-        leaves, are removed when they are older than `keep`.
+        Objects that an earlier commit names are removed `keep` after that commit was replaced;
+        readers can use it until then. Objects that no commit names, which a killed writer leaves,
+        are removed when they are older than `keep`.
 
         Args:
-            keep: longer than any commit takes; less only if nobody else uses the bank.
+            keep: longer than any commit takes; shorter only if no other process uses the bank.
 
         Raises:
-            BankError: other writers come first again and again, or a block is damaged.
+            BankError: other writers come first repeatedly, or a block is damaged.
         """
 
         def action(local: LocalStore) -> Compacted:
@@ -193,24 +193,24 @@ class ObjectStore:
             return Compacted(before, self.size(), report.shards_before, report.shards_after)
 
     def changing(self, action: Callable[[LocalStore], T]) -> T:
-        """Let a function change the bank, and commit what it did.
+        """Run a function that changes the bank, and commit its changes.
 
         Args:
-            action: is given the store of a folder that has the newest catalog and no shards. It is
+            action: called with the store of a folder that has the newest catalog and no shards;
                 called again, on a newer catalog, if another writer came first.
 
         Returns:
             What the function returned.
 
         Raises:
-            BankError: other writers come first again and again, or the store cannot be used.
+            BankError: other writers come first repeatedly, or the store cannot be used.
         """
         until = time.monotonic() + self.wait
         with self._changing:
             attempt = 0
             while True:
                 base, folder = self._working_copy()
-                # What the function leaves if it fails is not used again.
+                # If the function fails, its copy is not used again.
                 self._copy = None
                 with renamed(folder, self.url):
                     result = action(LocalStore(folder))
@@ -245,7 +245,7 @@ class ObjectStore:
                 with renamed(held.folder, self.url):
                     contents = opened.contents(known)
             except BankError:
-                # It may be damaged in the cache, or removed from the store while it is downloaded.
+                # It may be damaged in the cache, or was removed from the store during the download.
                 if not self.cache.drop_if_not(commit) and self.commit() == commit:
                     raise
                 continue
@@ -254,13 +254,13 @@ class ObjectStore:
 
     @contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """Give a folder with the newest catalog, for reading."""
+        """Yield a folder with the newest catalog, for reading."""
         held = self._catalog(self.commit())
         with renamed(held.folder, self.url):
             yield held.folder
 
     def meta(self) -> Meta:
-        """Return what holds for the bank as a whole; see `LocalStore.meta`."""
+        """Return the bank-wide metadata; see `LocalStore.meta`."""
         with self.at_hand() as folder:
             return LocalStore(folder).meta()
 
@@ -270,7 +270,7 @@ class ObjectStore:
             return LocalStore(folder).digests()
 
     def is_whole(self, shard: StoredShard) -> bool:
-        """Whether the object of a shard is there with its size; it cannot have been changed."""
+        """Whether a shard's object exists with its size; its content cannot have changed."""
         return self.bucket.size(object_commits.shard_name(shard.row.sha256)) == shard.row.size
 
     def verify(self) -> list[str]:
@@ -305,7 +305,7 @@ class ObjectStore:
 
     @contextmanager
     def as_folder(self) -> Iterator[Path]:
-        """Give a folder that is the whole bank as of its newest commit.
+        """Yield a folder that holds the complete bank as of its newest commit.
 
         Raises:
             BankError: a part of it is missing or damaged, or the disk is full.
@@ -329,7 +329,7 @@ class ObjectStore:
             return self.cache.catalog(commit, copy)
 
     def _working_copy(self) -> tuple[Commit, Path]:
-        """The newest commit, and a folder that has its catalog and may be changed."""
+        """Return the newest commit, and a folder with its catalog that may be changed."""
         commit = self.commit()
         if self._copy is not None and self._copy[0] == commit:
             return self._copy

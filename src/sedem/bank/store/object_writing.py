@@ -34,20 +34,20 @@ def publish(
 ) -> Commit:
     """Make the bank in a folder the newest commit.
 
-    What the commit before does not name is uploaded, even if the store has it: an object that no
-    commit names may be removed at any moment, unless it is new.
+    Everything that the previous commit does not name is uploaded, even if the store has it: an
+    object that no commit names may be removed at any time, unless it is new.
 
     Args:
-        cache: of the bank; new shards are moved into it.
+        cache: the bank's cache; new shards in the folder are moved into it.
         base: the commit that the folder was made from; None for a new bank.
-        folder: its catalog, and the shards that `base` lacks.
-        path_of: where those shards are; None means in the folder. They stay there.
+        folder: holds the catalog, and the shards that `base` lacks.
+        path_of: where those shards are; they stay there. None means in the folder.
 
     Returns:
-        The commit; `base` if nothing differs.
+        The commit; `base` if nothing has changed.
 
     Raises:
-        LostRaceError: another writer came first; the bank is as that one made it.
+        LostRaceError: another writer came first; the bank is as that writer left it.
         BankError: a shard is damaged, or the store cannot be used.
     """
     with catalog.connect(folder, alone=True) as connection:
@@ -79,7 +79,7 @@ def publish(
 
 
 def _write_parts(cache: Cache, path: Path, parts: list[tuple[int, str]], known: set[str]) -> None:
-    """Upload those parts of a catalog that the commit before does not name."""
+    """Upload the parts of a catalog that the previous commit does not name."""
 
     def write(part: tuple[int, str]) -> None:
         index, digest = part

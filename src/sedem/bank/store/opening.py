@@ -1,4 +1,4 @@
-"""From the place of a bank to its store: a folder on local disk, or a place in an object store."""
+"""Map a bank's place to its store: a folder on local disk, or a place in an object store."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def store_at(
 
     Args:
         place: a folder, or a place in an object store.
-        check: when a block's checksum is compared: when it is first used ("once"), or whenever it
-            is used ("always").
-        source: reads texts that the bank does not hold; None if nothing does.
+        check: when a block's checksum is verified: on its first use ("once") or on every use
+            ("always").
+        source: reads texts that the bank does not hold; None if there is no such source.
         wait: seconds to wait for another writer.
 
     Raises:
@@ -49,7 +49,7 @@ def check_is_bank(place: Place) -> None:
     """Refuse a place that holds no bank.
 
     Raises:
-        BankError: there is none, or nobody can tell.
+        BankError: there is none, or the place cannot be read.
     """
     store = store_at(place)
     if isinstance(store, LocalStore):
@@ -62,13 +62,13 @@ def compact_at(place: Place, keep: float | None = None) -> Compacted:
     """Compact the bank at a place.
 
     Args:
-        place: of the bank.
-        keep: hours for which an object store keeps what earlier commits consist of; None means
-            24. A folder gives its space back at once.
+        place: the bank's place.
+        keep: hours for which an object store keeps the objects of earlier commits; None means 24.
+            A folder frees its space at once.
 
     Raises:
         ConfigError: `keep` is given for a folder.
-        BankError: as `LocalStore.compact` and `ObjectStore.compact`.
+        BankError: as in `LocalStore.compact` and `ObjectStore.compact`.
     """
     store = store_at(place)
     if keep is None:
@@ -89,7 +89,7 @@ def local_folder(place: Place, what: str) -> Path:
     """Return the folder of a bank on local disk.
 
     Args:
-        place: of the bank.
+        place: the bank's place.
         what: what needs it, such as "'sedem bank warm'", for the message.
 
     Raises:

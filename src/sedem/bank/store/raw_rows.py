@@ -1,7 +1,7 @@
-"""Rows of a shard by their places in the file: they are found even if its header is damaged.
+"""Rows of a shard by their position in the file: they are found even if its header is damaged.
 
-The catalog says how large a whole file is and what a row takes, and rows stand at the end of it. A
-row counts only if it matches its checksum, so nothing in the file has to be believed.
+The catalog gives the size of an intact file and of a row, and the rows are at the end of the file.
+A row is used only if it matches its checksum, so nothing in the file has to be trusted.
 
 Letters: N rows, J slots of a block, D decoder width.
 """
@@ -21,12 +21,12 @@ from sedem.quantization import BFLOAT16, DTYPES, Quantized, join
 
 
 class RawRows:
-    """The rows of a shard, each read when it is asked for.
+    """The rows of a shard, each read when it is needed.
 
     Args:
-        folder: of shards.
-        stored: what the catalog says of the shard.
-        meta: of the bank.
+        folder: the folder of shards.
+        stored: the shard according to the catalog.
+        meta: the bank's metadata.
     """
 
     def __init__(self, folder: Path, stored: StoredShard, meta: Meta) -> None:
@@ -76,7 +76,7 @@ class RawRows:
         return memory if checksum(memory) == self.checksums[row] else None
 
     def _read(self, place: int, size: int) -> bytearray | None:
-        """Bytes of the file; None if it has none there."""
+        """Read bytes of the file; None if it does not have them."""
         if place < 0:
             return None
         try:

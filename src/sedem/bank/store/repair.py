@@ -1,7 +1,7 @@
-"""Repairing a bank: damaged shards are set aside, whole blocks are kept, the rest is dropped.
+"""Repair a bank: damaged shards are set aside, intact blocks are kept, the rest is dropped.
 
-A document that lost one block or a piece of its text is dropped whole, because what is left of it
-would give answers that look complete. `inference/repair.py` reads such documents again before.
+A document that lost one block or a piece of its text is dropped entirely, because answers from the
+rest would look complete. `inference/repair.py` first reads such documents again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from sedem.quantization import vector_bytes
 
 @dataclass(frozen=True)
 class Repaired:
-    """What a repair has done.
+    """The result of a repair.
 
     Attributes:
-        problems: the defects that it found, a sentence each.
-        set_aside: files that were damaged, under their new names.
-        repaired: documents whose blocks were whole in a damaged shard and were written anew.
-        dropped: documents that had lost something.
+        problems: the defects that it found, one sentence each.
+        set_aside: the damaged files, under their new names.
+        repaired: documents whose blocks were intact in a damaged shard and were rewritten.
+        dropped: documents that had lost a part.
     """
 
     problems: list[str]
@@ -41,11 +41,11 @@ class Repaired:
 
 @dataclass(frozen=True)
 class Lost:
-    """A document that has lost something.
+    """A document that has lost a part.
 
     Attributes:
         name: its name.
-        sha256: of its text.
+        sha256: SHA-256 of its text.
         text: its text; None if it is damaged too, or the bank holds no texts.
         pages: first character of each of its pages.
     """
@@ -59,11 +59,11 @@ class Lost:
 def repair(folder: Path, before: Salvaged = WHOLE) -> Repaired:
     """Repair a bank whose lock is held.
 
-    One transaction drops and exchanges, so a crash leaves the bank as it was or repaired.
+    One transaction makes all changes, so a crash leaves the bank unchanged or repaired.
 
     Args:
-        folder: of the bank.
-        before: what was done about its catalog before.
+        folder: the bank's folder.
+        before: the result of salvaging its catalog before.
 
     Raises:
         BankError: its catalog is damaged.
@@ -110,7 +110,7 @@ def repair(folder: Path, before: Salvaged = WHOLE) -> Repaired:
 
 
 def examine(folder: Path) -> verify.Damage:
-    """What is damaged in a bank whose catalog is whole.
+    """Return the damage of a bank whose catalog is intact.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
@@ -122,7 +122,7 @@ def examine(folder: Path) -> verify.Damage:
 
 
 def lost_documents(folder: Path) -> list[Lost]:
-    """The documents of a bank that have lost something, in reading order.
+    """Return the documents of a bank that have lost a part, in reading order.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
@@ -146,7 +146,7 @@ def lost_documents(folder: Path) -> list[Lost]:
 def _set_aside(folder: Path, damaged: Sequence[StoredShard]) -> list[str]:
     """Give damaged files a second name that no writer clears; returns the names.
 
-    They lose their first names after the commit: before it, the catalog names them.
+    They keep their first names until the commit, because the catalog names them until then.
     """
     names = []
     for shard in damaged:

@@ -1,4 +1,4 @@
-"""Writing blocks that a bank has into new shards; compaction and repair are made of it.
+"""Write existing blocks of a bank into new shards; compaction and repair use this.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -22,16 +22,16 @@ from sedem.bank.store.shard import SHARDS, write_shard
 from sedem.quantization import join
 
 SHARD_BYTES = 2**26
-"""Memory in one shard, so that copying needs little RAM; a block that is larger has its own."""
+"""Bytes of memory per shard, so that copying needs little RAM; a larger block gets its own."""
 
 
 @dataclass(frozen=True)
 class NewShard:
-    """A shard that was written and that no table names yet.
+    """A shard that was written but that no table names yet.
 
     Attributes:
         row: the file.
-        columns: of its rows, as `catalog.insert_shard` takes them.
+        columns: the columns of its rows, for `catalog.insert_shard`.
     """
 
     row: catalog.ShardRow
@@ -44,9 +44,9 @@ class Rows:
 
     Attributes:
         blocks: the blocks, in reading order; `documents` are ids.
-        shards: index of each one's shard `[N]`.
-        rows: row of each one in its shard `[N]`.
-        checksums: CRC-32 of each one's memory `[N]`.
+        shards: index of each block's shard `[N]`.
+        rows: row of each block in its shard `[N]`.
+        checksums: CRC-32 of each block's memory `[N]`.
     """
 
     blocks: Blocks
@@ -58,7 +58,7 @@ class Rows:
         return len(self.blocks)
 
     def take(self, indices: NDArray[Any] | slice) -> Rows:
-        """Return the blocks at some indices, in a slice, or where a mask is True."""
+        """Select blocks by indices, by a slice or by a boolean mask."""
         columns = (self.shards[indices], self.rows[indices], self.checksums[indices])
         return Rows(self.blocks.take(indices), *columns)
 
@@ -70,7 +70,7 @@ class Rows:
 def rows_of(
     stored: Sequence[StoredShard], ids: NDArray[np.int64], blocks: Blocks, places_N2: NDArray[Any]
 ) -> Rows:
-    """Join what `catalog_rows.live_blocks` returns; `ids` are those of the documents."""
+    """Combine the results of `catalog_rows.live_blocks`; `ids` are the document ids."""
     counts = [len(shard.checksums) for shard in stored]
     firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     checksums = np.concatenate([np.zeros(0, np.uint32), *(s.checksums for s in stored)])
@@ -80,9 +80,9 @@ def rows_of(
 
 
 def with_whole_documents(chosen: NDArray[np.bool_], rows: Rows) -> NDArray[np.bool_]:
-    """Choose also each shard that has a document in common with a chosen one.
+    """Also choose each shard that has a document in common with a chosen one.
 
-    Blocks of a document stand in the order of their shards, and rewritten shards come last.
+    Blocks of a document are in the order of their shards, and rewritten shards come last.
     """
     while True:
         documents = np.unique(rows.in_shards(chosen).blocks.documents)
@@ -96,13 +96,13 @@ def with_whole_documents(chosen: NDArray[np.bool_], rows: Rows) -> NDArray[np.bo
 def write_rows(
     folder: Path, first: int, rows: Rows, sources: Mapping[int, Piece], block_bytes: int
 ) -> list[NewShard]:
-    """Write blocks into new shards, which nothing names yet.
+    """Write blocks into new shards, which no table names yet.
 
     Args:
-        folder: of the bank.
+        folder: the bank's folder.
         first: number of the first new shard.
         rows: the blocks.
-        sources: the memory of each shard by its index; it compares checksums.
+        sources: the memory of each shard by its index; it verifies checksums.
         block_bytes: bytes of the memory of a block.
 
     Raises:
@@ -130,7 +130,7 @@ def write_rows(
 def exchange(
     connection: sqlite3.Connection, gone: Sequence[StoredShard], new: Sequence[NewShard]
 ) -> None:
-    """Name new shards in the place of others.
+    """Replace shards with new ones in the catalog.
 
     Args:
         connection: inside a transaction.
@@ -143,7 +143,7 @@ def exchange(
 
 
 def _runs(rows: Rows) -> Iterator[tuple[int, list[int]]]:
-    """Neighbours in the same shard, and their rows."""
+    """Yield the shard and the rows of each run of neighbours in the same shard."""
     places = zip(rows.shards.tolist(), rows.rows.tolist(), strict=True)
     for shard, run in groupby(places, key=lambda place: place[0]):
         yield shard, [row for _, row in run]

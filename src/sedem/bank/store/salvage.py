@@ -1,10 +1,10 @@
-"""A new catalog from what can be read of a damaged one.
+"""Make a new catalog from what can be read of a damaged one.
 
-Every row has a checksum, so rows are taken from whatever page still holds them, and what SQLite
-says of the file need not be believed. The entry `state` tells whether rows are missing. A document
-stays only if each of its blocks is still known. One whose memory has become unknown is listed in a
-shard that does not exist: then it is damaged like any other, and a repair reads it again or drops
-it. SQLite exchanges the catalogs in one transaction, so a crash leaves the old one or the new one.
+Every row has a checksum, so rows are taken from any page that still holds them, without trusting
+what SQLite says about the file. The entry `state` shows whether rows are missing. A document stays
+only if all its blocks are still known. A document whose memory is unknown is listed in a shard that
+does not exist, so it counts as damaged, and a repair reads it again or drops it. SQLite replaces
+the catalog in one transaction, so a crash leaves the old one or the new one.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from sedem.durable_files import link, sync_folder
 from sedem.errors import BankError, DamagedCatalogError
 
 DAMAGED = ".damaged"
-"""Ends the names of files that were set aside; nothing removes them."""
+"""Suffix of files that were set aside; nothing removes them."""
 WORK = ".salvage"
-"""The folder in which a new catalog is made; what a crash leaves of it is removed."""
+"""The folder in which a new catalog is made; one left by a crash is removed."""
 LOG = "-wal"
 _TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_PERM")
 
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What has become of a catalog.
+    """The result of salvaging a catalog.
 
     Attributes:
-        problems: its defects and what is lost with them, a sentence each; empty if it was whole.
-        set_aside: files that are not used any more, under their new names.
+        problems: its defects and what they lost, one sentence each; empty if it was intact.
+        set_aside: files that are no longer used, under their new names.
     """
 
     problems: list[str]
@@ -52,7 +52,7 @@ def salvage(folder: Path) -> Salvaged:
     """Make a new catalog of a bank whose lock is held, if the old one is damaged.
 
     Raises:
-        BankError: nothing of it can be kept, or it cannot be written. The bank is unchanged.
+        BankError: nothing of it can be kept, or it cannot be written. The bank does not change.
     """
     shutil.rmtree(folder / WORK, ignore_errors=True)
     problem = verify.catalog_problem(folder)
@@ -89,14 +89,14 @@ def _copy(source: Path, target: Path) -> None:
                     page = old.read(sqlite_pages.PAGE)
                 except OSError:
                     page = bytes(sqlite_pages.PAGE)
-                # An error of writing is none of the page: the copy would lack what was read.
+                # A write error is not the page's: ignoring it would lose what was read.
                 new.write(page)
             new.flush()
             os.fsync(new.fileno())
 
 
 def _take_in_log(file: Path) -> bool:
-    """Write what is in the log of a copy into it; False if SQLite cannot."""
+    """Apply the log of a copied catalog to the copy; False if SQLite cannot."""
     if not file.with_name(file.name + LOG).is_file():
         return True
     for _ in range(2):
@@ -110,7 +110,7 @@ def _take_in_log(file: Path) -> bool:
 
 
 def _mend_start(file: Path) -> None:
-    """Write the first page of a catalog anew; it holds nothing but the schema, which is known."""
+    """Rewrite the first page of a catalog; it holds only the schema, which is known."""
     with file.open("rb+") as opened:
         pages = max(1, -(-opened.seek(0, os.SEEK_END) // sqlite_pages.PAGE))
         opened.truncate(pages * sqlite_pages.PAGE)
@@ -124,7 +124,7 @@ def _mend_start(file: Path) -> None:
 
 
 def _make_new(folder: Path, work: Path, problem: str) -> list[str]:
-    """Make a whole catalog in the folder `work`; returns what is lost, a sentence each.
+    """Make an intact catalog in the folder `work`; returns the losses, one sentence each.
 
     Raises:
         BankError: nothing can be kept, or the new catalog cannot be written.
@@ -150,7 +150,7 @@ def _make_new(folder: Path, work: Path, problem: str) -> list[str]:
 
 
 def _set_aside_catalog(folder: Path, work: Path) -> list[str]:
-    """Keep the damaged catalog and its log under other names; returns these."""
+    """Keep the damaged catalog and its log under other names; returns the names."""
     name, number = f"{CATALOG}{DAMAGED}", 1
     while (folder / name).exists() and not _same(folder / name, work / "aside"):
         number += 1
@@ -174,7 +174,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _set_aside_shards(folder: Path, work: Path) -> list[str]:
-    """Give shards that the new catalog does not name a second name that no writer clears."""
+    """Give shards that the new catalog does not name a second name, which no writer clears."""
     with catalog.connect(work) as connection:
         named = catalog.shard_files(connection)
     names = []
@@ -190,7 +190,7 @@ def _set_aside_shards(folder: Path, work: Path) -> list[str]:
 
 
 def _exchange(folder: Path, work: Path) -> None:
-    """Write the new catalog over the damaged one in one transaction.
+    """Overwrite the damaged catalog with the new one in one transaction.
 
     Raises:
         BankError: it cannot be written.

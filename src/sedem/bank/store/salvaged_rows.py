@@ -1,4 +1,4 @@
-"""The rows of a damaged catalog in a new one: what is there is kept, what is missing is told.
+"""Move the rows of a damaged catalog to a new one, and report what is missing.
 
 Letters: N blocks, J slots of a block.
 """
@@ -26,16 +26,16 @@ from sedem.bank.store.tensor_files import open_tensors, read_vectors
 from sedem.errors import DamagedCatalogError
 
 _SHOWN = 40
-"""Characters of a text that tell which one it is."""
+"""Characters of a text that identify it in a message."""
 _TABLES = {3: ("meta", 2), 10: ("shards", 5), 7: ("documents", 6), 5: ("texts", 3)}
-"""By the number of its columns: the table of a row, and the place of its checksum."""
+"""The table of a row and the index of its checksum, by the number of its columns."""
 
 
 def insert_rows(file: Path, connection: sqlite3.Connection) -> None:
     """Insert each row of a damaged catalog that matches its checksum.
 
     Raises:
-        DamagedCatalogError: there are two rows of one id.
+        DamagedCatalogError: two rows have the same id.
     """
     for number, columns in sqlite_pages.rows(file):
         if len(columns) not in _TABLES:
@@ -56,10 +56,10 @@ def insert_rows(file: Path, connection: sqlite3.Connection) -> None:
 
 
 def complete(folder: Path, connection: sqlite3.Connection) -> list[str]:
-    """Make a whole catalog of the rows that were found; returns what is lost.
+    """Make a complete catalog from the rows that were found; returns what is lost.
 
     Raises:
-        DamagedCatalogError: they are not enough, or of different commits.
+        DamagedCatalogError: there are too few rows, or they are from different commits.
     """
     keys = {key for (key,) in connection.execute("SELECT key FROM meta")}
     if "schema_version" not in keys:
@@ -96,7 +96,7 @@ def complete(folder: Path, connection: sqlite3.Connection) -> list[str]:
 
 
 def _fits(wanted: State, found: State, table: str) -> bool:
-    """Whether rows that are missing explain how the sums of a table differ."""
+    """Whether missing rows can explain the difference between a table's sums."""
     more = wanted.sums[table].count - found.sums[table].count
     total = wanted.sums[table].total - found.sums[table].total
     return 0 <= total < more * 2**32 if more > 0 else (more, total) == (0, 0)
@@ -105,7 +105,7 @@ def _fits(wanted: State, found: State, table: str) -> bool:
 def _forget_nameless(
     connection: sqlite3.Connection, documents: DocumentRows, shards: Sequence[StoredShard]
 ) -> list[str]:
-    """Count documents as removed whose blocks are known and whose names are lost."""
+    """Mark documents as removed whose blocks are known but whose names are lost."""
     named = [np.unique(shard.blocks.documents) for shard in shards]
     every = np.unique(np.concatenate([np.zeros(0, np.int64), *named]))
     problems = []
@@ -137,7 +137,7 @@ def _list_lost(
     documents: DocumentRows,
     shards: Sequence[StoredShard],
 ) -> list[str]:
-    """List documents of which blocks are unknown in a shard that does not exist."""
+    """List documents with unknown blocks in a shard that does not exist."""
     shards, blocks, _ = catalog_rows.live_blocks(folder, documents, shards)
     lost = [
         index
@@ -166,7 +166,7 @@ def _lacks_blocks(
     index: int,
     blocks: Blocks,
 ) -> bool:
-    """Whether more than white space of a text is in none of its blocks."""
+    """Whether a part of a text, other than white space, is in none of its blocks."""
     own = blocks.take(blocks.documents == index)
     end, gaps = 0, []
     for start, after in zip(own.starts.tolist(), own.ends.tolist(), strict=True):
@@ -181,7 +181,7 @@ def _lacks_blocks(
 
 
 def _slots_on_disk(folder: Path) -> int:
-    """Slots of a block, from the first shard that can be read; 0 if there is none."""
+    """Slots per block, from the first shard that can be read; 0 if there is none."""
     for path in _shards(folder):
         with suppress(SafetensorError, OSError), open_tensors(path) as file:
             return int(read_vectors(file, MEMORY, SCALES).values.shape[1])
@@ -189,7 +189,7 @@ def _slots_on_disk(folder: Path) -> int:
 
 
 def _drop_unfinished(connection: sqlite3.Connection) -> list[str]:
-    """Count documents as removed whose build was interrupted: a part of them may be lost."""
+    """Mark documents as removed whose build was interrupted: parts of them may be lost."""
     found = connection.execute(
         "SELECT id, name FROM documents WHERE removed = ?", (UNFINISHED,)
     ).fetchall()
@@ -210,12 +210,12 @@ def _count_as_removed(connection: sqlite3.Connection, ids: Sequence[int]) -> Non
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files of shards, whether a table names them or not."""
+    """Return all files of shards, whether a table names them or not."""
     return sorted((folder / SHARDS).glob("*.safetensors"))
 
 
 def _count_on(folder: Path, connection: sqlite3.Connection) -> None:
-    """No number that a lost row may have had is given to a shard again."""
+    """Ensure that no shard gets a number that a lost row may have had."""
     stems = [path.stem for path in _shards(folder) if re.fullmatch(r"\d{6,18}", path.stem)]
     newest = max([catalog.newest_shard(connection), *map(int, stems)])
     changed = connection.execute(

@@ -1,4 +1,4 @@
-"""A shard: a safetensors file of blocks' memory, written once, checked block by block.
+"""A shard: a safetensors file with the memory of blocks, written once, verified block by block.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -34,15 +34,15 @@ SHARDS = "shards"
 MEMORY = "memory"
 SCALES = "scales"
 PART = 2**26
-"""Bytes of vectors whose checksum is computed at once."""
+"""Bytes that are checksummed at once."""
 MAPS = 256
 """Shards of one bank that are mapped at the same time; a process may have some 65,000 maps."""
 
 Check = Literal["once", "always"]
-"""When a block's checksum is compared: when it is first used of a file, or whenever it is used."""
+"""When a block's checksum is verified: on its first use from a file, or on every use."""
 
 Identity = tuple[int, int, int, int]
-"""Device, inode and times of a file; another file, or one that was written to, has others."""
+"""Device, inode and times of a file; they differ for another file and after a write."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,9 @@ class OpenFile:
     """The file of a shard as it was when it was opened.
 
     Attributes:
-        memory: its tensors, mapped if it can be.
-        identity: of the file; None if it was exchanged while it was opened.
-        verified: which of its rows match their checksums `[N]`; they are marked one by one.
+        memory: its tensors, mapped if possible.
+        identity: the file's identity; None if the file was replaced while it was being opened.
+        verified: which of its rows are known to match their checksums `[N]`.
     """
 
     memory: Vectors
@@ -61,7 +61,7 @@ class OpenFile:
 
 
 class Maps:
-    """The shards of a bank that are mapped now; the one that was used longest ago goes first.
+    """The shards of a bank that are mapped now; the least recently used is dropped first.
 
     Args:
         limit: how many may be mapped.
@@ -69,12 +69,12 @@ class Maps:
 
     def __init__(self, limit: int = MAPS) -> None:
         self.limit = limit
-        # Not by path: a bank that was built again may have another shard there.
+        # Not keyed by path: a rebuilt bank may have another shard at the same path.
         self._open: OrderedDict[Shard, OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[Maps], tuple[int]]:
-        # Another process maps files itself.
+        # Another process maps its own files.
         return Maps, (self.limit,)
 
     def get(self, shard: Shard) -> OpenFile | None:
@@ -93,7 +93,7 @@ class Maps:
                 self._open.popitem(last=False)
 
     def drop(self, shard: Shard) -> None:
-        """Keep the file of a shard mapped no longer."""
+        """Stop keeping the file of a shard mapped."""
         with self._lock:
             self._open.pop(shard, None)
 
@@ -101,15 +101,15 @@ class Maps:
 class Shard:
     """A piece of a bank on disk, opened when it is first used.
 
-    A file may hold rows of removed documents; nobody asks for them.
+    A file may hold rows of removed documents; they are never requested.
 
     Args:
-        folder: of shards.
-        stored: what the catalog says of it.
-        width: D, as the catalog says.
-        dtype: type of the stored slots, as the catalog says.
+        folder: the folder of shards.
+        stored: the shard according to the catalog.
+        width: D, according to the catalog.
+        dtype: type of the stored slots, according to the catalog.
         maps: the mapped files of the bank.
-        check: when checksums are compared.
+        check: when checksums are verified.
     """
 
     def __init__(
@@ -130,11 +130,11 @@ class Shard:
         self._compared: tuple[Identity, NDArray[np.bool_]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process compares checksums itself.
+        # Another process verifies checksums itself.
         return {**self.__dict__, "_compared": None}
 
     def __len__(self) -> int:
-        """Number of rows; rows of removed documents are counted."""
+        """Number of rows, including rows of removed documents."""
         return len(self.stored.checksums)
 
     def take(self, rows: Sequence[int]) -> Quantized:
@@ -161,23 +161,23 @@ class Shard:
         return file.memory
 
     def _taken(self, rows: Sequence[int]) -> tuple[OpenFile, Quantized]:
-        """Some rows, not compared yet, and the file that they are from."""
+        """Return some unverified rows and the file that they are from."""
         file = self._open()
         try:
             return file, file.memory[list(rows)]
         except ChangedFileError:
-            # What is there now may be as good: its rows are compared with their checksums.
+            # The new file may be just as good: its rows are verified by their checksums.
             self.maps.drop(self)
         file = self._open()
         return file, file.memory[list(rows)]
 
     def renew(self) -> Identity:
-        """Let go of the file if another one has its name now, or if it was written to.
+        """Drop the open file if it was replaced or written to.
 
-        The next use opens what is there, and compares its rows with their checksums anew.
+        The next use opens the current file and verifies the checksums of its rows again.
 
         Returns:
-            What the file is now.
+            The current identity of the file.
 
         Raises:
             BankError: the shard is missing or of another size.
@@ -202,7 +202,7 @@ class Shard:
         file.verified[row] = True
 
     def _open(self) -> OpenFile:
-        """The file of the shard, mapped if it can be."""
+        """Return the file of the shard, mapped if possible."""
         file = self.maps.get(self)
         if file is not None and self.check == "once":
             return file
@@ -211,7 +211,7 @@ class Shard:
         if file is None:
             memory = self._read()
             if check_size(self.path, self.stored.row.size) != identity:
-                # It was exchanged before or after it was opened; nobody knows.
+                # It was replaced before or after it was opened; which one is unknown.
                 file = OpenFile(memory, None, np.zeros(len(self), bool))
             else:
                 file = OpenFile(memory, identity, self._verified(identity))
@@ -219,7 +219,7 @@ class Shard:
         return file
 
     def _verified(self, identity: Identity) -> NDArray[np.bool_]:
-        """Which rows of a file have matched their checksums; of another file than before, none."""
+        """Return which rows have matched their checksums; none if the file is a new one."""
         if self._compared is None or self._compared[0] != identity:
             self._compared = identity, np.zeros(len(self), bool)
         return self._compared[1]
@@ -253,7 +253,7 @@ def checksum(vectors: Vectors) -> int:
     crc = 0
     for tensor in (vectors.values, vectors.scales):
         if tensor is not None and len(tensor):
-            # In parts, because vectors that are not mapped need not fit into memory.
+            # In parts, because vectors that are not mapped may not fit into memory.
             rows = max(1, PART * len(tensor) // (math.prod(tensor.shape) * tensor.dtype.itemsize))
             for first in range(0, len(tensor), rows):
                 part = tensor[first : first + rows].contiguous().view(torch.uint8)
@@ -262,15 +262,15 @@ def checksum(vectors: Vectors) -> int:
 
 
 def check_finite(documents: Sequence[Document], blocks: Blocks, memory_NJD: Quantized) -> None:
-    """Refuse memory with infinite numbers, or with what is not a number.
+    """Refuse memory with infinities or NaN.
 
     Args:
-        documents: what the blocks are of.
-        blocks: `documents` are indices.
+        documents: the documents of the blocks.
+        blocks: the blocks; `documents` are indices.
         memory_NJD: their memory.
 
     Raises:
-        BankError: with the first such block.
+        BankError: there is such memory; the message names the first block.
     """
     if memory_NJD.is_finite():
         return
@@ -308,13 +308,13 @@ def write_quantized(
 
 
 def check_size(path: Path, size: int) -> Identity:
-    """Refuse a shard that is missing or of another size than the catalog says.
+    """Refuse a shard that is missing or whose size differs from the catalog.
 
     Returns:
-        What tells whether the file is exchanged or written to afterwards.
+        The identity of the file, which shows whether it is replaced or written to afterwards.
 
     Raises:
-        BankError: it is; the message names both sizes.
+        BankError: it is missing or differs; the message names both sizes.
     """
     try:
         found = os.stat(path)

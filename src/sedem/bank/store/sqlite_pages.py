@@ -1,9 +1,9 @@
-"""Rows of a SQLite file, read page by page, so that damage costs only the rows that it hit.
+"""Rows of a SQLite file, read page by page, so that only damaged rows are lost.
 
-SQLite finds a row through the header, the schema and the inner pages of a table, and gives up where
-one of them is damaged. Here every page that is a leaf of some table is read by itself. Nothing says
-which table it is of, so whoever uses a row has to know it by its content and its checksum. The
-layout of pages is that of https://www.sqlite.org/fileformat.html and guaranteed to stay.
+SQLite finds a row through the header, the schema and the inner pages of a table, and gives up if
+one of them is damaged. Here every leaf page of a table is read on its own. A page does not say
+which table it belongs to, so callers must recognise a row by its content and its checksum. The page
+layout is that of https://www.sqlite.org/fileformat.html, which is guaranteed to stay stable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 PAGE = 4096
-"""Bytes of a page unless the header says something else that is possible."""
+"""Bytes of a page, unless the header gives another valid size."""
 MAGIC = b"SQLite format 3\0"
 _SIZES = {2**power for power in range(9, 16)}
 _LEAF = 13
@@ -25,7 +25,7 @@ Value = str | int | bytes | None
 
 
 def first_page(pages: int, size: int = PAGE) -> bytes:
-    """The first page of a file in UTF-8 with a write-ahead log, and without tables."""
+    """Return the first page of a UTF-8 file with a write-ahead log and no tables."""
     fixed = struct.pack(">HBBBBBB", size, 2, 2, 0, 64, 32, 32)
     counts = struct.pack(">12I", 1, pages, 0, 0, 1, 4, 0, 0, 1, 0, 0, 0)
     start = MAGIC + fixed + counts + bytes(20) + struct.pack(">II", 1, 3_040_001)
@@ -33,15 +33,15 @@ def first_page(pages: int, size: int = PAGE) -> bytes:
 
 
 def page_size(start: bytes) -> int:
-    """Bytes of a page, from the beginning of a file."""
+    """Return the bytes of a page, given the start of a file."""
     size = int.from_bytes(start[16:18])
     return size if size in _SIZES else PAGE
 
 
 def rows(path: Path) -> Iterator[tuple[int, list[Value]]]:
-    """Yield the id and the columns of each row that can be read, in no order.
+    """Yield the id and the columns of each readable row, in no particular order.
 
-    A column that is the id itself is None. Pages that are free are passed over.
+    A column that is the id itself is None. Free pages are skipped.
     """
     with path.open("rb") as file:
         pages = _Pages(file)
@@ -65,7 +65,7 @@ class _Pages:
         return self._file.read(self.size)
 
     def free(self) -> set[int]:
-        """Pages without rows of today; none if the list of them is damaged."""
+        """Return the free pages; an empty set if the list of them is damaged."""
         trunk, wanted = struct.unpack_from(">II", self.page(1).ljust(100, b"\0"), 32)
         found: set[int] = set()
         while 0 < trunk <= self.count and trunk not in found:
@@ -78,7 +78,7 @@ class _Pages:
         return found if len(found) == wanted else set()
 
     def rows(self, number: int) -> Iterator[tuple[int, list[Value]]]:
-        """The rows of a page that can be read; none if it is no leaf of a table."""
+        """Yield the readable rows of a page; none if it is not a leaf of a table."""
         page = self.page(number)
         start = 100 if number == 1 else 0
         if page[start : start + 1] != bytes([_LEAF]):
@@ -91,11 +91,11 @@ class _Pages:
                 continue
 
     def _cell(self, page: bytes, at: int) -> tuple[int, list[Value]]:
-        """The row at some place of a page.
+        """Return the row at an offset of a page.
 
         Raises:
-            IndexError: it runs beyond what is there.
-            ValueError: it is none.
+            IndexError: it extends beyond the available bytes.
+            ValueError: it is not a row.
         """
         length, at = _varint(page, at)
         number, at = _varint(page, at)
@@ -119,7 +119,7 @@ class _Pages:
 
 
 def _columns(record: bytes) -> list[Value]:
-    """The values of a row; errors as in `_Pages._cell`."""
+    """Return the values of a row; errors as in `_Pages._cell`."""
     end, at = _varint(record, 0)
     kinds = []
     while at < end:
@@ -143,7 +143,7 @@ def _columns(record: bytes) -> list[Value]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of one to nine bytes, and the place after it."""
+    """Return a number of one to nine bytes, and the offset after it."""
     value = 0
     for place in range(at, at + 8):
         value = value << 7 | data[place] & 127

@@ -1,4 +1,4 @@
-"""The documents of a bank on disk: a text is read when somebody asks for a span of it."""
+"""The documents of a bank on disk: a text is read when a span of it is needed."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sedem.bank.store import catalog, catalog_rows
 from sedem.errors import NoTextError
 
 SOURCES = 4
-"""Texts that were read from their sources and stay in RAM: an answer cites few documents."""
+"""Number of texts read from their sources that stay in RAM: an answer cites few documents."""
 
 
 class StoredDocuments(Documents):
-    """Documents as of one commit; every span that is read is checked.
+    """Documents as of one commit; every span is checked when it is read.
 
     Args:
-        folder: of the bank.
-        rows: what the catalog says of the documents.
+        folder: the bank's folder.
+        rows: the documents according to the catalog.
         stored: whether the bank holds their texts.
-        source: reads texts that it does not hold; None if nothing does.
+        source: reads texts that it does not hold; None if there is no source.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StoredDocuments(Documents):
         self._pages = rows.pages
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process keeps texts of its own.
+        # Another process keeps its own texts.
         return StoredDocuments, (self.folder, self._rows, self.stored, self._source)
 
     def characters(self, index: int) -> int:
@@ -64,7 +64,7 @@ class StoredDocuments(Documents):
             return catalog_rows.read_text(self.folder, connection, number, start, end)
 
     def _read_source(self, index: int) -> str:
-        """The text of a document from its source, compared with the SHA-256 of what was read."""
+        """Read a text from its source; its SHA-256 must be that of the text read before."""
         name = self.names[index]
         if self._source is None:
             raise NoTextError(

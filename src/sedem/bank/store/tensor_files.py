@@ -32,9 +32,9 @@ from sedem.quantization import Quantized
 logger = logging.getLogger(__name__)
 
 READ = "SEDEM_READ"
-"""The environment variable that has files read, not mapped, if it is 1."""
+"""The environment variable that makes files be read, not mapped, if it is 1."""
 OPEN_FILES = 256
-"""Files without a map that are open at the same time; a process may often have 1,024."""
+"""Unmapped files that are open at the same time; processes are often limited to 1,024."""
 TYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
@@ -45,20 +45,20 @@ TYPES = {
 }
 """Types of a bank's tensors as safetensors names them."""
 _LONGEST = 10**8
-"""Bytes that safetensors allows a header."""
+"""Largest header, in bytes, that safetensors allows."""
 _WARNED = threading.Event()
 
 
 def reading() -> bool:
-    """Whether the environment forbids to map files."""
+    """Whether the environment forbids mapping files."""
     return os.environ.get(READ) == "1"
 
 
 def open_tensors(path: Path) -> Any:
-    """Open a safetensors file, mapped if that is possible.
+    """Open a safetensors file, mapped if possible.
 
     Returns:
-        What `safe_open` or `ReadFile` gives; both have `keys`, `metadata` and `get_tensor`.
+        The result of `safe_open` or `ReadFile`; both have `keys`, `metadata` and `get_tensor`.
 
     Raises:
         OSError: the file cannot be opened.
@@ -72,7 +72,7 @@ def _can_be_mapped(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
-            return True  # Nothing to map; safetensors says what is wrong.
+            return True  # Nothing to map; safetensors reports the error.
         try:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).close()
         except OSError as error:
@@ -89,16 +89,16 @@ def _can_be_mapped(path: Path) -> bool:
 
 
 class _Descriptor:
-    """An open file; it is closed when nobody uses it any more."""
+    """An open file; it is closed when it is no longer used."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.opened = self.state()
 
     def state(self) -> tuple[int, int, int]:
-        """Size and times of the last change, as they are now."""
+        """Current size and times of the last change."""
         found = os.fstat(self.number)
-        # Inode numbers of FUSE may change while nobody has the file open.
+        # FUSE inode numbers may change while the file is not open.
         return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def __del__(self) -> None:
@@ -108,8 +108,8 @@ class _Descriptor:
 class ReadFile:
     """A safetensors file whose tensors are read row by row.
 
-    The file stays open, so it may be deleted; those opened first are closed above `OPEN_FILES` and
-    opened again when they are used.
+    The file stays open, so it may be deleted. Above `OPEN_FILES`, the files opened first are closed
+    and reopened when they are used.
 
     Args:
         path: the file.
@@ -155,31 +155,31 @@ class ReadFile:
         return self._metadata
 
     def get_tensor(self, name: str) -> ReadTensor:
-        """Return a tensor, not read yet.
+        """Return a tensor that is not read yet.
 
         Raises:
-            SafetensorError: there is none of that name.
+            SafetensorError: there is no tensor of that name.
         """
         if name not in self._tensors:
             raise SafetensorError(f"it holds no tensor '{name}'")
         return ReadTensor(self, *self._tensors[name])
 
     def read(self, place: int, size: int) -> bytearray:
-        """Read bytes from a place of the file.
+        """Read bytes at an offset of the file.
 
         Raises:
-            BankError: the file was changed since it was opened, or cannot be read any more.
+            BankError: the file was changed since it was opened, or can no longer be read.
         """
         found = bytearray(size)
         self.read_into(place, memoryview(found))
         return found
 
     def read_into(self, place: int, room: memoryview) -> None:
-        """Fill some bytes from a place of the file.
+        """Fill a buffer with bytes at an offset of the file.
 
         Raises:
             ChangedFileError: the file was changed since it was opened.
-            BankError: it cannot be read any more.
+            BankError: it can no longer be read.
         """
         try:
             descriptor = self._descriptor()
@@ -188,8 +188,8 @@ class ReadFile:
                 if not count:
                     raise OSError(f"it ends at byte {place:,}")
                 room, place = room[count:], place + count
-            # After reading, so that nothing is returned that was written meanwhile. The third
-            # number changes when the file is deleted, which does no harm to who has it open.
+            # Checked after reading, so that nothing written meanwhile is returned. The third
+            # number changes when the file is deleted, which does not affect an open file.
             if descriptor.state()[:2] != descriptor.opened[:2]:
                 raise ChangedFileError(self._lost("it was changed while the bank was open"))
         except OSError as error:
@@ -212,7 +212,7 @@ class ReadFile:
             while len(self._all) > OPEN_FILES:
                 oldest = self._all.popleft()()
                 if oldest is not None:
-                    # A thread that reads from it has the descriptor, which closes after that.
+                    # A thread that is reading holds the descriptor, which closes afterwards.
                     oldest._open = None
         return found
 
@@ -220,7 +220,7 @@ class ReadFile:
 def _place(
     name: str, entry: Mapping[str, Any], start: int, size: int
 ) -> tuple[int, tuple[int, ...], torch.dtype]:
-    """Where a tensor starts, its shape and its type, if it lies in a file of that size."""
+    """Return where a tensor starts, its shape and its type, if a file of that size holds it."""
     dtype, shape, (first, end) = TYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
     whole = all(type(number) is int and number >= 0 for number in (*shape, first, end))
     if not whole or not shape or end > size - start:
@@ -232,11 +232,11 @@ def _place(
 
 @dataclass(frozen=True)
 class ReadTensor:
-    """A tensor in a file; the rows that are selected are read.
+    """A tensor in a file; selected rows are read.
 
     Attributes:
         file: the file.
-        start: place of its first byte.
+        start: offset of its first byte.
         shape: N and the shape of a row.
         dtype: type of its values.
     """
@@ -253,8 +253,8 @@ class ReadTensor:
         """Read a row, a range of rows, or some rows.
 
         Raises:
-            IndexError: a row is outside.
-            BankError: the file was changed since it was opened, or cannot be read any more.
+            IndexError: a row is out of range.
+            BankError: the file was changed since it was opened, or can no longer be read.
         """
         if isinstance(index, int):
             return self[[index]][0]
@@ -265,7 +265,7 @@ class ReadTensor:
         taken = torch.empty(len(rows_n), *self.shape[1:], dtype=self.dtype)
         room = taken.view(-1).view(torch.uint8).numpy().data
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
-        # Rows that follow each other are read at once.
+        # Consecutive rows are read at once.
         for run in np.split(rows_n, np.flatnonzero(np.diff(rows_n) != 1) + 1):
             self.file.read_into(self.start + int(run[:1].sum()) * row, room[: len(run) * row])
             room = room[len(run) * row :]
@@ -300,9 +300,9 @@ def read_vectors(file: Any, name: str, scales: str) -> Vectors:
     """Return the vectors of an open file.
 
     Args:
-        file: as `open_tensors` gives it.
-        name: of the tensor of values.
-        scales: name of that of their scales, which the file need not have.
+        file: a file returned by `open_tensors`.
+        name: name of the tensor of values.
+        scales: name of the tensor of scales, which the file need not have.
     """
     values = file.get_tensor(name)
     kind = ReadVectors if isinstance(values, ReadTensor) else Quantized

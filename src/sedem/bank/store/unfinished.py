@@ -1,7 +1,7 @@
-"""Long documents are appended in parts, each one commit; readers see them after the last.
+"""Long documents are appended in parts, one commit each; readers see them after the last part.
 
-The parts of a document that was never finished stay in the bank until its build goes on, until
-another text of its name is appended, or until the bank is compacted.
+The parts of an unfinished document stay in the bank until its build continues, until another text
+of its name is appended, or until the bank is compacted.
 
 Letters: N blocks, J slots of a block, D decoder width.
 """
@@ -32,7 +32,7 @@ class StoredPart:
 
     Attributes:
         blocks: its blocks, in order.
-        whole: whether its file is there as it was written; if not, it has to be read again.
+        whole: whether its file exists and is unchanged; if not, the part has to be read again.
     """
 
     blocks: Blocks
@@ -40,11 +40,11 @@ class StoredPart:
 
 
 def stored_parts(store: PlacedStore, document: Document) -> list[StoredPart]:
-    """Return the parts of a document that was not finished, in order; the file of each is compared.
+    """Return the parts of an unfinished document, in order; the file of each part is verified.
 
     Args:
-        store: of the bank.
-        document: its name and text; the parts of another text do not count.
+        store: the bank's store.
+        document: its name and text; parts of another text are ignored.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
@@ -59,7 +59,7 @@ def unfinished_documents(store: PlacedStore) -> list[str]:
     """Return the names of documents whose build was interrupted, in the order of their first part.
 
     Args:
-        store: of the bank.
+        store: the bank's store.
 
     Raises:
         BankError: there is no bank, or its catalog is damaged.
@@ -81,20 +81,20 @@ def append_part(
     before: int,
     last: bool,
 ) -> None:
-    """Append a part of a document in one commit; with the last part the document is there.
+    """Append a part of a document in one commit; the last part makes the document visible.
 
     Args:
-        store: of the bank.
+        store: the bank's store.
         fingerprint: hash of the model that made the memory.
-        document: the whole document. It replaces one of its name when it is there.
+        document: the whole document. Once visible, it replaces one of its name.
         blocks: blocks of the part; `Blocks.documents` are 0.
         memory_NJD: their memory, of any type.
-        before: number of blocks that are in the parts before; 0 drops what an earlier build left.
-        last: whether no part comes after it.
+        before: number of blocks in the earlier parts; 0 drops what an earlier build left.
+        last: whether this is the last part.
 
     Raises:
         BankMismatchError: another model made the bank.
-        BankError: another process writes the bank or has changed the parts before, or the memory
+        BankError: another process writes the bank or has changed the earlier parts, or the memory
             cannot be stored.
     """
 
@@ -136,15 +136,15 @@ def replace_part(
     memory_NJD: Quantized,
     index: int,
 ) -> None:
-    """Write a part again whose file was lost or damaged, in its place and in one commit.
+    """Rewrite a part whose file was lost or damaged, in place and in one commit.
 
     Args:
-        store: of the bank.
+        store: the bank's store.
         fingerprint: hash of the model that made the memory.
         document: the whole document.
         blocks: blocks of the part, the same as before; `Blocks.documents` are 0.
         memory_NJD: their memory, of any type.
-        index: of the part among those that are stored.
+        index: index of the part among those that are stored.
 
     Raises:
         BankMismatchError: another model made the bank.
@@ -161,7 +161,7 @@ def replace_part(
                 found = len(parts[index].blocks) if index < len(parts) else 0
                 raise _changed(local.folder, document, len(blocks), found)
             old = parts[index]
-            # Under its old name: a crash before the commit leaves a file that is still lost.
+            # Under its old name: after a crash before the commit the part still counts as lost.
             shard, checksums = local.write_blocks(
                 connection, [document], blocks, memory_NJD.cast(meta.dtype), old.row.file
             )
@@ -184,7 +184,7 @@ def _changed(folder: Path, document: Document, before: int, now: int) -> BankErr
 def _find(
     folder: Path, connection: sqlite3.Connection, document: Document
 ) -> tuple[int, list[StoredShard]]:
-    """The id and the parts of a document that was not finished; 0 and none if there is none."""
+    """Return the id and the parts of an unfinished document; 0 and no parts if there is none."""
     pages = np.array(document.pages, "<i8").tobytes()
     found = connection.execute(
         "SELECT id FROM documents WHERE name = ? AND sha256 = ? AND pages = ? AND removed = ?",
@@ -193,7 +193,7 @@ def _find(
     if found is None:
         return 0, []
     number = int(found[0])
-    # The shard of a part holds nothing else, so the document of its first row is that of all.
+    # The shard of a part holds nothing else, so all its rows have the document of the first.
     shards = connection.execute(
         "SELECT id FROM shards WHERE substr(documents, 1, 8) = ? ORDER BY id",
         (number.to_bytes(8, "little"),),

@@ -1,4 +1,4 @@
-"""Reading every byte of a bank on disk and comparing it with its checksums."""
+"""Read every byte of a bank on disk and compare it with its checksums."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sedem.errors import BankError, DamagedCatalogError
 
 @dataclass(frozen=True)
 class Damage:
-    """What is damaged in a bank.
+    """The damage of a bank.
 
     Attributes:
         problems: one sentence for each defect.
         documents: names of the documents whose memory or text is damaged, in reading order.
         shards: files of shards that are damaged or missing.
-        catalog: whether the catalog itself is damaged, so that nothing can be said of documents.
+        catalog: whether the catalog itself is damaged, so that nothing is certain about documents.
     """
 
     problems: list[str]
@@ -37,10 +37,10 @@ class Damage:
 
 
 def catalog_problem(folder: Path) -> str:
-    """The first defect of a catalog in a sentence; empty if there is none but in its texts.
+    """Return the first defect of a catalog, except in its texts, as a sentence; empty if none.
 
     Raises:
-        BankError: there is no bank, or SQLite cannot open its catalog at the moment.
+        BankError: there is no bank, or SQLite cannot open its catalog now.
     """
     try:
         with catalog.connect(folder) as connection:
@@ -62,8 +62,8 @@ def examine(
     """Read every byte of a bank.
 
     Args:
-        folder: of the bank.
-        at_hand: entered for each shard while its file is read.
+        folder: the bank's folder.
+        at_hand: makes a context that is entered for each shard while its file is read.
 
     Raises:
         BankError: there is no bank, or its catalog cannot be opened.
@@ -94,7 +94,7 @@ def examine(
 
 
 def is_whole(folder: Path, shard: StoredShard) -> bool:
-    """Whether the file of a shard is there and every byte of it is as it was written.
+    """Whether the file of a shard exists and every byte of it is unchanged.
 
     Raises:
         BankError: this process may not read it.
@@ -112,7 +112,7 @@ def is_whole(folder: Path, shard: StoredShard) -> bool:
 def sound_text(
     folder: Path, connection: sqlite3.Connection, documents: DocumentRows, index: int
 ) -> str | None:
-    """The text of a document; None if a part of it is damaged or missing."""
+    """Return the text of a document; None if a part of it is damaged or missing."""
     number, length = int(documents.ids[index]), int(documents.characters[index])
     try:
         text = catalog_rows.read_text(folder, connection, number, 0, length)
@@ -124,7 +124,7 @@ def sound_text(
 def _damaged_texts(
     folder: Path, connection: sqlite3.Connection, documents: DocumentRows
 ) -> list[str]:
-    """Names of the documents whose text is damaged or missing."""
+    """Return the names of the documents whose text is damaged or missing."""
     return [
         name
         for index, name in enumerate(documents.names)
@@ -135,7 +135,7 @@ def _damaged_texts(
 def _examine_shard(
     folder: Path, meta: Meta, documents: DocumentRows, shard: StoredShard
 ) -> tuple[str, Iterable[str]]:
-    """The defect of a shard, if it has one, and the documents that it affects."""
+    """Return the defect of a shard, if any, and the documents that it affects."""
     path = folder / SHARDS / shard.row.file
     if is_whole(folder, shard):
         return "", []
