@@ -156,7 +156,7 @@ class SedemConfig(Settings):
             )
         if self.k == "auto" and not self.guidance:
             raise ValueError(
-                "k is 'auto' but guidance is off, whose tau says what a score is worth; turn it on"
+                "k is 'auto', which needs the tau of guidance, but guidance is off; turn it on"
             )
         if self.auto_min > self.auto_max:
             raise ValueError(

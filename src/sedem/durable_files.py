@@ -114,8 +114,8 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
     new, old = _beside(folder, "partial"), _beside(folder, "old")
     if Path.cwd().is_relative_to(folder):
         raise ConfigError(
-            f"'{folder}' is the working folder, and it is replaced as a whole; give the command "
-            "from another folder"
+            f"'{folder}' is the working folder and would be replaced; run the command from "
+            "another folder"
         )
     make_folders(folder.parent)
     with _locked_by_one(folder):

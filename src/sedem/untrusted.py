@@ -181,7 +181,7 @@ def parse_json(text: str, place: str, error: type[SedemError]) -> Any:
         at = f"{line}column {problem.colno}"
         raise error(f"{place} is not JSON: {problem.msg} at {at}") from None
     except ValueError:
-        raise error(f"{place} has a whole number of more digits than can be read") from None
+        raise error(f"{place} has a number with too many digits; shorten it") from None
     check_depth(value, place, error)
     return value
 
@@ -230,7 +230,7 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
 
     Args:
         text: the YAML.
-        subject: start of the message, such as "'recipe.yaml' is"; "not YAML" follows.
+        subject: start of the message, such as "'recipe.yaml' is".
         error: class of the error.
 
     Raises:
@@ -240,7 +240,7 @@ def parse_yaml(text: str, subject: str, error: type[SedemError]) -> Any:
     import yaml
 
     if len(text) > YAML_BYTES:
-        raise error(f"{subject} not YAML of at most {YAML_BYTES:,} characters; shorten it")
+        raise error(f"{subject} YAML of more than {YAML_BYTES:,} characters; shorten it")
     try:
         # get_single_data refuses a second document, as yaml.safe_load does.
         return _yaml_loader()(text).get_single_data()

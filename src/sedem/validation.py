@@ -30,7 +30,7 @@ def _not_a_bool(value: Any) -> Any:
 
 def _share(value: float) -> float:
     if not 0 <= value <= 1:
-        raise PydanticCustomError("share", "it is a share, from 0 to 1")
+        raise PydanticCustomError("share", "it must be from 0 to 1")
     return value
 
 

@@ -20,7 +20,7 @@ def test_a_document_is_read_and_can_be_asked(visit: Opener, served: Served, tmp_
     file.write_text(NOTE, "utf-8")
     upload(page, file)
     expect(page.get_by_role("button", name="cellar-note")).to_contain_text("1 document")
-    expect(page.locator("#status")).to_have_text("cellar-note is read. You can ask it now.")
+    expect(page.locator("#status")).to_have_text("cellar-note is ready. You can ask now.")
     assert page.evaluate("location.hash") == "#bank=cellar-note"
     page.locator("#text .block").first.wait_for()
     assert page.locator("#text").text_content() == NOTE
@@ -53,7 +53,7 @@ def test_progress_is_shown_while_a_document_is_read(visit: Opener, tmp_path: Pat
     for number, file in enumerate(files, 1):
         file.write_text(f"Chapter {number} of the long story. " * 120)
     upload(page, *files)
-    expect(page.locator("#status")).to_have_text("part-1 is read. You can ask it now.")
+    expect(page.locator("#status")).to_have_text("part-1 is ready. You can ask now.")
     expect(page.locator("#reading")).to_be_hidden()
     lines = seen.json_value()
     assert lines
@@ -148,12 +148,12 @@ def test_settings_change_and_the_answer_before_stays_beside(page: Page) -> None:
     expect(page.locator(".answer").first.locator(".chips")).to_contain_text("used)")
 
 
-def test_a_question_that_the_documents_do_not_tell_is_declined(page: Page) -> None:
-    slider = page.get_by_label("Answer only from a confidence of")
+def test_a_question_that_the_documents_do_not_say_is_declined(page: Page) -> None:
+    slider = page.get_by_label("Minimum confidence")
     slider.press("End")
     expect(page.locator("#min-confidence-shown")).to_have_text("95 %")
     ask(page, "Who painted the ceiling of the town hall?")
-    expect(page.locator(".chips")).to_contain_text("from 95 %")
+    expect(page.locator(".chips")).to_contain_text("min. 95 %")
     expect(page.locator(".said")).to_contain_text("documents do not")
 
 

@@ -127,7 +127,7 @@ def test_a_bad_name_is_explained(page: Page, tmp_path: Path) -> None:
     page.locator("#files").set_input_files(str(file))
     page.get_by_label("Name of the new bank").fill("../etc")
     page.get_by_role("button", name="Read", exact=True).click()
-    expect(page.locator("#upload-error")).to_contain_text("small letters")
+    expect(page.locator("#upload-error")).to_contain_text("lowercase letters")
     page.get_by_role("button", name="Cancel", exact=True).click()
     expect(page.locator("#upload")).to_be_hidden()
 

@@ -402,7 +402,7 @@ def test_an_interrupted_build_resumes(
         broken.setattr(build, "read", killed)
         stopped = sedem("build", "a.bank", *documents, "-m", TINY)
     assert stopped.exit_code == 130
-    assert "interrupted; the same command goes on after the last commit" in stopped.output
+    assert "interrupted; run it again to continue after the last commit" in stopped.output
     assert [d.name for d in MemoryBank.open("a.bank").documents] == documents[:1]
     assert succeeds("build", "a.bank", *documents).startswith(
         "a.bank: 2 added, 0 replaced, 1 unchanged; the bank holds 3 documents"
@@ -427,7 +427,7 @@ def test_a_document_that_is_not_read_to_its_end_is_named(
     facts = prints_json("bank", "show", "a.bank", "--json")
     assert (facts["documents"], facts["unfinished"]) == (0, ["lease.txt"])
     shown = sedem("bank", "show", "a.bank").output
-    assert "note: 'lease.txt' is not read to its end" in shown
+    assert "note: reading 'lease.txt' was interrupted; run its build again" in shown
     succeeds("build", "a.bank", "lease.txt")
     assert prints_json("bank", "show", "a.bank", "--json")["unfinished"] == []
     assert "unfinished" not in succeeds("bank", "show", "a.bank")
@@ -441,7 +441,7 @@ BAD_FILES = {
     "nul.txt": (b"text\0text", r"'nul\.txt' holds binary data, not text"),
     "latin.txt": (b"Caf\xe9 in G\xf6rlitz", r"not utf-8 text \(byte 3\); .* --encoding latin-1"),
     "paper.pdf": (b"%PDF-1.7", r"'paper\.pdf' cannot be read as PDF, it is damaged or of another"),
-    "README": (b"text", r"'README' is of the type 'without ending'; \.txt, \.md, .* can be read"),
+    "README": (b"text", r"'README' is without an ending; \.txt, \.md, .* can be read"),
 }
 
 
@@ -506,8 +506,8 @@ def test_pages_are_cited(here: Path, checkpoint: Path) -> None:
 def test_folders_without_files_and_missing_files_are_refused(here: Path, checkpoint: Path) -> None:
     Path("texts").mkdir()
     model = ("-m", checkpoint)
-    refused("build", "a.bank", "texts", *model, words=r"'texts' holds no file that can be read;")
-    refused("build", "a.bank", "*.pdf", *model, words=r"'\*\.pdf' holds no file that can be read;")
+    refused("build", "a.bank", "texts", *model, words=r"'texts' holds no file that can be read \(")
+    refused("build", "a.bank", "*.pdf", *model, words=r"'\*\.pdf' holds no file that can be read")
     refused("build", "a.bank", "no.txt", *model, words=r"there is no file 'no\.txt'")
     refused(
         "build",
@@ -697,10 +697,10 @@ def test_a_bank_without_texts_shows_sources_from_their_files(here: Path) -> None
         assert citation["text"] == LEASE[citation["start"] : citation["end"]]
         assert citation["note"] is None
     Path("lease.txt").write_text("A new lease.", encoding="utf-8")
-    said = "bank 'bare.bank' holds no texts, and 'lease.txt' has changed since; put the file"
+    said = "bank 'bare.bank' holds no texts, and 'lease.txt' has changed since; put the original"
     lines = succeeds("ask", "bare.bank", RENT, "-k", 2).splitlines()
     assert [line for line in lines if "note: " in line and said in line] == [
-        f"  note: {said} that was read back in its place to see it"
+        f"  note: {said} file back in its place to see it"
     ]
     refused("ask", "bare.bank", RENT, "--condition", "text", words="holds no texts, and 'lease")
 
@@ -1315,7 +1315,7 @@ def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> No
     Path("empty").mkdir()
     for name, words in (
         ("no.jsonl", r"there is no file 'no\.jsonl'"),
-        ("odd.jsonl", r"'odd\.jsonl' is in no schema that its fields identify"),
+        ("odd.jsonl", r"the fields of 'odd\.jsonl' fit no schema; name it"),
         ("half.jsonl", r"'half\.jsonl', line 1 is not JSON"),
         ("none.jsonl", r"none\.jsonl"),
         (".", r"'half\.jsonl', line 1 is not JSON"),

@@ -121,7 +121,7 @@ def test_settings_are_built_from_nested_entries() -> None:
         # Out of range.
         ({"warmup": -1}, "warmup is -1; it must be 0 or more"),
         ({"temperature": 0}, "temperature is 0; it must be above 0"),
-        ({"recall": 1.5}, "recall is 1.5; it is a share, from 0 to 1"),
+        ({"recall": 1.5}, "recall is 1.5; it must be from 0 to 1"),
         ({"best": 9}, "best is 9; it must be below 9"),
         ({"most": 3}, "most is 3; it must be 2.5 or less"),
         ({"sources": []}, "sources is empty; give at least one"),

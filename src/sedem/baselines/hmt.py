@@ -155,8 +155,8 @@ class HMT(TrainedReader):
         notes: tuple[str, ...] = ()
         if segments * config.memory > config.recall_context:
             notes = (
-                f"the context has {len(ids):,} tokens, of its {segments * config.memory:,} memory "
-                f"vectors {self.name} recalls the newest {config.recall_context:,} only",
+                f"the context has {len(ids):,} tokens, {self.name} recalls only the newest "
+                f"{config.recall_context:,} of its {segments * config.memory:,} memory vectors",
             )
         stored = replace(reading, memories=reading.memories.bfloat16())
         tokens = len(stored.sensory) + len(stored.rest)

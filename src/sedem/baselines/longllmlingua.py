@@ -141,8 +141,8 @@ class LongLLMLingua(FullContext):
         room = backbone.max_positions - self.longest() - 1
         if asked > room:
             raise DataError(
-                f"the question has {asked:,} tokens where paragraphs are ranked, {self.name} has "
-                f"positions for {room:,}; ask something shorter"
+                f"the question has {asked:,} tokens, {self.name} has room for {room:,} beside a "
+                "paragraph; ask something shorter"
             )
         lengths = [len(paragraph.ids) for paragraph in paragraphs]
         target = self._target(lengths, question)

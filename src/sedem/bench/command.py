@@ -318,7 +318,7 @@ def _figures(path: Path, kind: TypeAdapter[Any]) -> Any:
         figures = read_json(path, ConfigError)
         kind.validate_python(figures)
     except (ConfigError, ValueError, FileNotFoundError):
-        raise ConfigError(f"'{path}' is damaged; remove it and give the command again") from None
+        raise ConfigError(f"'{path}' is damaged; remove it and run the command again") from None
     return figures
 
 

@@ -202,7 +202,7 @@ def _memory(
     positions = work.logits * optimization.batch_size
     if optimization.logits_at_once is not None:
         positions = min(positions, optimization.logits_at_once)
-    # Per logit: itself, and in the loss's float32 its log-probability and their gradient.
+    # Per logit: itself, and in the loss's float32 its log-probability and both gradients.
     of_logit = work.distributions * (width + 3 * FLOAT32)
     parts = {
         "weights": weights * width,

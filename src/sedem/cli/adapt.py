@@ -58,8 +58,8 @@ def adapt(
 ) -> None:
     """Train on your own documents, without any labels.
 
-    Questions are cut from the documents. Data, recipes and runs lie in DIR.work; killed at any
-    time, the same command goes on. A checkpoint keeps its layers, its compression and its blocks.
+    Questions are cut from the documents. Data, recipes and runs lie in DIR.work; if it is killed,
+    run the same command again. A checkpoint keeps its layers, its compression and its blocks.
     """
     budget = _steps(steps)
     _use(device)

@@ -52,7 +52,7 @@ def show(bank: BankPlace, as_json: Json = False) -> None:
     unfinished = facts.pop("unfinished")
     print_facts(facts.items())
     for name in unfinished:
-        note(f"'{name}' is not read to its end: its build was interrupted; give it again to go on")
+        note(f"reading '{name}' was interrupted; run its build again to continue")
 
 
 @bank_app.command()
@@ -83,8 +83,8 @@ def verify(
     """Check a bank against its checksums, and repair it.
 
     A document that lost a block is read again from the text in the bank, or from a file of the
-    same name and content; a bank without texts looks for such files itself. Of a damaged catalog
-    all rows are kept that match their checksums. Damaged files get the ending .damaged; nothing
+    same name and content; a bank without texts looks for such files itself. Rows of a damaged
+    catalog are kept if they match their checksums. Damaged files get the ending .damaged; nothing
     deletes them.
     """
     from sedem.bank.store.opening import is_remote, store_at
@@ -172,16 +172,16 @@ def compact(
             "--keep",
             metavar="HOURS",
             min=0,
-            help="How long objects of earlier commits are kept in an object store, for whoever "
-            "reads them. [default: 24]",
+            help="In an object store: how long readers of earlier commits keep their objects. "
+            "[default: 24]",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Give the space of removed documents back, and merge small shards.
 
-    Answers stay the same. Who asks the bank meanwhile keeps what is open. In an object store, what
-    is replaced now is deleted by a later run, and so is what a killed writer has left.
+    Answers stay the same. Readers keep what they have open. In an object store, a later run deletes
+    what this one replaces and what a killed writer has left.
     """
     from sedem.bank.store.opening import compact_at
 
@@ -230,7 +230,7 @@ def import_archive(
     bank: BankPlace,
     as_json: Json = False,
 ) -> None:
-    """Make a bank of an archive, after everything in it was checked."""
+    """Make a bank from an archive, once all of it has been checked."""
     from sedem.bank.store.copying import bank_of
 
     _report_copy(file, bank, bank_of(file, bank), as_json)

@@ -115,7 +115,7 @@ def parse_tokens(text: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     if found is None:
         raise ConfigError(
-            f"'{text}' is no number of tokens; give it like 12000000, 1e9, 10M, 2.5B or 1T"
+            f"'{text}' is not a token count; give one like 12000000, 1e9, 10M, 2.5B or 1T"
         )
     digits, exponent, unit = found.groups()
     number = Fraction(re.sub("[_,]", "", digits)) * 10 ** int(exponent or 0) * TIMES[unit]
@@ -188,9 +188,9 @@ def print_bank_cost(result: dict[str, Any]) -> None:
     write()
     money = result["money"]
     rows = [
-        ("money a million tokens read", _number(money["per_million_tokens_read"])),
-        ("money a million questions", _number(money["per_million_questions"])),
-        ("money a month for slots, keys and text", _number(money["storage_per_month"])),
+        ("cost of reading 1M tokens", _number(money["per_million_tokens_read"])),
+        ("cost of 1M questions", _number(money["per_million_questions"])),
+        ("cost a month of slots, keys and text", _number(money["storage_per_month"])),
     ]
     print_table(rows)
     if "simulation" in result:
@@ -280,7 +280,7 @@ def _print_notes(result: dict[str, Any]) -> None:
     if result["not_measured"]:
         note(
             f"not measured for '{result['model']}': {', '.join(result['not_measured'])}; "
-            "--tflops X counts the least times from FLOPs"
+            "--tflops X gives lower bounds from FLOPs"
         )
 
 

@@ -98,7 +98,7 @@ def bench(
     ] = True,
     cold_start: Annotated[
         bool,
-        typer.Option("--cold-start", help="Also ask one question in processes of their own."),
+        typer.Option("--cold-start", help="Also time a question in fresh processes."),
     ] = False,
     out: Annotated[
         Path | None,

@@ -39,7 +39,7 @@ def build(
         bool,
         typer.Option(
             "--keep-going",
-            help="Pass over files that cannot be read; they are listed, and the exit status is 1.",
+            help="Skip files that cannot be read; they are listed, and the exit status is 1.",
         ),
     ] = False,
     dtype: Annotated[
@@ -102,7 +102,7 @@ def build(
             limits = {"most": workers, "cpus": worker_cpus or 1}
             report = _build_on_ray(ray, limits, bank, files, model, options)
     except KeyboardInterrupt:
-        output.error("interrupted; the same command goes on after the last commit")
+        output.error("interrupted; run it again to continue after the last commit")
         raise typer.Exit(INTERRUPTED) from None
     finally:
         for failure in files.failed:

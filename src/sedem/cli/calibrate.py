@@ -46,7 +46,7 @@ def calibrate(
 
     Every question is scored against its documents with and without those that have its evidence.
     Give questions that the model was trained on, or others that no evaluation uses. The last
-    quarter of them is not fitted to; the figures are of this quarter.
+    quarter is not fitted to; the figures are measured on it.
     """
     from sedem.backbone.bars import hide_bars
     from sedem.data.question_sets import open_examples

@@ -47,7 +47,7 @@ def cost(
         typer.Option(
             metavar="N",
             min=1,
-            help="Training: tokens of a question's documents, in the mean. [default: 2048]",
+            help="Training: mean tokens of a question's documents. [default: 2048]",
         ),
     ] = None,
     bank: bank_cost.BankTokens = None,
@@ -69,7 +69,7 @@ def cost(
     if bank is not None:
         others = (backbone, method, recipe, config, overrides, examples, context)
         if any(value is not None for value in others) or gpus != 1:
-            raise typer.BadParameter("--bank stands without BACKBONE and options of training")
+            raise typer.BadParameter("--bank takes no BACKBONE and no training options")
         options = bank_cost.BankOptions(bank, *of_bank, machine, simulate, tflops)
         bank_cost.bank_cost_command(options, as_json)
         return

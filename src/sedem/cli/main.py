@@ -139,7 +139,7 @@ def ask(
         float | None,
         typer.Option(
             metavar="X",
-            help="Say that the documents do not tell where the confidence, from 0 to 1, is below.",
+            help="Decline to answer if the confidence, from 0 to 1, is below X.",
         ),
     ] = None,
     document: Annotated[

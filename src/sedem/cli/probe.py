@@ -115,7 +115,7 @@ def _print(result: dict[str, Any], backbone: str) -> None:
     )
     output.write(f"sedem train stage1 --config RECIPE {flags}")
     if kept(chosen, ends) <= 0:
-        output.note("no memory is better than none after these steps; give more --steps")
+        output.note("no setting helps yet after these steps; give more --steps")
 
 
 def _cells(row: dict[str, Any], share: float) -> list[str]:

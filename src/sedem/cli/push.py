@@ -19,13 +19,13 @@ def push(
     ] = False,
     with_backbone: Annotated[
         bool,
-        typer.Option("--with-backbone", help="Upload a backbone in a local folder inside it."),
+        typer.Option("--with-backbone", help="Include a backbone that is a local folder."),
     ] = False,
 ) -> None:
     """Upload a checkpoint to the Hugging Face hub, with a model card.
 
-    The card tells the budget, data and scores of its training. One that the folder or the
-    repository has already is kept.
+    The card tells the budget, data and scores of its training. A card already in the folder or
+    repository is kept.
     """
     from sedem.inference.checkpoint import locate
     from sedem.inference.hub import push_folder

@@ -48,7 +48,7 @@ def print_report(report: dict[str, Any]) -> None:
         numbers = {run["run"]: number for number, run in enumerate(runs, start=1)}
         names = report["differences"][0]["metrics"]
         rows = [_difference_row(numbers[entry["run"]], entry) for entry in report["differences"]]
-        print_table(rows, ("less run 1, paired", *(HEADINGS[name] for name in names)))
+        print_table(rows, ("vs. run 1, paired", *(HEADINGS[name] for name in names)))
     for run in runs:
         if run["not_answered"]:
             note(f"'{run['run']}' has {run['not_answered']:,} not answered")

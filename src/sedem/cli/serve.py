@@ -81,7 +81,7 @@ def serve(
         str,
         typer.Option(
             metavar="ADDRESS",
-            help="Address to listen at. 0.0.0.0 is every address of this machine; put a proxy "
+            help="Address to listen on. 0.0.0.0 is every address of this machine; put a proxy "
             "with TLS in front.",
         ),
     ] = "127.0.0.1",
@@ -97,13 +97,13 @@ def serve(
     rows: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="The most answers at once. [default: as many as suit the engine]"
+            metavar="N", help="Maximum answers at once. [default: as many as suit the engine]"
         ),
     ] = None,
     waiting: Annotated[
         int,
         typer.Option(
-            metavar="N", help="The most questions that wait for a row; further ones get 429."
+            metavar="N", help="Maximum questions waiting for a row; further ones get 429."
         ),
     ] = 64,
     cors: Annotated[
@@ -266,7 +266,7 @@ def _limits(entries: Sequence[str] | None) -> dict[str, Any]:
     limits = parse_options(entries)
     for name in limits:
         if name not in LIMITS:
-            raise ConfigError(f"'{name}' is no limit; the limits are {', '.join(LIMITS)}")
+            raise ConfigError(f"'{name}' is not a limit; give one of {', '.join(LIMITS)}")
     return limits
 
 

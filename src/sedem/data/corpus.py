@@ -59,7 +59,7 @@ def read_texts(
             yield text
         else:
             raise DataError(
-                f"'{file}' is no text file; {', '.join(TEXT_ENDINGS)} are read, compressed or not"
+                f"'{file}' is not a text file; give {', '.join(TEXT_ENDINGS)}, compressed or not"
             )
 
 

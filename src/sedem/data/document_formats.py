@@ -149,8 +149,8 @@ def _pdf(path: Path, content: bytes, encoding: str) -> Parsed:
                 raise _too_large(path, "text", size, DOCUMENT_BYTES)
     if not any(map(str.strip, pages)):
         raise DataError(
-            f"'{path}' has no text: its pages are pictures, as of a scanner; give a copy whose "
-            "text was recognised (OCR)"
+            f"'{path}' has no text: its pages are pictures (scans); give a copy with "
+            "recognised text (OCR)"
         )
     starts = accumulate((len(page) + len(BREAK) for page in pages[:-1]), initial=0)
     return BREAK.join(pages), tuple(starts)

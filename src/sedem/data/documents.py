@@ -49,7 +49,7 @@ class DocumentFiles(Iterable[Document]):
     def __iter__(self) -> Iterator[Document]:
         """Read the files."""
         names = tuple(self.sizes)
-        advice = "; or pass over such files with --keep-going" if len(names) > 1 else ""
+        advice = "; or skip such files with --keep-going" if len(names) > 1 else ""
         for name in names:
             try:
                 document = read_document(Path(name), self.encoding)
@@ -96,7 +96,7 @@ def files_in(sources: Sequence[Path], endings: Sequence[str] = ENDINGS) -> list[
         chosen = sorted(p for p in inside if p.suffix.lower() in endings and not is_folder(p))
         if not chosen:
             listed = f"{', '.join(endings[:-1])} and {endings[-1]}"
-            raise DataError(f"'{source}' holds no file that can be read; those are {listed}")
+            raise DataError(f"'{source}' holds no file that can be read ({listed})")
         found += chosen
     return list(dict.fromkeys(found))
 
@@ -141,10 +141,8 @@ def size_of(path: Path) -> int:
     if is_folder(path):
         raise DataError(f"'{path}' is a folder; give its files, such as {path}/*.txt")
     if path.suffix.lower() not in PARSERS:
-        raise DataError(
-            f"'{path}' is of the type '{path.suffix or 'without ending'}'; {LISTED} files can be "
-            "read: save it as one of them"
-        )
+        what = f"of the type '{path.suffix}'" if path.suffix else "without an ending"
+        raise DataError(f"'{path}' is {what}; {LISTED} files can be read: save it as one of them")
     try:
         check_file(path, DataError, DOCUMENT_BYTES)
         return path.stat().st_size

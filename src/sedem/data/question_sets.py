@@ -156,8 +156,8 @@ def sniff(source: str | Path) -> str:
         if schema is not None:
             return schema
     raise DataError(
-        f"'{path}' is in no schema that its fields identify (name it: {', '.join(SETS)}); "
-        "own questions are JSON lines of {documents, question, answers, evidence}"
+        f"the fields of '{path}' fit no schema; name it ({', '.join(SETS)}), or give JSON lines of "
+        "{documents, question, answers, evidence}"
     )
 
 
@@ -216,7 +216,7 @@ def _public(source: str | Path) -> str:
         return str(source)
     if str(source) == "covidqa":
         raise DataError(
-            "covidqa has no home on the hub that loads without running a script; "
+            "covidqa cannot be loaded from the hub without running a script; "
             "download COVID-QA.json and give its path"
         )
     raise DataError(

@@ -104,7 +104,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Record]]:
             place = f"'{path}', line {number}"
             if len(line) > LINE_CHARACTERS:
                 raise DataError(
-                    f"{place} has more than {LINE_CHARACTERS:,} characters; give an object a line"
+                    f"{place} has more than {LINE_CHARACTERS:,} characters; put one object per line"
                 )
             if line.strip():
                 yield number, _object(parse_json(line.strip(), place, DataError), place)

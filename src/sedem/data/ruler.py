@@ -70,8 +70,8 @@ def read(
     if wanted > len(pool.texts) and not repeat:
         every = sampler.tokens(0, sampler.draw(0, len(pool.texts))) + answer_tokens
         raise DataError(
-            f"{length:,} tokens need more than the {len(pool.texts):,} paragraphs of the set, "
-            f"which make {every:,} together; ask for at most that length, give more, or set repeat"
+            f"length is {length:,}, but the {len(pool.texts):,} paragraphs of the set make only "
+            f"{every:,} tokens; ask for at most that, give a larger set, or set repeat"
         )
     for index, question in enumerate(pool.questions[:count]):
         chosen = sampler.fitting(index, wanted)

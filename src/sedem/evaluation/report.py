@@ -136,15 +136,15 @@ def load(folder: Path) -> EvaluatedRun:
     if not (folder / METRICS).is_file():
         answered = content.count(b"\n")
         raise DataError(
-            f"'{folder}' holds a run that has answered {answered:,} examples and is "
-            "not finished; give its command again"
+            f"'{folder}' holds an unfinished run with {answered:,} examples answered; run its "
+            "command again"
         )
     records = list(read_predictions(content, folder / PREDICTIONS))
     try:
         metrics = read_json(folder / METRICS, DataError)
         count = Metrics.model_validate(metrics).counts.examples
     except (DataError, ValueError):
-        raise DataError(f"'{folder / METRICS}' is no result of 'sedem eval'") from None
+        raise DataError(f"'{folder / METRICS}' is not a 'sedem eval' result") from None
     if not records:
         raise DataError(f"'{folder}' has no predictions; evaluate again into another folder")
     if count != len(records):

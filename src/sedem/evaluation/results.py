@@ -123,6 +123,6 @@ def _read(path: Path, kind: TypeAdapter[dict[str, Any]]) -> dict[str, Any] | Non
         return None
     except (DataError, ValueError):
         raise ConfigError(
-            f"'{path}' is damaged and does not say which process made what; remove it and give the "
-            "command again: results that are there are kept, as of an unknown machine"
+            f"'{path}', which says what each process made, is damaged; remove it and run the "
+            "command again: its results are kept, from an unknown machine"
         ) from None

@@ -106,7 +106,7 @@ def read_predictions(content: bytes, path: Path) -> Iterator[Record]:
             record = parse_json(line.decode("utf-8"), place, DataError)
             Prediction.model_validate(record)
         except (DataError, ValueError):
-            raise DataError(f"{place} is no prediction of 'sedem eval'") from None
+            raise DataError(f"{place} is not a 'sedem eval' prediction") from None
         yield record
 
 

@@ -55,7 +55,7 @@ def locate(name: str, revision: str | None = None) -> Path:
     if folder.is_dir():
         return folder
     if (aside := whole_folder(folder)) != folder:
-        logger.warning("saving over '%s' was cut off; the checkpoint before it is opened", name)
+        logger.warning("saving over '%s' was cut off; the previous checkpoint is opened", name)
         return aside
     if (shipped := embedded(name)) is not None:
         return shipped
@@ -223,9 +223,8 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     elif folder is not None and Path(name).is_absolute() and not Path(name).is_dir():
         raise CheckpointError(
             f"checkpoint '{folder}' needs the backbone in '{name}', which is not a folder of this "
-            f"machine; name a folder with the same weights in its {CONFIG_FILE} and give 'sedem "
-            "seal', or save it with its backbone inside where that is: save_pretrained(folder, "
-            "with_backbone=True)"
+            f"machine; name a folder with those weights in its {CONFIG_FILE} and run 'sedem "
+            "seal', or save it where the backbone is: save_pretrained(folder, with_backbone=True)"
         )
     elif not Path(name).is_dir():
         place = embedded(name) or name

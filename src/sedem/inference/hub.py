@@ -94,7 +94,7 @@ def upload(
         )
     except (HfHubHTTPError, HFValidationError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"the hub does not take '{repo_id}': {reason}") from None
+        raise CheckpointError(f"the hub rejects '{repo_id}': {reason}") from None
     return str(commit.commit_url)
 
 

@@ -36,7 +36,7 @@ def summary_of(checkpoint: Path) -> dict[str, Any] | None:
         with suppress(FileNotFoundError):
             summary = read_json(path, CheckpointError)
             if not isinstance(summary, dict):
-                raise CheckpointError(f"'{path}' is no summary of a training; remove it")
+                raise CheckpointError(f"'{path}' is not a training summary; remove it")
             return summary
     return None
 

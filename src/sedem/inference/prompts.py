@@ -17,7 +17,7 @@ ANSWER_LIMIT = 64
 LONG_ANSWER_LIMIT = 128
 """The same for QASPER and RULER."""
 
-UNANSWERABLE = "The documents do not tell."
+UNANSWERABLE = "The documents do not say."
 """The answer if the evidence seems to be missing from the documents."""
 
 SEPARATOR = "\n\n"

@@ -256,8 +256,8 @@ def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int]
         return None
     if model.guidance is None:
         raise ConfigError(
-            "k is 'auto', but this model was trained without guidance, whose tau says what a "
-            "score is worth; give a number of blocks, or a model with guidance"
+            "k is 'auto', but this model was trained without guidance, which 'auto' needs; "
+            "give a number of blocks, or a model with guidance"
         )
     return budget.filled(model.config)
 

@@ -150,7 +150,7 @@ class Scheduler:
         """
         if len(self._waiting) >= self.limit:
             raise QueueFullError(
-                f"{self.limit} questions wait already and {self.rows} are answered at once; "
+                f"{self.limit} questions are waiting and {self.rows} are answered at once; "
                 "ask again later",
                 self._pace.seconds(self.limit),
             )
@@ -164,7 +164,7 @@ class Scheduler:
             self._closed = True
             self._changed.notify()
         for question in self._next(self.limit):
-            question.send(UnavailableError("the scheduler is closing; ask another one"))
+            question.send(UnavailableError("the scheduler is closing; use another one"))
 
     def close(self, *, at_once: bool = False) -> None:
         """Take no more questions and wait until the thread has ended; this blocks an event loop.
@@ -182,7 +182,7 @@ class Scheduler:
     def _put(self, question: Question) -> Question:
         with self._changed:
             if self._closed:
-                raise UnavailableError("the scheduler is closed; ask another one")
+                raise UnavailableError("the scheduler is closed; use another one")
             self.require_room()
             self._waiting.append(question)
             self._changed.notify()

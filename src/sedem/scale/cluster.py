@@ -74,7 +74,7 @@ def _check_listens(address: str) -> None:
     """Refuse an address where nothing listens."""
     host, colon, port = address.removeprefix(CLIENT).rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ConfigError(f"'{address}' is no address of a Ray cluster; {_FORMS}")
+        raise ConfigError(f"'{address}' is not a Ray cluster address; {_FORMS}")
     try:
         socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
     except OSError as error:

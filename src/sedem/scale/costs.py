@@ -53,9 +53,10 @@ class Machines:
         for name, value in asdict(self).items():
             zero_allowed = "price" in name
             if not math.isfinite(value) or value < 0 or (value == 0 and not zero_allowed):
-                raise ConfigError(f"{name} is {value:g}; it must be a number above 0")
+                least = "of 0 or more" if zero_allowed else "above 0"
+                raise ConfigError(f"{name} is {value:g}; it must be a number {least}")
         if self.load > 1:
-            raise ConfigError(f"load is {self.load:g}; it is a share, of at most 1")
+            raise ConfigError(f"load is {self.load:g}; it must be at most 1")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Plan:
             )
         if self.searched is not None and not 1 <= self.searched <= self.tokens:
             raise ConfigError(
-                f"a question searches {self.searched:,} tokens of {self.tokens:,}; give 1 to all"
+                f"searched is {self.searched:,} tokens; it must be from 1 to {self.tokens:,}"
             )
         if not math.isfinite(self.questions_per_second) or self.questions_per_second <= 0:
             raise ConfigError(
@@ -113,8 +114,9 @@ def bank_cost(
         tflops: count times from FLOPs at this rate; None uses what was measured for the model.
 
     Returns:
-        `model`, `basis`, `tokens`, `blocks`, `bytes`, `build`, `score`, `answer`, `money`,
-        `not_measured` and `assumptions`. Times are seconds of a device unless named otherwise.
+        `model`, `basis`, `is_measured`, `tokens`, `blocks`, `bytes`, `build`, `score`, `answer`,
+        `money`, `not_measured` and `assumptions`. Times are seconds of a device unless named
+        otherwise.
 
     Raises:
         ConfigError: the model or a number is unknown or out of range.

@@ -195,14 +195,14 @@ class Distributed:
         """Refuse now what `stream` would refuse; as in `Scheduler.require_room`."""
         if len(self._live) >= self.limit:
             raise QueueFullError(
-                f"{self.limit} questions are being answered or wait already; ask again later",
+                f"{self.limit} questions are waiting or being answered; ask again later",
                 self._pace.seconds(self.limit - self.rows),
             )
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
         """Answer a question; as in `Scheduler.stream`."""
         if self._closed:
-            raise UnavailableError("the server is closing; ask another one")
+            raise UnavailableError("the server is closing; ask again later")
         self.require_room()
         if not self._live:
             self._pace.restart()

@@ -251,8 +251,8 @@ class Encoders(Generic[W]):
         self._looked = now
         if now - self._seen > PATIENCE:
             raise UnavailableError(
-                f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; the same command "
-                "goes on after the last commit when its hosts are back"
+                f"the cluster has had no worker for {PATIENCE / 60:.0f} minutes; run the same "
+                "command again when its hosts are back to continue"
             )
         room = self._room()
         while len(self._workers) < (room if self.most is None else min(room, self.most)):

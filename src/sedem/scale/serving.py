@@ -179,8 +179,8 @@ def _here() -> str:
     ray = import_ray()
     if ray.util.client.ray.is_connected():
         raise ConfigError(
-            "a server keeps its folder where it is started, which must be a node of the cluster; "
-            "start it there, and give HOST:PORT instead of ray://"
+            "the server's folder must be on a node of the cluster; start the server there, and "
+            "give HOST:PORT instead of ray://"
         )
     return f"node:{ray.util.get_node_ip_address()}"
 
@@ -196,9 +196,8 @@ def _check_address(settings: Settings) -> None:
         socket.create_connection((host, settings.port), LISTENING_SECONDS).close()
     except OSError:
         raise ConfigError(
-            f"nobody listens at {settings.host}:{settings.port}: Ray Serve runs on the cluster "
-            "with another address; give that one with --host and --port, or end it with "
-            "'serve shutdown'"
+            f"Ray Serve already runs on the cluster, but not at {settings.host}:{settings.port}; "
+            "give its --host and --port, or end it with 'serve shutdown'"
         ) from None
 
 

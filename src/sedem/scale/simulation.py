@@ -52,8 +52,8 @@ class Traffic:
             raise ConfigError("rate and length must be above 0, and share between 0 and 1")
         if not 1 <= self.burst <= 1 / self.share:
             raise ConfigError(
-                f"bursts of {self.burst:g} times the rate in {self.share:g} of the time; give 1 "
-                f"to {1 / self.share:g} times"
+                f"burst is {self.burst:g} at share {self.share:g}; it must be from 1 "
+                f"to {1 / self.share:g}"
             )
 
     def times(self, count: int, random: np.random.Generator) -> Iterator[float]:

@@ -34,9 +34,10 @@ def sized(result: dict[str, Any], seconds: float, questions: int = QUESTIONS) ->
         questions: how many are simulated for each number of engines.
 
     Returns:
-        `first_token_s`, the limit; `partitions` of the bank; for `poisson` and `bursts` the
-        `scorers` of each partition, the `engines` needed in all (None if none suffice) and the
-        medians and 99th percentiles of waits with that many.
+        `first_token_s`, the limit; `partitions` of the bank; `questions_per_second` and
+        `simulated_questions_per_second`; for `poisson` and `bursts` the `scorers` of each
+        partition, the `engines` needed in all (None if none suffice) and, with that many, the
+        medians and 99th percentiles of waits, `scorer_load` and `engine_load`.
 
     Raises:
         ConfigError: times of scoring or answering are unknown, or `seconds` is not above 0.
@@ -47,7 +48,7 @@ def sized(result: dict[str, Any], seconds: float, questions: int = QUESTIONS) ->
     if spent is None or answer["first_seconds"] is None:
         raise ConfigError(
             f"times of '{result['model']}' were not measured, so its questions cannot be "
-            "simulated; --tflops X counts the least times from FLOPs"
+            "simulated; --tflops X gives lower bounds from FLOPs"
         )
     if not seconds > 0:
         raise ConfigError(f"{seconds:g} seconds to the first token; it must be above 0")

@@ -28,7 +28,7 @@ from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file
 
 RECORDS = (".jsonl", ".parquet")
-"""Endings of files of records; a compressed file, such as .jsonl.gz, must be named itself."""
+"""Endings of files of records; in a local folder, compressed ones must be named themselves."""
 ENDINGS = (*PARSERS, *RECORDS)
 READ_CPUS = 0.25
 """Share of a CPU that reading uses; encoders leave it free."""
@@ -132,7 +132,7 @@ class Sources:
 
     def _fail(self, error: str) -> None:
         if not self.keep_going:
-            advice = "; or pass over such files with --keep-going" if len(self.files) > 1 else ""
+            advice = "; or skip such files with --keep-going" if len(self.files) > 1 else ""
             raise DataError(f"{error}{advice}")
         self.failed.append(error)
 
@@ -192,7 +192,7 @@ def _record_row(file: SourceFile, number: int, record: dict[str, Any]) -> Row:
     place = f"'{file.name}', record {number}"
     name, text = record.get("name", f"{file.name}#{number}"), record.get("text")
     if not isinstance(name, str) or not isinstance(text, str):
-        return Row(None, 0, f"{place} is no document; it needs 'text', may have 'name'")
+        return Row(None, 0, f"{place} needs 'text', and 'name' if given, as strings")
     try:
         return Row(Document(name, text), len(text.encode()))
     except (DataError, UnicodeEncodeError) as error:
@@ -228,9 +228,7 @@ def _remote_files(source: str) -> list[SourceFile]:
     except BankError as error:
         raise DataError(str(error)) from None
     if not found:
-        raise DataError(
-            f"'{source}' holds no file that can be read; those are {', '.join(ENDINGS)}"
-        )
+        raise DataError(f"'{source}' holds no file that can be read ({', '.join(ENDINGS)})")
     return found
 
 

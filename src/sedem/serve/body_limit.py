@@ -106,7 +106,7 @@ class _Limited:
 
 
 def _error(limit: int) -> ApiError:
-    return too_large(f"the body of this request is too large; {bytes_text(limit)} are the limit")
+    return too_large(f"the body of this request is too large; the limit is {bytes_text(limit)}")
 
 
 async def _nothing() -> Message:

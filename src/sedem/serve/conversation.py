@@ -53,7 +53,7 @@ def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conver
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None or not messages[last].content.strip():
         raise bad_request(
-            "no message asks something; end the messages with a question of the user", "messages"
+            "no user message asks anything; end the messages with a user's question", "messages"
         )
     question, beside = messages[last].content.strip(), ""
     if not with_bank:
@@ -130,4 +130,4 @@ def nothing_to_read() -> ApiError:
 def _why(with_bank: bool) -> str:
     if with_bank:
         return "a bank is asked, and only the last question counts"
-    return f"it is no document, which has more than {LONG} characters, and not the last question"
+    return f"it is not the last question, and a document needs more than {LONG} characters"

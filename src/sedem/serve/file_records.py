@@ -131,7 +131,7 @@ class Files:
             left = ID.fullmatch(path.name) and path.name not in known
             if left or _PARTIAL.fullmatch(path.name):
                 path.unlink()
-                logger.info("removed %s, which no acknowledged upload has", path.name)
+                logger.info("removed %s: no acknowledged upload has it", path.name)
         sync_folder(self.folder)
 
 
@@ -178,10 +178,10 @@ def checked_name(name: str) -> str:
             f"{NAME_CHARACTERS} can be used; shorten it",
             "file",
         )
-    if ending_of(shown) not in PARSERS:
+    if (ending := ending_of(shown)) not in PARSERS:
+        what = f"of the type '{ending}'" if ending else "without an ending"
         raise bad_request(
-            f"'{shown}' is of the type '{ending_of(shown) or 'without ending'}'; {LISTED} files "
-            "can be read: save it as one of them",
+            f"'{shown}' is {what}; {LISTED} files can be read: save it as one of them",
             "file",
             "unsupported_file",
         )

@@ -121,7 +121,7 @@ def _from_here(request: Request) -> bool:
 
 def _no_key(request: Request) -> ApiError:
     if "authorization" in request.headers or COOKIE in request.cookies:
-        return unauthorized("this key is not known; check it, or ask who runs the server for one")
+        return unauthorized("this key is not known; check it, or ask the server's operator")
     return unauthorized("a key is needed; send it as the header 'Authorization: Bearer KEY'")
 
 

@@ -169,7 +169,7 @@ def add_key(path: Path, name: str, *, banks: Sequence[str] = ALL_BANKS, write: b
     """
     if re.fullmatch(KEY_NAME, name) is None:
         raise ConfigError(
-            f"'{name}' is no name of a key; it must be 1 to 64 letters, digits or '._@-', and "
+            f"'{name}' cannot name a key; it must be 1 to 64 letters, digits or '._@-', and "
             "begin with a letter or digit"
         )
     keys = KeyRing.load(path).keys if path.exists() else ()

@@ -142,7 +142,7 @@ class Library:
         entry = self.get(name)
         if entry.read_only:
             raise forbidden(
-                f"bank '{name}' was given by the operator and can only be asked; make another one",
+                f"bank '{name}' was given by the operator and is read-only; use another bank",
                 "read_only_bank",
             )
         return entry
@@ -334,4 +334,4 @@ def check_bank_name(name: str) -> None:
         ApiError: 400.
     """
     if not is_bank_name(name):
-        raise bad_request(f"'{name[:100]}' is no name of a bank; {BANK_NAME_RULE}", "bank")
+        raise bad_request(f"'{name[:100]}' cannot name a bank; {BANK_NAME_RULE}", "bank")

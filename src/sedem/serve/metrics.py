@@ -35,7 +35,7 @@ class Metrics:
         self._refused = self._counter("refused", "requests refused before work began", "reason")
         self._answers = self._counter("answers", "answers given", "finish_reason")
         self._cancelled = self._counter("cancelled_answers", "answers whose reader went away")
-        self._first_token = self._times("time_to_first_token", "asked to the first token")
+        self._first_token = self._times("time_to_first_token", "question to first token")
         self._token = self._times("time_per_token", "between two tokens of an answer, on average")
         self._waited = self._times("wait", "waiting for a row")
         self._selected = self._times("select", "scoring and choosing blocks")

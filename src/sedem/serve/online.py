@@ -95,7 +95,7 @@ class OnlineBanks:
         fresh = len(known) - sum(known)
         if fresh and self.waiting + fresh > max(self.settings.waiting, fresh):
             raise QueueFullError(
-                f"{self.waiting} texts wait to be read already; ask again later, or read documents "
+                f"{self.waiting} texts are waiting to be read; ask again later, or read documents "
                 "into a bank once"
             )
         readings = [self._reading(*one) for one in zip(ids, documents, strict=True)]

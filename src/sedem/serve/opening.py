@@ -149,7 +149,7 @@ def _gauges(service: Service) -> Gauges:
         gauges: dict[str, tuple[str, float]] = {
             "questions_waiting": ("Questions that wait for a row.", scheduler.waiting),
             "answers_running": ("Answers that are being generated.", scheduler.running),
-            "rows": ("The most answers at once.", scheduler.rows),
+            "rows": ("Maximum answers at once.", scheduler.rows),
             "online_banks": ("Temporary banks of texts that came with questions.", len(online)),
             "online_waiting": ("Texts that wait to be read or are being read.", online.waiting),
             "banks": ("Banks that can be asked.", len(banks)),

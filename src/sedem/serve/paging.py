@@ -48,7 +48,7 @@ def page(items: Sequence[dict[str, Any]], wanted: Paging) -> dict[str, Any]:
     ids = [item["id"] for item in ordered]
     for name, cursor in (("after", wanted.after), ("before", wanted.before)):
         if cursor is not None and cursor not in ids:
-            raise bad_request(f"'{name}' names nothing in this list; begin at its start", name)
+            raise bad_request(f"'{name}' is not an id in this list; leave it out", name)
     start = 0 if wanted.after is None else ids.index(wanted.after) + 1
     end = len(ids) if wanted.before is None else ids.index(wanted.before)
     part = ordered[start:end][: wanted.limit]

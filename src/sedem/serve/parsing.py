@@ -72,7 +72,7 @@ class ParserProcess:
             except (EOFError, OSError):
                 self._end()
                 raise DataError(
-                    f"reading '{name}' ended its parser; save it again or as plain text"
+                    f"'{name}' crashed its parser; save it again or as plain text"
                 ) from None
             except BaseException:
                 self._end()
@@ -93,7 +93,7 @@ class ParserProcess:
         pipe.send_bytes(json.dumps(task).encode())
         if not _ready(pipe, self.seconds, stopped):
             raise DataError(
-                f"reading '{name}' took more than {self.seconds:g} s, so it was given up; save it "
+                f"reading '{name}' took more than {self.seconds:g} s and was stopped; save it "
                 "again or as plain text"
             )
         answer: dict[str, Any] = json.loads(pipe.recv_bytes())

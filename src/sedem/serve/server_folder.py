@@ -96,7 +96,7 @@ class ServerFolder:
         """
         if not self.is_bank(folder):
             raise ConfigError(
-                f"'{folder}' is no folder of a bank; the server's database was changed by hand"
+                f"'{folder}' is not a bank's folder; the server's database was changed by hand"
             )
         return self._banks / folder
 

@@ -83,7 +83,7 @@ class Settings(validation.Settings):
     def _names(cls, banks: Mapping[str, Place]) -> Mapping[str, Place]:
         for name in banks:
             if not is_bank_name(name):
-                raise ValueError(f"'{name}' is no name of a bank; {BANK_NAME_RULE}")
+                raise ValueError(f"'{name}' cannot name a bank; {BANK_NAME_RULE}")
         return banks
 
     @field_validator("cors")
@@ -92,7 +92,7 @@ class Settings(validation.Settings):
         for origin in origins:
             if not re.fullmatch(r"https?://[^/\s*]+", origin):
                 raise ValueError(
-                    f"'{origin}' is no origin; give scheme and host, such as https://app.example"
+                    f"'{origin}' is not an origin; give one such as https://app.example"
                 )
         return origins
 

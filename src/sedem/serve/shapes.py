@@ -143,7 +143,7 @@ class AskBody(Body, ABC):
         documents: names, indexes or file ids of the documents to answer from; None means all.
         k: blocks to use; None means the model's default.
         condition: form in which blocks are read; None means the model's default.
-        min_confidence: below it the answer is that the documents do not tell.
+        min_confidence: below it the answer is that the documents do not say.
         ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
         temperature: 0 is greedy, which is the default here.

@@ -141,7 +141,7 @@ class Upload:
             raise bad_request(
                 f"the upload has more than {self.most_files:,} files; send them in several requests"
                 if self.most_files > 1
-                else "the upload has more than 1 file; send one a request",
+                else "the upload has more than 1 file; send one per request",
                 "file",
             )
         self._name = checked_name(name)
@@ -157,7 +157,7 @@ class Upload:
         self._size += len(data)
         if self._size > self.most_bytes:
             raise too_large(
-                f"'{self._name}' is larger than {bytes_text(self.most_bytes)}, the limit; split it",
+                f"'{self._name}' is above the limit of {bytes_text(self.most_bytes)}; split it",
                 "file",
             )
         self._file.write(data)

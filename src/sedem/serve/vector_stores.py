@@ -173,8 +173,8 @@ def _new_id(service: Service, key: Key, name: str | None) -> str:
     id = wanted or f"vs_{secrets.token_hex(12)}"
     if not key.may_read(id):
         raise forbidden(
-            f"key '{key.name}' knows only banks named {', '.join(key.banks)}; give the vector "
-            "store such a name that is not taken",
+            f"key '{key.name}' may use only banks named {', '.join(key.banks)}; give the "
+            "vector store an unused name of these",
             "out_of_scope",
         )
     return id

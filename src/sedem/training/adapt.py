@@ -188,8 +188,8 @@ def _check_enough(sizes: Sizes, held_out_windows: int, width: int) -> None:
     raise DataError(
         f"the documents have {sizes.tokens:,} tokens, of which {sizes.held_out_tokens:,} are held "
         f"out; to train, {sizes.windows} windows of {width} tokens and {sizes.questions} questions "
-        f"are left, and at least {BATCH} of both are needed; to measure, {held_out_windows} and "
-        f"{sizes.held_out_questions}, and one of both is needed: give more or longer documents"
+        f"are left, and at least {BATCH} of each are needed; to measure, {held_out_windows} and "
+        f"{sizes.held_out_questions}, and one of each is needed: give more or longer documents"
     )
 
 
@@ -211,7 +211,7 @@ def _check_same(written: Mapping[str, Any], request: Mapping[str, Any], folder: 
     changed = [name for name in request if written.get(name) != request[name]]
     if changed:
         told = ", ".join(
-            "the documents are others"
+            "the documents differ"
             if name == "documents"
             else f"{name} was {written.get(name)}, is {request[name]}"
             for name in changed

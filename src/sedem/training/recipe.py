@@ -282,7 +282,7 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
             f"'{heirs[0]}' inherits from itself ({circle}); remove one of these bases"
         )
     if len(heirs) > DEPTH:
-        raise ConfigError(f"'{heirs[0]}' inherits from more than {DEPTH} recipes; join some")
+        raise ConfigError(f"'{heirs[0]}' has more than {DEPTH} bases; merge some")
     if BASE not in entries:
         return entries
     base = entries.pop(BASE)
@@ -317,7 +317,7 @@ def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
     except FileNotFoundError:
         named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
-            f"there is no recipe '{path}'{named_by}; recipes/ has those that exist"
+            f"there is no recipe '{path}'{named_by}; recipes/ has the known ones"
         ) from None
     if not isinstance(entries, dict):
         raise ConfigError(f"'{path}' is not a recipe: it has no keys")

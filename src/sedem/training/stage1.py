@@ -186,9 +186,9 @@ class Stage1(nn.Module):
         separator = torch.tensor(self.model.encoder.token_ids(SEPARATOR), device=context.device)
         if self.losses.recall and length <= len(separator) + self.losses.cue:
             raise ConfigError(
-                f"text.continuation is {length} tokens, but a recalled span stands after a "
-                f"separator of {len(separator)} tokens and a cue of {self.losses.cue}; make it "
-                "longer or losses.recall 0"
+                f"text.continuation is {length} tokens, but a separator of {len(separator)} tokens "
+                f"and a cue of {self.losses.cue} come first; make it longer, or set losses.recall "
+                "to 0"
             )
         # If a text leaves no room to shift its windows, they are the same in every epoch.
         later = [self.epoch] if self.epoch else []

@@ -61,7 +61,7 @@ class Stage1Losses(Settings):
     def _distractors_have_a_cue(self) -> Self:
         if bool(self.distractors) != bool(self.cue):
             raise ValueError(
-                f"distractors is {self.distractors} and cue {self.cue}; blocks beside each other "
-                "need a cue that says which one goes on: set both, or neither"
+                f"distractors is {self.distractors} and cue {self.cue}; among distractors only "
+                "a cue says which block continues: set both, or neither"
             )
         return self

@@ -67,8 +67,8 @@ class Stage1Recipe(Settings):
     def _recalled_spans_fit(self) -> Self:
         if self.losses.recall and self.text.continuation > self.model.segment_length:
             raise ValueError(
-                f"text.continuation is {self.text.continuation} but a recalled span must fit into "
-                f"segment_length {self.model.segment_length}; make it shorter or losses.recall 0"
+                f"text.continuation is {self.text.continuation}, more than segment_length "
+                f"{self.model.segment_length}; shorten it, or set losses.recall to 0"
             )
         return self
 

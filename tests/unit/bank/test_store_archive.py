@@ -81,24 +81,30 @@ def foreign_tables(members: Members) -> Members:
 
 
 HOSTILE: dict[str, tuple[Callable[[Members], Members], str]] = {
-    "a path outside": (lambda m: [*m, *member("../evil.txt", b"x")], r"'\.\./evil\.txt' is no"),
-    "an absolute path": (lambda m: [*m, *member("/tmp/evil", b"x")], "is no catalog and no shard"),
-    "a lower folder": (lambda m: [*m, *member("shards/x/000001.safetensors")], "is no catalog"),
-    "a lock": (lambda m: [*m, *member("LOCK")], "member 'LOCK' is no catalog and no shard"),
-    "a log": (lambda m: [*m, *member("catalog.sqlite-wal", b"x")], "is no catalog and no shard"),
+    "a path outside": (lambda m: [*m, *member("../evil.txt", b"x")], r"'\.\./evil\.txt' is not"),
+    "an absolute path": (
+        lambda m: [*m, *member("/tmp/evil", b"x")],
+        "is not a bank's catalog or shard",
+    ),
+    "a lower folder": (lambda m: [*m, *member("shards/x/000001.safetensors")], "is not a bank's"),
+    "a lock": (lambda m: [*m, *member("LOCK")], "member 'LOCK' is not a bank's catalog or shard"),
+    "a log": (
+        lambda m: [*m, *member("catalog.sqlite-wal", b"x")],
+        "is not a bank's catalog or shard",
+    ),
     "a link": (
         lambda m: [*m, *member("shards/000003.safetensors", kind=tarfile.SYMTYPE, link="/etc")],
-        "is no catalog and no shard",
+        "is not a bank's catalog or shard",
     ),
     "a hard link": (
         lambda m: [*m, *member("shards/000003.safetensors", kind=tarfile.LNKTYPE, link="/etc")],
-        "is no catalog and no shard",
+        "is not a bank's catalog or shard",
     ),
     "a device": (
         lambda m: [*m, *member("shards/000003.safetensors", kind=tarfile.CHRTYPE)],
-        "is no catalog and no shard",
+        "is not a bank's catalog or shard",
     ),
-    "a long name": (lambda m: [*member("x" * 5000), *m], "LongLink' is no catalog"),
+    "a long name": (lambda m: [*member("x" * 5000), *m], "LongLink' is not a bank's"),
     "a name twice": (lambda m: [*m, m[1]], r"it has 'shards/000001\.safetensors' twice"),
     "a shard more": (
         lambda m: [*m, *member("shards/000009.safetensors", b"x")],
@@ -141,7 +147,7 @@ def test_an_archive_cut_anywhere_or_with_a_wrong_size_is_refused(
         with pytest.raises(BankError, match=r"not the archive of a bank: .*(early|larger)"):
             import_bank(archive, tmp_path / "b.bank")
     archive.write_bytes(b"hello" * 500)
-    with pytest.raises(BankError, match="is no uncompressed tar file; export the bank again"):
+    with pytest.raises(BankError, match="is not an uncompressed tar file; export the bank again"):
         import_bank(archive, tmp_path / "b.bank")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bank", "a.tar"]
 

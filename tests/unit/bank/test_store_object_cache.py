@@ -247,7 +247,7 @@ def test_another_format_is_named(
     "place", ["s3://", "s3://bucket", "s3:///folder", "ftp://bucket/folder", "file:///tmp/bank"]
 )
 def test_a_place_that_cannot_hold_a_bank_is_named(place: str, tmp_path: Path) -> None:
-    with pytest.raises(BankError, match=f"'{place}' is no place of a bank .*s3://BUCKET/FOLDER"):
+    with pytest.raises(BankError, match=f"'{place}' is not a place in .*s3://BUCKET/FOLDER"):
         ObjectStore(place, tmp_path)
 
 

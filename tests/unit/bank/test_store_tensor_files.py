@@ -97,7 +97,7 @@ def test_nothing_but_the_selected_rows_is_read_and_neighbours_together(
 
 @pytest.mark.parametrize("index", [[ROWS], [-1], [0, 99], ROWS])
 def test_rows_outside_are_refused(path: Path, index: Any) -> None:
-    with pytest.raises(IndexError, match=rf"row -?\d+ of '.*/a' is out of its {ROWS}"):
+    with pytest.raises(IndexError, match=rf"no row -?\d+ in '.*/a', it has {ROWS}"):
         ReadFile(path).get_tensor("I8")[index]
 
 

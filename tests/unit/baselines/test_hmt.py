@@ -250,7 +250,7 @@ def test_stored_bytes_are_counted_and_dropped_memory_is_noted(reader: HMT) -> No
     more = reader.compress([*ids, *ids])
     assert len(more.content.memories) == 6
     assert more.notes == (
-        "the context has 192 tokens, of its 12 memory vectors hmt recalls the newest 6 only",
+        "the context has 192 tokens, hmt recalls only the newest 6 of its 12 memory vectors",
     )
 
 
@@ -272,7 +272,7 @@ def test_impossible_settings_are_rejected(tiny_folder: Callable[..., str], reade
             "segment_length is 8, but memory at both ends and 4 sensory tokens",
         ),
         ({"recall_context": 1}, "recall_context is 1, but a segment has 2 memory vectors"),
-        ({"recall_from": 1.5}, "recall_from is 1.5; it is a share"),
+        ({"recall_from": 1.5}, "recall_from is 1.5; it must be from 0 to 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             HMTConfig(backbone="some", **{**SMALL["hmt"], **change})

@@ -399,7 +399,7 @@ def test_a_changed_backbone_of_the_same_name_is_another_setting(
         ({"lora_rank": -1}, "lora_rank is -1; it must be 0 or more"),
         ({"lora_rank": True}, "lora_rank is True; a whole number is needed"),
         ({"lora_alpha": 2.0}, r"lora_alpha is 2.0; a whole number is needed"),
-        ({"lora_dropout": 1.5}, r"lora_dropout is 1.5; it is a share"),
+        ({"lora_dropout": 1.5}, r"lora_dropout is 1.5; it must be from 0 to 1"),
         ({"lora_dropout": True}, "lora_dropout is True; a number is needed"),
         ({"lora_targets": "q_proj"}, "lora_targets is 'q_proj'; a list is needed"),
         ({"lora_rnk": 4}, "unknown key 'lora_rnk'; did you mean 'lora_rank'"),

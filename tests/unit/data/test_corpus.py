@@ -42,7 +42,7 @@ def test_excluded_titles_are_left_out(path: Path, texts: list[str]) -> None:
 
 def test_files_that_hold_no_text_are_refused(tmp_path: Path, write: Write) -> None:
     with pytest.raises(
-        DataError, match=r"table\.csv' is no text file; \.txt, \.md, \.jsonl, \.parquet are"
+        DataError, match=r"table\.csv' is not a text file; give \.txt, \.md, \.jsonl, \.parquet,"
     ):
         list(read_texts(write("table.csv", "a,b")))
     with pytest.raises(DataError, match=r"lines\.jsonl', line 2: a string field 'text' is needed"):

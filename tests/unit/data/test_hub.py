@@ -224,7 +224,7 @@ def test_a_malformed_row_is_named(hub: SimpleNamespace) -> None:
 def test_names_and_splits_that_do_not_exist_are_refused(fixtures: Path) -> None:
     with pytest.raises(DataError, match=f"no public set of that name; .*{', '.join(HOMES)}"):
         open_examples("hotpot")
-    with pytest.raises(DataError, match=r"covidqa has no home on the hub .*give its path"):
+    with pytest.raises(DataError, match=r"covidqa cannot be loaded from the hub .*give its path"):
         open_examples("covidqa")
     with pytest.raises(ConfigError, match="split of squad is 'test'; it can be train or valid"):
         open_examples("squad", split="test")

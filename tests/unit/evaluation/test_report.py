@@ -61,10 +61,10 @@ def test_folders_without_a_finished_run_are_named_and_the_others_reported(
     assert [run["run"] for run in result["runs"]] == [str(good), str(other)]
     assert result["differences"] == []
     expected = [
-        r"half' holds a run that has answered 6 examples and is not finished; give its command",
+        r"half' holds an unfinished run with 6 examples answered; run its command",
         r"foreign' holds no results of 'sedem eval --out'",
         r"nothing' holds no results of 'sedem eval --out'",
-        r"torn/metrics.json' is no result of 'sedem eval'",
+        r"torn/metrics.json' is not a 'sedem eval' result",
         r"short' has 5 predictions and metrics of 6; evaluate again into another folder",
         r"other' is not compared with .*good': the runs have different examples: 6 and 4, of ",
     ]

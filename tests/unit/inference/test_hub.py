@@ -147,7 +147,7 @@ def test_the_card_of_a_repository_is_kept(
 
 
 def test_what_the_hub_refuses_is_one_sentence(public: SeDeM, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^the hub does not take 'x': bad name x$"):
+    with pytest.raises(CheckpointError, match=r"^the hub rejects 'x': bad name x$"):
         public.push_to_hub("x")
     with pytest.raises(CheckpointError, match=r"has no readable config\.json"):
         push_folder(tmp_path, REPO)

@@ -261,7 +261,7 @@ def test_a_checkpoint_whose_writer_was_killed_between_two_names_opens_with_a_war
     saved.rename(saved.with_name(".mine.old"))
     model = SeDeM.from_pretrained(saved, engine="eager")
     assert model.name == "mine"
-    assert "saving over" in caplog.text and "the checkpoint before it is opened" in caplog.text
+    assert "saving over" in caplog.text and "the previous checkpoint is opened" in caplog.text
 
 
 def test_the_working_folder_is_not_replaced(

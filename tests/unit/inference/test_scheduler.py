@@ -200,7 +200,7 @@ def test_a_cancelled_or_dropped_question_frees_its_row(
         waiting = scheduler.submit(Request(bank, RENT), LONG)
         dropped = scheduler.submit(Request(bank, RENT), LONG)
         assert (scheduler.waiting, scheduler.running) == (2, 1)
-        with pytest.raises(QueueFullError, match="2 questions wait already and 1 are answered"):
+        with pytest.raises(QueueFullError, match="2 questions are waiting and 1 are answered"):
             scheduler.submit(Request(bank, RENT), SHORT)
         running.cancel()
         waiting.cancel()

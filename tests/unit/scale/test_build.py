@@ -234,7 +234,7 @@ def test_a_document_that_cannot_be_read_follows_keep_going(
     ]
     binary, record = given.failed
     assert "b.txt' holds binary data" in binary
-    assert record.endswith("d.jsonl', record 2 is no document; it needs 'text', may have 'name'")
+    assert record.endswith("d.jsonl', record 2 needs 'text', and 'name' if given, as strings")
 
 
 @pytest.mark.slow

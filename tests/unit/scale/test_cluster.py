@@ -24,7 +24,7 @@ def free_port() -> int:
     "address", ["", "nowhere", "10.0.0.1", ":6379", "ray://host", "h:0", "h:x"]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match=rf"'{address}' is no address of a Ray cluster; 'local'"):
+    with pytest.raises(ConfigError, match=rf"'{address}' is not a Ray cluster address; 'local'"):
         connected(address).__enter__()
 
 
@@ -58,7 +58,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        (["--ray", "nowhere"], "'nowhere' is no address of a Ray cluster"),
+        (["--ray", "nowhere"], "'nowhere' is not a Ray cluster address"),
         (["--workers", "2"], "--workers and --worker-cpus are for a Ray cluster; give --ray"),
     ],
 )

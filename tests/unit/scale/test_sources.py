@@ -116,7 +116,7 @@ def test_a_task_hands_over_a_few_characters_at_a_time(
         for values in zip(*batch.values(), strict=True)
     ]
     assert [row.document for row in rows[:5]] == [Document(str(n), "four") for n in range(5)]
-    assert rows[5].error == "'r.jsonl', record 6 is no document; it needs 'text', may have 'name'"
+    assert rows[5].error == "'r.jsonl', record 6 needs 'text', and 'name' if given, as strings"
 
 
 def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> No
         Document(f"{place}/b/c.parquet#2", "Two."),
     ]
     assert Sources([f"{place}/b/a.txt"]).total == 9
-    with pytest.raises(DataError, match=r"none' holds no file that can be read; those are \.txt"):
+    with pytest.raises(DataError, match=r"none' holds no file that can be read \(\.txt"):
         Sources([f"{place}/none"])
     server.delete(place, "b/a.txt")
     [row] = rows_of(found.files[0])

@@ -127,7 +127,7 @@ def test_two_files_of_one_name_are_refused(client: TestClient, settings: Setting
 @pytest.mark.parametrize(
     ("bank", "files", "words"),
     [
-        ("Upper", [("a.txt", b"x")], "is no name of a bank"),
+        ("Upper", [("a.txt", b"x")], "cannot name a bank"),
         ("flat", [("a.exe", b"x")], "files can be read"),
         ("flat", [("a.txt", b"")], "is empty"),
         ("flat", [("x" * 300 + ".txt", b"x")], "shorten it"),

@@ -39,7 +39,7 @@ def test_a_body_over_the_limit_is_refused(path: str, announced: bool, client: Te
         return
     assert response.status_code == 413
     assert response.json()["error"] == {
-        "message": "the body of this request is too large; 1 kB are the limit",
+        "message": "the body of this request is too large; the limit is 1 kB",
         "type": "invalid_request_error",
         "param": None,
         "code": "too_large",

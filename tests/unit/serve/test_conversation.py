@@ -92,5 +92,5 @@ def test_a_question_without_any_text_is_refused() -> None:
         with pytest.raises(ApiError, match="nothing to answer from") as error:
             read(*messages)
         assert error.value.code == "no_documents"
-    with pytest.raises(ApiError, match="no message asks something"):
+    with pytest.raises(ApiError, match="no user message asks anything"):
         read(("system", LONG_LEASE))

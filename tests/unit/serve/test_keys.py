@@ -103,7 +103,7 @@ def test_a_new_key_is_added_and_its_secret_is_not_stored(tmp_path: Path) -> None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ConfigError, match="has a key named 'ann'"):
         add_key(path, "ann")
-    with pytest.raises(ConfigError, match=re.escape("'a/b' is no name of a key")):
+    with pytest.raises(ConfigError, match=re.escape("'a/b' cannot name a key")):
         add_key(path, "a/b")
 
 

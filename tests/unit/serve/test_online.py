@@ -179,7 +179,7 @@ def test_too_many_texts_are_refused(make: Callable[..., OnlineBanks], watched: W
         watched.go.clear()
         tasks = [asyncio.create_task(banks.bank("ann", [one])) for one in (ONE, TWO)]
         await asyncio.sleep(0.02)
-        with pytest.raises(QueueFullError, match="2 texts wait to be read already"):
+        with pytest.raises(QueueFullError, match="2 texts are waiting to be read"):
             await banks.bank("ann", [Document("message 3", LEASE)])
         again = asyncio.create_task(banks.bank("ann", [ONE]))  # which needs no reading of its own
         await asyncio.sleep(0)

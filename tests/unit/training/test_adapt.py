@@ -59,7 +59,7 @@ def test_a_killed_adaptation_goes_on_to_a_checkpoint_with_a_card(
     with pytest.raises(ConfigError, match=r"holds another adaptation \(seed was 0, is 1\)"):
         finished(wanted.with_changes(seed=1), TEXTS, out)
     shutil.rmtree(out)
-    with pytest.raises(ConfigError, match=r"another adaptation \(the documents are others\)"):
+    with pytest.raises(ConfigError, match=r"another adaptation \(the documents differ\)"):
         prepare(wanted, TEXTS[1:], out)
 
 

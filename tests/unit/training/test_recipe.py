@@ -192,7 +192,7 @@ def test_a_value_of_another_type_in_stage_2_is_refused(
         ("text.held_out", -1, "text.held_out is -1; it must be 0 or more"),
         ("text.windows", 0, "text.windows is 0; it must be above 0"),
         ("text.evaluation_windows", 0, "text.evaluation_windows is 0; it must be above 0"),
-        ("losses.recall", 1.5, "losses.recall is 1.5; it is a share, from 0 to 1"),
+        ("losses.recall", 1.5, "losses.recall is 1.5; it must be from 0 to 1"),
         ("losses.regress_first", 0.5, "losses: regress_first is 0.5 but regress is 0"),
         ("losses.distill_temperature", 0, "losses.distill_temperature is 0; it must be above 0"),
         ("model.compression", 3, "segment_length 128 is not a multiple of compression 3"),

@@ -505,7 +505,7 @@ def test_a_cue_says_which_of_two_windows_goes_on(
 
 
 def test_windows_beside_each_other_need_a_cue_and_a_batch(model: SeDeM) -> None:
-    with pytest.raises(ConfigError, match="distractors is 2 and cue 0; blocks beside each other"):
+    with pytest.raises(ConfigError, match="distractors is 2 and cue 0; among distractors only"):
         Stage1Losses(distractors=2)
     stage = Stage1(model, Stage1Losses(distractors=3, cue=2))
     with pytest.raises(ConfigError, match="distractors is 3, but a batch has 3 windows"):

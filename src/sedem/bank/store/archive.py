@@ -125,10 +125,10 @@ def _members(archive: IO[bytes], file: Path) -> Iterator[tuple[str, int]]:
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         except (tarfile.TarError, ValueError):
-            raise _refused(file, "it ends too early or is no uncompressed tar file") from None
+            raise _refused(file, "it ends early or is not an uncompressed tar file") from None
         if info.type != tarfile.REGTYPE or not _ALLOWED.fullmatch(info.name):
             shown = info.name[:100]
-            raise _refused(file, f"its member {shown!a} is no catalog and no shard of a bank")
+            raise _refused(file, f"its member {shown!a} is not a bank's catalog or shard")
         place += tarfile.BLOCKSIZE
         if not 0 <= info.size <= end - place:
             raise _refused(file, f"its member '{info.name}' is larger than the archive")

@@ -324,9 +324,7 @@ class LocalStore:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         if (self.folder / LOCK).is_symlink():
-            raise BankError(
-                f"'{self.folder / LOCK}' is a link, so it may lie in another place; remove it"
-            )
+            raise BankError(f"'{self.folder / LOCK}' is a link and may point elsewhere; remove it")
         with self._lock:
             yield
 

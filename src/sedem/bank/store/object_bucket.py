@@ -88,7 +88,7 @@ class Bucket:
         parts = urlsplit(self.url)
         if parts.scheme not in SCHEMES or not parts.netloc or not parts.path.strip("/"):
             raise BankError(
-                f"'{url}' is no place of a bank in an object store; give one such as "
+                f"'{url}' is not a place in an object store; give one such as "
                 "s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://CONTAINER/FOLDER"
             )
         endpoint = os.environ.get("AWS_ENDPOINT") or os.environ.get("AWS_ENDPOINT_URL") or ""

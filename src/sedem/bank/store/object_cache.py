@@ -106,7 +106,7 @@ class Cache:
             except OSError as error:
                 raise BankError(
                     f"the cache '{self.folder}' cannot be written ({error}); set {VARIABLE} to "
-                    "a folder that can"
+                    "a writable folder"
                 ) from None
             weakref.finalize(self, shutil.rmtree, self._own.folder, True)
             for left in self._work.iterdir():
@@ -152,8 +152,8 @@ class Cache:
                 if hashlib.sha256(content).hexdigest() != digest:
                     what = "damaged (its SHA-256 differs)" if content else "missing"
                     raise BankError(
-                        f"'{self.bucket.url}/{part_name(digest)}' is {what}, a part of the "
-                        "catalog; restore it, or open the bank again if it was compacted"
+                        f"catalog part '{self.bucket.url}/{part_name(digest)}' is {what}; "
+                        "restore it, or open the bank again if it was compacted"
                     )
                 file.write(content)
         with catalog.connect(path.parent, alone=True) as connection:

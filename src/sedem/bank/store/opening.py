@@ -75,7 +75,7 @@ def compact_at(place: Place, keep: float | None = None) -> Compacted:
         return store.compact()
     if isinstance(store, LocalStore):
         raise ConfigError(
-            f"--keep is for banks in object stores; '{place}' gives its space back at once"
+            f"--keep is for banks in object stores; '{place}' is on disk: leave it out"
         )
     return store.compact(timedelta(hours=keep))
 

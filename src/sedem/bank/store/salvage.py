@@ -139,9 +139,9 @@ def _make_new(folder: Path, work: Path, problem: str) -> list[str]:
             raise DamagedCatalogError(left)
     except DamagedCatalogError:
         raise BankError(
-            f"bank '{folder}' cannot be repaired, because only its catalog tells what its memory "
-            f"is of, and too little of it can be read ({problem.partition(';')[0]}); restore a "
-            "backup, or read the documents again with 'sedem build NEW_BANK FILE...'"
+            f"bank '{folder}' cannot be repaired, because too little can be read of its catalog, "
+            f"which alone maps memory to text ({problem.partition(';')[0]}); restore a backup, "
+            "or read the documents again with 'sedem build NEW_BANK FILE...'"
         ) from None
     return problems if log else [*problems, "its log cannot be read, so commits may be lost"]
 
@@ -205,8 +205,8 @@ def _exchange(folder: Path, work: Path) -> None:
             _write_over(folder / CATALOG, work / CATALOG)
     except sqlite3.Error as error:
         raise BankError(
-            f"the catalog of bank '{folder}' cannot be exchanged for a new one ({error}); it is as "
-            "damaged as it was"
+            f"the catalog of bank '{folder}' cannot be replaced ({error}) and is still damaged; "
+            "repair it again"
         ) from None
 
 

@@ -81,7 +81,7 @@ def complete(folder: Path, connection: sqlite3.Connection) -> list[str]:
         if count
     ]
     if not known:
-        problems.append("more may be lost, because the count of its rows is")
+        problems.append("more may be lost: the row counts are lost too")
     documents = catalog_rows.read_documents(folder, connection, state)
     shards = catalog_rows.read_shards(folder, connection, state)
     problems += _forget_nameless(connection, documents, shards)
@@ -155,7 +155,7 @@ def _list_lost(
     else:
         _count_as_removed(connection, ids.tolist())
     return [
-        f"where the memory of '{documents.names[index]}' is has been lost in part" for index in lost
+        f"some memory of '{documents.names[index]}' cannot be located any more" for index in lost
     ]
 
 

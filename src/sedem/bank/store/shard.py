@@ -196,8 +196,8 @@ class Shard:
             )
         if not memory.is_finite():
             raise BankError(
-                f"block {row} of '{self.path}' holds infinite numbers or none at all; build the "
-                "bank again with a model whose states are finite"
+                f"block {row} of '{self.path}' holds NaN or infinite numbers; build the bank "
+                "again with a model whose states are finite"
             )
         file.verified[row] = True
 
@@ -278,7 +278,7 @@ def check_finite(documents: Sequence[Document], blocks: Blocks, memory_NJD: Quan
     block = blocks[row]
     raise BankError(
         f"the memory of characters {block.start:,} to {block.end:,} of document "
-        f"'{documents[block.document].name}' holds infinite numbers or none at all; read it with a "
+        f"'{documents[block.document].name}' holds NaN or infinite numbers; read it with a "
         "backbone in another type, such as float32"
     )
 

@@ -132,7 +132,7 @@ def _columns(record: bytes) -> list[Value]:
         data = record[at : at + size]
         at += size
         if len(data) < size or kind in (7, 10, 11):
-            raise ValueError("a column that is cut, or of a type that a catalog has not")
+            raise ValueError("a column that is cut off, or of a type no catalog has")
         if kind >= 12:
             values.append(data if kind % 2 == 0 else data.decode())
         elif kind in (8, 9):

@@ -74,8 +74,8 @@ class StoredDocuments(Documents):
         if text is None or catalog.text_digest(text) != self._digests[index]:
             what = "cannot be read" if text is None else "has changed since"
             raise NoTextError(
-                f"bank '{self.folder}' holds no texts, and '{name}' {what}; put the file that was "
-                "read back in its place to see it"
+                f"bank '{self.folder}' holds no texts, and '{name}' {what}; put the original "
+                "file back in its place to see it"
             )
         return text
 

@@ -129,7 +129,7 @@ class ReadFile:
         size = self._state[0]
         length = int.from_bytes(self.read(0, 8), "little") if size >= 8 else size
         if length > min(size - 8, _LONGEST):
-            raise SafetensorError(f"its header would end behind the file's {size} bytes")
+            raise SafetensorError(f"its header would end past the file's {size} bytes")
         try:
             header = json.loads(self.read(8, length))
             self._metadata = dict(header.pop("__metadata__", {}))
@@ -226,7 +226,7 @@ def _place(
     if not whole or not shape or end > size - start:
         raise ValueError(f"tensor '{name}' does not lie in the file")
     if math.prod(shape) * dtype.itemsize != end - first:
-        raise ValueError(f"tensor '{name}' has {end - first} bytes, which is not its shape")
+        raise ValueError(f"tensor '{name}' has {end - first} bytes, unlike its shape")
     return start + first, tuple(shape), dtype
 
 
@@ -261,7 +261,7 @@ class ReadTensor:
         rows_n = np.array(range(len(self))[index] if isinstance(index, slice) else index, int)
         outside = rows_n[(rows_n < 0) | (rows_n >= len(self))]
         if len(outside):
-            raise IndexError(f"row {outside[0]} of '{self.file.path}' is out of its {len(self)}")
+            raise IndexError(f"no row {outside[0]} in '{self.file.path}', it has {len(self)}")
         taken = torch.empty(len(rows_n), *self.shape[1:], dtype=self.dtype)
         room = taken.view(-1).view(torch.uint8).numpy().data
         row = math.prod(self.shape[1:]) * self.dtype.itemsize

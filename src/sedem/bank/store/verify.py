@@ -27,7 +27,8 @@ class Damage:
         problems: one sentence for each defect.
         documents: names of the documents whose memory or text is damaged, in reading order.
         shards: files of shards that are damaged or missing.
-        catalog: whether the catalog itself is damaged, so that nothing is certain about documents.
+        catalog: whether the catalog is damaged. If it cannot be read, `documents` and `shards` are
+            empty; if only SQLite's integrity check fails, they are filled.
     """
 
     problems: list[str]

@@ -9,7 +9,7 @@ const OPEN = 5; // sources that are shown at once
 const TIMES = [
   ["ttft_ms", "First token"],
   ["select_ms", "selection"],
-  ["total_ms", "in all"],
+  ["total_ms", "total"],
 ];
 const CONDITIONS = { memory: "memory", text: "text", both: "memory and text" };
 
@@ -48,7 +48,7 @@ export class Card {
     const { k: asked, condition, min_confidence: least } = this.settings;
     const used = k !== null && String(k) !== String(asked) ? ` (${k} used)` : "";
     const texts = [`K ${asked}${used}`, CONDITIONS[condition]];
-    return least ? [...texts, `from ${Math.round(least * 100)} %`] : texts;
+    return least ? [...texts, `min. ${Math.round(least * 100)} %`] : texts;
   }
 
   /** The blocks are chosen; this comes before the first word. */
@@ -130,7 +130,7 @@ export class Card {
       this.buttons[index].classList.toggle("new", added.includes(citation));
     });
     const parts = [
-      this.said.textContent === before.said.textContent ? "the same words" : "other words",
+      this.said.textContent === before.said.textContent ? "the same words" : "new wording",
       added.length || dropped
         ? [added.length && count(added.length, "new source"), dropped && `${dropped} left out`]
             .filter(Boolean)

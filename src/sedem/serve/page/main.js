@@ -63,7 +63,7 @@ const load = (name) =>
 /** What could not be read, one sentence a file. */
 const failure = ({ failed = [], error }) =>
   [...new Set([...failed.map((one) => one.error), error])].filter(Boolean).join(". ") ||
-  "The reading failed.";
+  "Reading failed.";
 
 function stopWatching() {
   watching?.abort();
@@ -80,7 +80,7 @@ async function follow(name) {
     if (watching !== controller) return;
     stopWatching();
     await refresh();
-    if (last.status === "ready") announce(`${name} is read. You can ask it now.`);
+    if (last.status === "ready") announce(`${name} is ready. You can ask now.`);
     await choose(name);
     if (last.error) notice(failure(last));
     else if (document.activeElement === document.body) by("question").focus();

@@ -39,10 +39,10 @@ export function duration(milliseconds) {
 export const score = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
 const CONFIDENCE = [
-  [0.75, "The documents very likely tell"],
-  [0.5, "The documents probably tell"],
-  [0.25, "The documents may or may not tell"],
-  [0, "The documents probably do not tell"],
+  [0.75, "Very likely in the documents"],
+  [0.5, "Probably in the documents"],
+  [0.25, "Perhaps in the documents"],
+  [0, "Probably not in the documents"],
 ];
 
 /** A confidence in words. */

@@ -74,7 +74,7 @@ dialog.querySelector("form").addEventListener("submit", (event) => {
   const name = isNew ? by("upload-new").value.trim() : by("upload-old").value;
   if (isNew && !SLUG.test(name)) {
     by("upload-error").textContent =
-      "Name it with small letters, digits, - and _; the first one is a letter or a digit.";
+      "Use lowercase letters, digits, - and _, and start with a letter or digit.";
     by("upload-new").focus();
     return;
   }
