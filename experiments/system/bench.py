@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.system.cells import Cell
 from experiments.system.scales import Scale
-from experiments.system.variants import main_model
+from experiments.system.variants import guided_model, main_model
 from sedem.bench.keeping import break_even_hit_rate, questions_to_pay
 from sedem.config import DEFAULT_MODEL
 from sedem.evaluation.registry import METHODS as EVERY
@@ -75,7 +75,9 @@ def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
     """The bench of the scale's main model, or of the paper's shapes, by name for tables."""
     if scale.name in ("gpu", "paper"):
         return {shape: Cell(kind, backbone=shape) for shape in SHAPES}
-    return {scale.backbones[0]: Cell(kind, variant=main_model(scale))}
+    # The bench of all methods times the model that people install.
+    model = guided_model(scale) if kind == "bench" else main_model(scale)
+    return {scale.backbones[0]: Cell(kind, variant=model)}
 
 
 def measure_bench(
