@@ -107,10 +107,10 @@ def test_the_tokenizer_that_counts_can_be_named(path: Path, tiny_folder: Any) ->
 
 def test_a_length_beyond_the_set_is_refused_with_the_largest(path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"100,000 tokens .* 361 paragraphs .* make ([\d,]+) together;"
+        DataError, match=r"length is 100,000, .* 361 paragraphs .* make only ([\d,]+) tokens;"
     ) as e:
         load(path, length=100_000)
-    largest = int(str(e.value).split("make ")[1].split(" ")[0].replace(",", ""))
+    largest = int(str(e.value).split("make only ")[1].split(" ")[0].replace(",", ""))
     whole = load(path, length=largest, count=1).examples[0]
     assert len(whole.documents) == 361
     assert open_tokenizer().count(whole_prompt(whole)) + 32 == largest

@@ -161,7 +161,7 @@ def test_damaged_signatures_are_refused_and_results_kept(
 def test_signatures_of_the_wrong_type_are_refused(examples: list[Example], tmp_path: Path) -> None:
     evaluate(Echo(), examples, SETTINGS, tmp_path)
     (tmp_path / "provenance.json").write_text('{"q1": 3}')
-    with pytest.raises(ConfigError, match=r"provenance\.json' is damaged .* remove it"):
+    with pytest.raises(ConfigError, match=r"provenance\.json', .* is damaged; remove it"):
         evaluate(Echo(), examples, SETTINGS, tmp_path)
 
 
