@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.system.cells import Cell, results_of
+from experiments.system.few_digits import few_digits
 from experiments.system.forms import PAPER_FORM
 from experiments.system.scales import SHIPPED, Scale
-from experiments.system.short_logs import short_logs
 from experiments.system.training import (
     baseline_checkpoint,
     budget,
@@ -44,7 +44,7 @@ def measure(cell: Cell, scale: Scale, data: Path, study: str, results: Path | No
     path = (results or results_of(scale)) / study / f"{cell.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     # On one line: indentation would be a quarter of all committed results.
-    write_text(path, json.dumps(short_logs(result), separators=(",", ":")) + "\n")
+    write_text(path, json.dumps(few_digits(result), separators=(",", ":")) + "\n")
 
 
 def _answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
