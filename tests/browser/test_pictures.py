@@ -28,7 +28,7 @@ def small() -> Iterator[None]:
     assert sum(path.stat().st_size for path in DOCS.glob("page-*.png")) < TOTAL_BYTES
 
 
-def save(page: Page, name: str, colours: int = 48) -> None:
+def save(page: Page, name: str, colours: int = 36) -> None:
     page.mouse.move(1, 1)
     page.wait_for_timeout(500)
     picture = Image.open(io.BytesIO(page.screenshot()))
