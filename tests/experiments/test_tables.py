@@ -11,6 +11,7 @@ import pytest
 from experiments import arrivals, preparation
 from experiments.system import cells, paper
 from experiments.system.cells import Cell
+from experiments.system.few_digits import few_digits
 from experiments.system.measured import load_of, made_on
 from experiments.system.scales import NANO, PAPER, SMOKE
 from experiments.system.study import NOT_RUN, Number, Study
@@ -129,3 +130,14 @@ def test_a_table_of_preparation_says_what_was_prepared(write_result: Callable[..
     assert about.endswith("Load of the machine: 5.6.")
     assert "| together | 6.00 | 3.0 | 13,264 |" in table.splitlines()
     assert "| one by one | 18.00 | 1.0 |  |" in table.splitlines()
+
+
+def test_results_keep_six_digits_and_training_logs_four() -> None:
+    log = [{"loss": 1.23456789, "epoch": 0.5, "step": 1234567}]
+    result = {"f1": 12.3456789, "epoch": 2.0, "log": log, "values": [1234567.8, 7, "x", None]}
+    assert few_digits(result) == {
+        "f1": 12.3457,
+        "epoch": 2.0,
+        "log": [{"loss": 1.235, "step": 1234567}],
+        "values": [1234570.0, 7, "x", None],
+    }
