@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,12 +26,6 @@ from sedem.provenance import provenance
 STUDY = "equal_training"
 SWEEP = {"squad-10": 300, "exact-facts": 300, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Number of questions for the candidate and the shipped model at every K, by set."""
-NEVER_MEASURED = {
-    "paragraphs_apart": ("",),
-    "adapt": ("",),
-    "decompression": ("context-at-restored", "recall-not-distilled"),
-}
-"""Studies of the nano scale, and names of their cells, that were too slow for a CPU."""
 
 
 def scale_of(work: Work) -> Scale:
@@ -46,18 +40,13 @@ def steps(work: Work) -> list[Step]:
     """Every step, the most urgent first.
 
     Tests, parity and bench run alone on the GPU. Then come the candidate, the longest chain; its
-    answers by K; the study; and cells never measured at nano scale.
+    answers by K; and the study.
     """
     scale = scale_of(work)
     candidate = _candidate(work, scale)
     end = candidate[-1].made
     checks = _checks(work, scale, end)
-    studied = [(STUDY, cell) for cell in find(STUDY).cells(scale)]
-    rest = [
-        *_sweep(work, scale, end),
-        *_with_trainings(studied, scale, work, end),
-        *_never_measured(work, scale, end),
-    ]
+    rest = [*_sweep(work, scale, end), *_study(work, scale, end)]
     # In a trial, the candidate is the only model to check.
     return [*candidate, *checks, *rest] if work.smoke else [*checks, *candidate, *rest]
 
@@ -148,62 +137,33 @@ def _sweep(work: Work, scale: Scale, candidate: Path) -> list[Step]:
     return found
 
 
-# Studies
+# The study
 
 
-def _never_measured(work: Work, scale: Scale, candidate: Path) -> list[Step]:
-    own = scale if work.smoke else NANO
-    cells = [
-        (name, cell)
-        for name, parts in NEVER_MEASURED.items()
-        for cell in find(name).cells(own)
-        if any(part in cell.name for part in parts) and cell.path(own) is None
-    ]
-    return _with_trainings(cells, own, work, candidate if work.smoke else None)
-
-
-def _with_trainings(
-    cells: Iterable[tuple[str, Cell]], scale: Scale, work: Work, candidate: Path | None
-) -> list[Step]:
-    """Steps that train the models of the given cells, once per model, and that measure the cells.
-
-    Args:
-        cells: studies and cells.
-        scale: scale of the cells.
-        work: the work to do.
-        candidate: the file that shows that the guided model is trained; None if it is shipped.
-    """
+def _study(work: Work, scale: Scale, candidate: Path) -> list[Step]:
+    """Steps that train each model of the study once, and that measure its cells."""
     groups: dict[str, list[Cell]] = {}
-    found = []
-    for study, cell in cells:
+    measured = []
+    for cell in find(STUDY).cells(scale):
         assert cell.variant is not None
         own, needs = scale, ()
         if cell.method == "full-context" and scale.name == NAME:
             own = replace(scale, shipped=NANO.shipped)  # it has the same frozen backbone
         elif cell.method not in TRAINED and cell.variant.further:
-            needs = (candidate,) if candidate else ()
+            needs = (candidate,)
         else:
-            name = _model_of(cell)
+            name = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
             groups.setdefault(name, []).append(cell)
             needs = (_trained_mark(scale, name),)
-        found.append(_measured(cell, own, work, study, needs))
-    return [*(_training(name, group, scale, work) for name, group in groups.items()), *found]
-
-
-def _model_of(cell: Cell) -> str:
-    """The name of the model that a cell uses; models of `sedem adapt` are grouped together."""
-    assert cell.variant is not None
-    if cell.method in TRAINED:
-        return f"{cell.method}{cell.setting}"
-    return "adapt" if cell.variant.adapted else cell.variant.name
+        measured.append(_measured(cell, own, work, STUDY, needs))
+    return [*(_training(name, group, scale, work) for name, group in groups.items()), *measured]
 
 
 def _training(name: str, cells: Sequence[Cell], scale: Scale, work: Work) -> Step:
     mark = _trained_mark(scale, name)
     one_of_each = list({cell.variant: cell for cell in cells}.values())
     run = partial(_train_models, one_of_each, scale, work.data, mark)
-    label = f"train {name}" if scale.name != NANO.name else f"train {name} at nano scale"
-    return Step(label, run, mark)
+    return Step(f"train {name}", run, mark)
 
 
 def _train_models(cells: Sequence[Cell], scale: Scale, data: Path, mark: Path) -> None:
@@ -224,7 +184,7 @@ def _measured(
 
 
 def _results(scale: Scale) -> Path:
-    """The results folder with the runs, also for nano: committed results are not changed."""
+    """The results folder, beside the runs."""
     return scale.runs / "results"
 
 

@@ -154,11 +154,11 @@ def test_the_steps_are_tests_parity_bench_the_candidate_and_the_study(tmp_path: 
     rest = names[end:]
     sweep = [name for name in rest if name.startswith("budgets.")]
     assert len(sweep) == 5 and {f"shipped {name}" for name in sweep} <= set(rest)
-    assert [n for n in rest if n.startswith("train")][-1] == (
-        "train recall-not-distilled at nano scale"
-    )
-    assert all(any(n.startswith(f"equal-c{c}.") for n in rest) for c in (1, 2, 4))
-    assert all(any(n.startswith(f"{method}.") for n in rest) for method in TRAINED)
+    studied = [*TRAINED, "equal-c1", "equal-c2", "equal-c4"]
+    assert {name.split(".")[0] for name in rest if name.startswith("train ")} == {
+        f"train {name}" for name in studied
+    }
+    assert all(any(step.startswith(f"{name}.") for step in rest) for name in studied)
 
 
 @pytest.mark.parametrize("stage", ["text", "questions"])
