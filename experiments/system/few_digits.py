@@ -6,6 +6,8 @@ from typing import Any
 
 DIGITS, LOG_DIGITS = 6, 4
 """Significant digits, and those of training logs."""
+LEFT_OUT = {"epoch", "learning_rate", "grad_norm"}
+"""Entries of a training log that are left out; two follow from the step and the recipe."""
 
 
 def few_digits(entries: Any, digits: int = DIGITS) -> Any:
@@ -19,7 +21,7 @@ def few_digits(entries: Any, digits: int = DIGITS) -> Any:
         return {
             key: few_digits(value, LOG_DIGITS if key == "log" else digits)
             for key, value in entries.items()
-            if not (digits == LOG_DIGITS and key == "epoch")  # follows from the step
+            if not (digits == LOG_DIGITS and key in LEFT_OUT)
         }
     if isinstance(entries, list):
         return [few_digits(entry, digits) for entry in entries]
