@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,6 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
         scale: gives recipes, with its overrides of the baselines' budgets.
         compression: C; None means that of the study recipes.
     """
-    from sedem.training.recipe import read_entries
-
     name = "equal-budget"
     changes: tuple[str, ...] = ()
     if compression is not None:
@@ -109,9 +108,7 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
         # Every model of this scale is trained on the fixtures.
         return Variant(name, changes)
     text, questions = (
-        read_entries(
-            scale.baseline_recipe("icae", stage, scale.backbones[0]), scale.baselines[stage]
-        )
+        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]), scale.baselines[stage])
         for stage in ("text", "questions")
     )
     return Variant(
@@ -124,6 +121,14 @@ def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
             "losses.conditioning=gold-then-selected",
         ),
     )
+
+
+@cache
+def _entries(recipe: Path, overrides: tuple[str, ...]) -> Mapping[str, Any]:
+    """The entries of a recipe; many variants need the same, and YAML is slow to read."""
+    from sedem.training.recipe import read_entries
+
+    return read_entries(recipe, overrides)
 
 
 def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
