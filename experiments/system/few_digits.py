@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-DIGITS, LOG_DIGITS = 6, 4
+DIGITS, LOG_DIGITS = 6, 3
 """Significant digits, and those of training logs."""
 LEFT_OUT = {"epoch", "learning_rate", "grad_norm"}
 """Entries of a training log that are left out; two follow from the step and the recipe."""

@@ -132,12 +132,12 @@ def test_a_table_of_preparation_says_what_was_prepared(write_result: Callable[..
     assert "| one by one | 18.00 | 1.0 |  |" in table.splitlines()
 
 
-def test_results_keep_six_digits_and_training_logs_four() -> None:
+def test_results_keep_six_digits_and_training_logs_three() -> None:
     log = [{"loss": 1.23456789, "grad_norm": 2.0, "epoch": 0.5, "step": 1234567}]
     result = {"f1": 12.3456789, "epoch": 2.0, "log": log, "values": [1234567.8, 7, "x", None]}
     assert few_digits(result) == {
         "f1": 12.3457,
         "epoch": 2.0,
-        "log": [{"loss": 1.235, "step": 1234567}],
+        "log": [{"loss": 1.23, "step": 1234567}],
         "values": [1234570.0, 7, "x", None],
     }
