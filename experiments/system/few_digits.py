@@ -10,19 +10,20 @@ LEFT_OUT = {"epoch", "learning_rate", "grad_norm"}
 """Entries of a training log that are left out; two follow from the step and the recipe."""
 
 
-def few_digits(entries: Any, digits: int = DIGITS) -> Any:
+def few_digits(entries: Any, log: bool = False) -> Any:
     """Round the numbers of a result.
 
     Args:
         entries: the result, or a part of it.
-        digits: significant digits of this part.
+        log: whether this part is of a training log.
     """
     if isinstance(entries, dict):
         return {
-            key: few_digits(value, LOG_DIGITS if key == "log" else digits)
+            key: few_digits(value, log or key == "log")
             for key, value in entries.items()
-            if not (digits == LOG_DIGITS and key in LEFT_OUT)
+            if not (log and key in LEFT_OUT)
         }
     if isinstance(entries, list):
-        return [few_digits(entry, digits) for entry in entries]
+        return [few_digits(entry, log) for entry in entries]
+    digits = LOG_DIGITS if log else DIGITS
     return float(f"{entries:.{digits}g}") if isinstance(entries, float) else entries
