@@ -1,4 +1,4 @@
-"""Opening and appending to a bank of up to a million blocks. The paper has no such table."""
+"""Opening, extending and reading a bank of up to a million blocks; not in the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SIZES = {"smoke": (800, 4_000)}
 NANO = (10_000, 100_000, 1_000_000)
 COLUMNS = {
     "open_s": ("opening, s", 3),
-    "open_mb": ("memory after opening, MB", 1),
+    "open_mb": ("memory of opening, MB", 1),
+    "spans_s": ("spans of all blocks, s", 3),
+    "spans_mb": ("memory of them, MB", 1),
+    "select_ms": ("8 blocks, ms", 2),
     "commit_ms": ("a commit of 800 blocks, ms", 1),
     "reload_ms": ("seeing another's commit, ms", 1),
 }
@@ -44,7 +47,7 @@ def about(result: Mapping[str, Any]) -> str:
 
 STUDY = Study(
     "bank_size",
-    "Opening and appending by the size of a bank",
+    "Opening, appending and reading by the size of a bank",
     numbers,
     "The paper gives no numbers of this kind.",
     about=about,

@@ -97,13 +97,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(params=["mapped", "read"])
-def mapped_and_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with a bank's files mapped, then as on a file system that maps none."""
-    if request.param == "read":
-        monkeypatch.setenv("SEDEM_READ", "1")
-
-
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     """Return a function that writes tiny backbones, each once per test session."""

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
-from sedem.bank.store.interface import Meta, Store
+from sedem.bank.places import Store
+from sedem.bank.rows import Meta
 from sedem.quantization import Quantized
 
 PRINT = "0123456789abcdef" * 4
 OTHER = "fedcba9876543210" * 4
 WIDTH, SLOTS = 8, 4
-META = Meta(PRINT, {"width": WIDTH})
+META = Meta(PRINT, {"model": "made up"}, SLOTS, WIDTH)
 
 
 def text_of(number: int, characters: int = 0) -> str:
@@ -69,3 +70,10 @@ def facts(store: Store) -> list[Fact]:
         rows = [bank.blocks[n] for n in blocks]
         found.append((document.name, document.text, rows, bank.memory(blocks)))
     return found
+
+
+def same(one: list[Fact], other: list[Fact]) -> bool:
+    """Whether the facts of two banks are equal, and their memory to the bit."""
+    return [fact[:3] for fact in one] == [fact[:3] for fact in other] and all(
+        torch.equal(mine[3], theirs[3]) for mine, theirs in zip(one, other, strict=True)
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank.blocks import BlockRow, InMemory
+from sedem.bank.blocks import BlockRow
 from sedem.errors import SedemError
 from sedem.inference.generation import Decoding
 from sedem.inference.requests import Request
@@ -37,7 +37,7 @@ def synthetic_bank(model: SeDeM, documents: int, blocks: int = 4, seed: int = 7)
     """
     chooser, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     small = model.read([Document("a", "b")])
-    slots, width = small.blocks.slots, int(small.made_by["width"])
+    slots, width = small.meta.slots, small.meta.width
     texts, rows, memory = [], [], []
     for number in range(documents):
         spans = [" ".join(chooser.choices(WORDS, k=4)) + " " for _ in range(blocks)]
@@ -52,7 +52,7 @@ def synthetic_bank(model: SeDeM, documents: int, blocks: int = 4, seed: int = 7)
             memory[-1] if same else torch.randn(blocks, slots, width, generator=generator)
         )
     stored = quantize(torch.cat(memory), BFLOAT16)
-    return MemoryBank(small.fingerprint, small.made_by, texts, rows, [InMemory(stored)])
+    return MemoryBank(small.fingerprint, small.made_by, texts, rows, stored)
 
 
 def synthetic_questions(

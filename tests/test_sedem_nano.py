@@ -42,7 +42,8 @@ def bank(model: SeDeM, documents: list[Document]) -> MemoryBank:
 
 def same_blocks(bank: MemoryBank, documents: list[Document]) -> MemoryBank:
     """The blocks of a bank as those of other documents of the same texts; nothing is read."""
-    return MemoryBank(bank.fingerprint, bank.made_by, documents, bank.blocks, bank.pieces)
+    memory = bank.stored(range(len(bank)))
+    return MemoryBank(bank.fingerprint, bank.made_by, documents, bank.blocks, memory)
 
 
 def test_it_travels_whole_and_small() -> None:

@@ -274,11 +274,6 @@ def bytes_text(size: int) -> str:
     return f"{amount:,.3g} PB"
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return the bytes of all files in a folder and the folders in it."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
 def make_folders(folder: Path) -> None:
     """Create a folder and its missing parents; a power cut after that loses none of them."""
     missing = [place for place in (folder, *folder.parents) if not place.is_dir()]

@@ -21,12 +21,8 @@ class BankError(SedemError):
     """A memory bank that is corrupt, locked or of an unknown format."""
 
 
-class DamagedCatalogError(BankError):
-    """A damaged catalog of a memory bank; the damage was found while reading it."""
-
-
-class ChangedFileError(BankError):
-    """A file of a memory bank that was replaced or written to after it was opened."""
+class DamagedBankError(BankError):
+    """A bank whose file is damaged."""
 
 
 class NoTextError(BankError):

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import score_questions
-from sedem.bank.snapshot import BankReader
 from sedem.config import Condition, SedemConfig
 from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager

@@ -15,8 +15,7 @@ from typer.testing import CliRunner, Result
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.bank.blocks import InMemory
-from sedem.bank.store import catalog
+from sedem.bank.file import BankFile
 from sedem.cli.main import app
 from sedem.errors import CheckpointError
 
@@ -251,9 +250,10 @@ def test_cost_does_not_fetch_the_attention_that_a_configuration_names(folder: Pa
 
 def claim(bank: Path, model: object) -> None:
     """Change the model that a bank names as its builder."""
-    with catalog.connect(bank) as connection:
-        ((told,),) = connection.execute("SELECT value FROM meta WHERE key = 'made_by'")
-        catalog.write_meta(connection, "made_by", json.dumps({**json.loads(told), "model": model}))
+    with BankFile(bank).writing() as connection:
+        told = connection.execute("SELECT made_by FROM bank").get
+        made_by = json.dumps({**json.loads(told), "model": model})
+        connection.execute("UPDATE bank SET made_by = ?", (made_by,))
 
 
 BANK_COMMANDS: tuple[tuple[str, ...], ...] = (
@@ -326,7 +326,7 @@ def test_names_in_a_bank_do_not_steer_the_terminal(commands: dict[str, list[obje
             bank.made_by,
             [Document("\x1b[2J.txt", bank.documents[0].text)],
             bank.blocks,
-            [InMemory(bank.stored(range(len(bank))))],
+            bank.stored(range(len(bank))),
         )
     )
     bank.remove("lease.txt")

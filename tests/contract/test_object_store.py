@@ -1,4 +1,4 @@
-"""The commands take a bank in an object store wherever they take one in a folder."""
+"""The commands take a bank in an object store wherever they take one in a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,10 @@ from object_server import ObjectServer
 from typer.testing import CliRunner
 
 from sedem import MemoryBank, SeDeM
-from sedem.bank.key_index import save_keys
-from sedem.bank.store.opening import store_at
+from sedem.bank.keys import save_keys
 from sedem.cli.main import app
 from sedem.errors import BankError
-from sedem.inference import build, read_parts
+from sedem.inference import build
 from sedem.serve.bank_entry import BankEntry
 from sedem.types import Document
 
@@ -37,151 +37,104 @@ def sedem(*arguments: object, fails: bool = False) -> str:
     return result.output
 
 
+@pytest.fixture
+def place(server: ObjectServer, model: SeDeM) -> str:
+    """A bank of two parts, one document each."""
+    place = server.place()
+    for document in (Document("lease", LEASE), Document("recipe", RECIPE)):
+        build.build_bank(model, model.engine, place, [document])
+    return place
+
+
 def test_a_bank_is_built_asked_and_kept(
     server: ObjectServer, model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answers, documents and sizes are those of the same bank in a folder."""
-    monkeypatch.setattr("sedem.model.SeDeM.from_pretrained", lambda *_, **__: model)
+    """The answers, documents and facts are those of the same bank in a file."""
+    monkeypatch.setattr(SeDeM, "from_pretrained", lambda *_, **__: model)
     lease, recipe = tmp_path / "lease.txt", tmp_path / "recipe.txt"
     lease.write_text(LEASE)
     recipe.write_text(RECIPE)
-    place, folder = server.place(), tmp_path / "a.bank"
-    for bank in (place, folder):
+    place, file = server.place(), tmp_path / "a.bank"
+    for bank in (place, file):
         assert "2 added" in sedem("build", bank, lease, recipe, "-m", "any")
         assert "2 unchanged" in sedem("build", bank, lease, recipe, "-m", "any")
     question = ("What is the rent?", "-k", 2, "--json", "-m", "any")
-    answers = [json.loads(sedem("ask", bank, *question)) for bank in (place, folder)]
+    answers = [json.loads(sedem("ask", bank, *question)) for bank in (place, file)]
     for answer in answers:
         answer.pop("timings")
-    assert answers[0] == answers[1]
-    assert answers[0]["citations"]
-    assert sedem("bank", "ls", place) == sedem("bank", "ls", folder)
-    assert sedem("bank", "show", place) == sedem("bank", "show", folder)
+    assert answers[0] == answers[1] and answers[0]["citations"]
+    assert sedem("bank", "ls", place) == sedem("bank", "ls", file)
+    assert sedem("bank", "show", place) == sedem("bank", "show", file)
     assert "all is well" in sedem("bank", "verify", place)
     sedem("bank", "rm", place, recipe)
-    assert "now" in sedem("bank", "compact", place)
-    assert [one["document"] for one in json.loads(sedem("bank", "ls", place, "--json"))] == [
-        str(lease)
-    ]
-    copied = json.loads(sedem("bank", "backup", place, tmp_path / "b.bank", "--json"))
-    assert copied["from"] == place and copied["bytes"] > 0
-    sedem("bank", "export", place, tmp_path / "a.tar")
-    again = server.place()
-    sedem("bank", "import", tmp_path / "a.tar", again)
-    assert sedem("bank", "ls", again) == sedem("bank", "ls", tmp_path / "b.bank")
+    assert "now" in sedem("bank", "compact", place, "--keep", 1)
+    [left] = json.loads(sedem("bank", "ls", place, "--json"))
+    assert left["document"] == str(lease)
 
 
-def test_a_damaged_bank_is_reported(server: ObjectServer, model: SeDeM) -> None:
-    place = server.place()
-    build.build_bank(model, model.engine, place, [Document("lease", LEASE)])
-    name = next(name for name in server.objects(place) if name.startswith("shards/"))
-    server.delete(place, name)
-    result = RUN.invoke(app, ["bank", "verify", place])
-    assert result.exit_code == 1
-    assert f"{place}: shard" in result.output and "is missing" in result.output
+def test_a_bank_is_copied(place: str, server: ObjectServer, tmp_path: Path) -> None:
+    listed, again = sedem("bank", "ls", place), server.place()
+    for what, source, target in (
+        ("backup", place, tmp_path / "a.bank"),
+        ("export", place, tmp_path / "b.bank"),
+        ("import", tmp_path / "b.bank", again),
+        ("split", again, tmp_path / "parts"),
+        ("join", tmp_path / "parts", tmp_path / "c.bank"),
+    ):
+        copied = json.loads(sedem("bank", what, source, target, "--json"))
+        assert copied["to"] == str(target) and copied["bytes"] > 0
+        assert sedem("bank", "ls", target) == listed
 
 
-def test_what_needs_a_folder_is_refused(server: ObjectServer, model: SeDeM) -> None:
-    place = server.place()
-    build.build_bank(model, model.engine, place, [Document("lease", LEASE)])
-    assert "copy it down with 'sedem bank backup" in sedem("bank", "warm", place, fails=True)
-    repair = sedem("bank", "verify", place, "--repair", fails=True)
-    assert f"sedem bank rm {place}" in repair
-    with pytest.raises(BankError, match="storing keys needs a bank on local disk; copy it down"):
-        save_keys(MemoryBank.open(place), model.selector)
-    with pytest.raises(BankError, match="--keys' needs a bank on local disk"):
+def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
+    advice = f"copy it with 'sedem bank join {place} FILE.bank'"
+    assert advice in " ".join(sedem("bank", "warm", place, fails=True).split())
+    with pytest.raises(BankError, match=f"'sedem build --keys' needs a bank in one file; {advice}"):
         build.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
+    with pytest.raises(BankError, match="keys are stored in a bank in one file"):
+        save_keys(MemoryBank.open(place), model.selector)
 
 
-def test_a_long_document_is_read_in_parts(
-    server: ObjectServer, model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A build that was killed goes on after its last part, as in a folder."""
-    monkeypatch.setattr(read_parts, "PART", 64)
-    monkeypatch.setattr(build, "COMMIT", 300)
-    place = server.place()
-    document = Document("long", LEASE + RECIPE + LEASE)
-    append, parts = read_parts.append_part, []
-
-    def killed(*arguments: object, **options: object) -> None:
-        if len(parts) == 2:
-            raise KeyboardInterrupt
-        parts.append(options)
-        append(*arguments, **options)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-        broken.setattr(read_parts, "append_part", killed)
-        build.build_bank(model, model.engine, place, [document])
-    store = store_at(place)
-    assert build.describe(place)["unfinished"] == ["long"]
-    assert store.digests() == {}
-    with monkeypatch.context() as counted:
-        counted.setattr(
-            read_parts, "append_part", lambda *a, **o: (parts.append(o), append(*a, **o))
-        )
-        build.build_bank(model, model.engine, place, [document])
-    assert [part["before"] for part in parts] == sorted({part["before"] for part in parts})
-    folder = tmp_path / "a.bank"
-    build.build_bank(model, model.engine, folder, [document])
-    one, other = MemoryBank.open(place), MemoryBank.open(folder)
-    assert one.documents[0] == other.documents[0]
-    assert (one.memory(range(len(one))) == other.memory(range(len(other)))).all()
-
-
-def test_a_server_sees_new_commits(server: ObjectServer, model: SeDeM) -> None:
-    """A bank that cannot be reached keeps its last snapshot, and is read again afterwards."""
-    place = server.place()
-    build.build_bank(model, model.engine, place, [Document("lease", LEASE)])
+def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
+    """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
     entry = BankEntry(None, "a", "a", {}, place, 0, files=None)  # type: ignore[arg-type]
-    assert list(entry.reload().documents.names) == ["lease"]
-    build.build_bank(model, model.engine, place, [Document("recipe", RECIPE)])
+    assert entry.reload().documents.names == ["lease", "recipe"]
+    build.build_bank(model, model.engine, place, [Document("note", RECIPE)])
 
     def refreshed(until: object) -> None:
         for _ in range(500):
             entry.refresh()
             time.sleep(0.02)
             assert entry.bank is not None
-            if (list(entry.bank.documents.names), entry.error is None) == until:
+            if (entry.bank.documents.names, entry.error is None) == until:
                 return
         raise AssertionError(entry.error)
 
-    refreshed((["lease", "recipe"], True))
-    name = store_at(place).commit().name  # type: ignore[union-attr]
-    content = server.objects(place)[name]
-    server.put(place, name, b"damaged")
-    refreshed((["lease", "recipe"], False))
-    server.put(place, name, content)
-    refreshed((["lease", "recipe"], True))
+    everything = ["lease", "recipe", "note"]
+    refreshed((everything, True))
+    content = server.objects(place)["bank.json"]
+    server.put(place, "bank.json", b"damaged")
+    refreshed((everything, False))
+    server.put(place, "bank.json", content)
+    refreshed((everything, True))
 
 
-def test_objects_are_what_the_page_says(server: ObjectServer, model: SeDeM, tmp_path: Path) -> None:
-    """Read as docs/bank-format.md describes it, with nothing but a hash and a parser of JSON."""
-    place = server.place()
-    for document in (Document("lease", LEASE), Document("recipe", RECIPE)):
-        build.build_bank(model, model.engine, place, [document])
+def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_path: Path) -> None:
+    """Read as docs/bank-format.md describes it: each part is a bank that opens alone."""
     objects = server.objects(place)
-    names = sorted(name for name in objects if name.startswith("commits/"))
-    assert names == ["commits/000000000001", "commits/000000000002"]
-    commits = []
-    for name in names:
-        line, digest, end = objects[name].split(b"\n")
-        assert (hashlib.sha256(line).hexdigest().encode(), end) == (digest, b"")
-        commits.append(json.loads(line))
-    assert [commit["number"] for commit in commits] == [1, 2]
-    assert [commit["parent"] for commit in commits] == ["", commits[0]["writer"]]
-    newest = commits[1]
-    parts = [objects[f"catalog/{digest}"] for digest in newest["catalog"]]
-    assert {len(part) for part in parts[:-1]} <= {2**20}
-    for folder, ending in (("catalog/", ""), ("shards/", ".safetensors")):
-        for name in (name for name in objects if name.startswith(folder)):
-            assert name == f"{folder}{hashlib.sha256(objects[name]).hexdigest()}{ending}"
-    (tmp_path / "a.bank" / "shards").mkdir(parents=True)
-    (tmp_path / "a.bank" / "catalog.sqlite").write_bytes(b"".join(parts))
-    assert (tmp_path / "a.bank" / "catalog.sqlite").stat().st_size == newest["bytes"]
-    with closing(sqlite3.connect(tmp_path / "a.bank" / "catalog.sqlite")) as connection:
-        shards = connection.execute("SELECT file, sha256 FROM shards").fetchall()
-    assert newest["shards"] == sorted(digest for _, digest in shards)
-    for file, digest in shards:
-        (tmp_path / "a.bank" / "shards" / file).write_bytes(objects[f"shards/{digest}.safetensors"])
-    assert store_at(tmp_path / "a.bank").verify() == []
-    assert [*MemoryBank.open(tmp_path / "a.bank").documents] == [*MemoryBank.open(place).documents]
+    found = json.loads(objects.pop("bank.json"))
+    assert (found["format"], found["commit"], len(found["parts"])) == (1, 2, 2)
+    assert set(objects) == {part["name"] for part in found["parts"]}
+    for number, part in enumerate(found["parts"]):
+        content = objects[part["name"]]
+        digest = hashlib.sha256(content).hexdigest()
+        assert (part["name"], part["sha256"]) == (f"{digest[:16]}.bank", digest)
+        assert part["bytes"] == len(content)
+        file = tmp_path / part["name"]
+        file.write_bytes(content)
+        with closing(sqlite3.connect(file)) as connection:
+            row = connection.execute("SELECT id, version, documents, blocks, tokens FROM bank")
+            assert row.fetchone() == tuple(part["head"].values())
+        opened = MemoryBank.open(file)
+        assert asdict(opened.meta) == part["meta"]
+        assert [*opened.documents] == [MemoryBank.open(place).documents[number]]

@@ -48,7 +48,7 @@ def test_a_missing_extra_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         (("--bank", "reports"), "bank 'reports' is not of the form NAME=PLACE"),
         (("--bank", "a=x", "--bank", "a=y"), "2 banks are named 'a'"),
         (("--bank", "../a=x"), "'../a' cannot name a bank"),
-        (("--bank", "a=nowhere.bank"), "there is no bank 'nowhere.bank'; make one with"),
+        (("--bank", "a=nowhere.bank"), "bank 'nowhere.bank' does not exist; create it with"),
         (("--limit", "max_k=0"), "max_k is 0"),
         (("--limit", "max_k=many"), "max_k is 'many'"),
         (("--limit", "port=1"), "'port' is not a limit; give one of max_body_bytes"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import sys
 from importlib.metadata import version
 from typing import Any
 
+import apsw
 from campaign import keep, run_campaigns
 from faults.campaigns import CAMPAIGNS
 from faults.report import REPORT, write_page
@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def _write_report(name: str, figures: dict[str, Any]) -> None:
-    versions = {"SQLite": sqlite3.sqlite_version, "safetensors": version("safetensors")}
+    versions = {"SQLite": apsw.sqlite_lib_version(), "safetensors": version("safetensors")}
     figures["run"] |= {"machine": provenance()["machine"], "versions": versions}
     keep(REPORT, name, figures, CAMPAIGNS)
     write_page()

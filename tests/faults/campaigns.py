@@ -67,14 +67,15 @@ CAMPAIGNS = {
         flips,
         100,
         14,
-        "A bit flipped or a file cut, in any file of a bank or a checkpoint: found before it is "
-        "used, or nothing that is used was changed",
+        "A bit flipped or a file cut, in a bank or any file of a checkpoint: found before it is "
+        "used; verify finds all of them in a bank, and a repair keeps only what was not changed",
     ),
     "readers": Campaign(
         readers,
         5000,
         64,
-        "32 readers in four processes beside a writer: each sees exactly one commit",
+        "32 readers in four processes beside a writer, which also compacts: each sees exactly one "
+        "commit",
     ),
     "sequences": Campaign(
         sequences,

@@ -25,7 +25,7 @@ def kills(points: int, folder: Path, seed: int = 0) -> Result:
     result = Result("points")
     for name, operation, scene, template, share, chance in _cases(points, folder, seed):
         work = folder / "work"
-        changes = _traced(operation, scene, template, work).changes
+        changes = _all_changes(operation, scene, template, work)
         every = [(at, False) for at in range(len(changes))]
         every += [(at, True) for at, change in enumerate(changes) if len(change.data) > 1]
         for at, half in chance.sample(every, min(share, len(every))):
@@ -44,16 +44,14 @@ def power_cuts(points: int, folder: Path, seed: int = 0) -> Result:
     for name, operation, scene, template, share, chance in _cases(points, folder, seed):
         work, left = folder / "work", folder / "left"
         disk = Disk(template, work)
-        done = _traced(operation, scene, template, work)
-        if not done.finished:
-            raise WrongError(f"{name} does not work: {done.error}")
-        last = len(done.changes)
+        changes = _all_changes(operation, scene, template, work)
+        last = len(changes)
         cuts = sorted(
             last if chance.random() < RETURNED else chance.randrange(last) for _ in range(share)
         )
         applied = 0
         for cut in cuts:
-            for change in done.changes[applied:cut]:
+            for change in changes[applied:cut]:
                 disk.apply(change)
             applied = cut
             kind = chance.choice(KINDS)
@@ -71,7 +69,7 @@ def full_disks(points: int, folder: Path, seed: int = 0) -> Result:
     result = Result("points")
     for name, operation, scene, template, share, chance in _cases(points, folder, seed):
         work = folder / "work"
-        changes = _traced(operation, scene, template, work).changes
+        changes = _all_changes(operation, scene, template, work)
         takes = [at for at, change in enumerate(changes) if change.kind in TAKES_SPACE]
         every = [(at, once, half) for at in takes for once in (False, True) for half in (0, 1)]
         for at, once, half in chance.sample(every, min(share, len(every))):
@@ -150,12 +148,23 @@ def _cases(
     for number in range(scenes):
         scene = Scene.number(seed + number)
         template = folder / "template"
-        shutil.rmtree(template, ignore_errors=True)
-        scene.build(template)
+        shutil.rmtree(folder / "scene", ignore_errors=True)
+        scene.build(folder / "scene")
         share = -(-points // (scenes * len(OPERATIONS)))
         for name, operation in OPERATIONS.items():
             chance = random.Random(f"{seed} {number} {name}")
+            shutil.rmtree(template, ignore_errors=True)
+            shutil.copytree(folder / "scene", template)
+            operation.prepare(template, scene)
             yield name, operation, scene, template, share, chance
+
+
+def _all_changes(operation: Operation, scene: Scene, template: Path, work: Path) -> list[Change]:
+    """What an operation changes if nothing fails."""
+    done = _traced(operation, scene, template, work)
+    if not done.finished:
+        raise WrongError(f"an operation does not work: {done.error}")
+    return done.changes
 
 
 def _traced(

@@ -9,27 +9,30 @@ from typing import Any
 
 from campaign import Result
 from faults.operations import (
+    BANK,
     CHECKPOINT,
     Scene,
     WrongError,
     append,
-    append_next,
     create,
     look,
-    read_bank,
+    opened,
+    problems_of,
+    read_again,
     read_checkpoint,
     save_checkpoint,
 )
 
-from sedem import MemoryBank
-from sedem.bank.store.local import LocalStore
-from sedem.errors import SedemError
+from sedem.bank.care import repair
+from sedem.bank.file import BankFile
+from sedem.errors import BankError, SedemError
 
 CUT = 0.1
 """Share of the cases in which a file is cut instead of a bit being flipped."""
-
-CATALOGS = 5
-"""How many times more often a catalog is damaged than any other file: it has the most to tell."""
+BANKS = 4
+"""How many times more often a bank is damaged than a file of a checkpoint."""
+REPAIRED = 0.25
+"""Share of the damaged banks that are repaired."""
 
 
 def flips(points: int, folder: Path, seed: int = 0) -> Result:
@@ -38,32 +41,33 @@ def flips(points: int, folder: Path, seed: int = 0) -> Result:
     chance = random.Random(seed)
     scene = Scene.number(2)
     whole = folder / "whole"
-    for dtype in ("bfloat16", "int8"):
-        create(whole / dtype, scene.documents, dtype)
-        append(LocalStore(whole / dtype), [("doc-1", 1234)])
-        LocalStore(whole / dtype).remove("doc-0")
+    banks = [whole / dtype / BANK for dtype in ("bfloat16", "int8")]
+    for path in banks:
+        create(path, scene.documents, path.parent.name)
+        # A document that needs many pages, and pages that were freed.
+        append(BankFile(path), [("doc-1", 1234)])
+        BankFile(path).remove("doc-0")
+        BankFile(path).compact()
+    expected = {path: _all_of(path) for path in banks}
     save_checkpoint(whole / CHECKPOINT, 1)
     places = [path for path in sorted(whole.rglob("*")) if path.is_file() and path.stat().st_size]
-    places += [path for path in places if path.suffix == ".sqlite"] * CATALOGS
+    places += banks * (BANKS - 1)
     for number in range(points):
         path = places[number % len(places)]
-        name = path.relative_to(whole)
         work = folder / "work"
         shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(whole / name.parts[0], work / name.parts[0])
-        told = _damage(work / name, chance)
-        what = name.name if name.parts[0] == CHECKPOINT else _kind(name)
-        with result.case(what, f"{name}: {told}"):
-            if name.parts[0] == CHECKPOINT:
-                found = _after_damage_of_checkpoint(work / name.parts[0])
+        top = whole / path.relative_to(whole).parts[0]
+        shutil.copytree(top, work)
+        damaged = work / path.relative_to(top)
+        told = _damage(damaged, chance)
+        with result.case(path.name, f"{path.relative_to(whole)}: {told}"):
+            if path in expected:
+                result.count(_after_damage_of_bank(damaged, expected[path]))
+                if chance.random() < REPAIRED:
+                    result.count(_after_repair(damaged, expected[path]))
             else:
-                found = _after_damage_of_bank(work / name.parts[0], whole / name.parts[0], scene)
-            result.count(found)
+                result.count(_after_damage_of_checkpoint(work))
     return result
-
-
-def _kind(name: Path) -> str:
-    return "shard" if name.suffix == ".safetensors" else name.name
 
 
 def _damage(path: Path, chance: random.Random) -> str:
@@ -78,61 +82,66 @@ def _damage(path: Path, chance: random.Random) -> str:
     return f"bit {bit} of byte {offset} flipped"
 
 
-def _after_damage_of_bank(folder: Path, whole: Path, scene: Scene) -> str:
-    """Where damage was found; or that nothing which is used was changed by it.
+def _after_damage_of_bank(path: Path, expected: list[Any]) -> str:
+    """Where damage was found; nothing that is used may have been changed by it.
 
     Raises:
-        WrongError: what is used was changed and nobody noticed.
+        WrongError: what is used was changed and nobody noticed, or it is not found by verify.
     """
     try:
-        damaged = MemoryBank.open(folder)
-    except SedemError:
-        return _confirmed(folder, "found at opening")
-    try:
-        if _all_of(damaged) != _all_of(MemoryBank.open(whole)):
+        if _all_of(path) != expected:
             raise WrongError("what is used was changed, and nobody noticed")
+        found = "found by verify alone"
     except SedemError:
-        return _confirmed(folder, "found at use")
-    found = "harmless" if not _problems(folder) else "found by verify alone"
-    # What is not read may yet matter to the next writer.
-    before = read_bank(folder)
-    try:
-        wanted = append_next(folder, scene, before)
-    except SedemError:
-        if read_bank(folder) != before:
-            raise WrongError("a commit that was refused has changed the bank") from None
-        return found
-    if (after := look(folder) if found == "harmless" else read_bank(folder)) != wanted:
-        raise WrongError(f"the next commit made {after} of the bank, not {wanted}")
-    return found
-
-
-def _confirmed(folder: Path, found: str) -> str:
-    if not _problems(folder):
+        found = "found at use"
+    if not problems_of(path):
         raise WrongError(f"{found}, but not by verify")
     return found
 
 
-def _problems(folder: Path) -> list[str]:
+def _after_repair(path: Path, expected: list[Any]) -> str:
+    """What a repair could do; it may keep nothing that was changed.
+
+    Raises:
+        WrongError: it did.
+    """
     try:
-        return LocalStore(folder).verify()
-    except SedemError as error:
-        return [str(error)]
+        done = repair(BankFile(path), read_again)
+    except BankError:
+        if not problems_of(path):
+            raise WrongError("the damage is gone, and the bank was not repaired") from None
+        return "beyond repair"
+    look(path)
+    # Memory that was cast or read again is compared by `look`.
+    documents = [one for one in expected[-1] if one[0] not in done.dropped]
+    if _all_of(path)[-1] != documents:
+        raise WrongError(f"a repair that dropped {done.dropped} changed others")
+    return "repaired in part" if done.dropped else "repaired"
 
 
-def _all_of(bank: MemoryBank) -> list[Any]:
-    """All that can be read of a bank."""
-    rows = range(len(bank))
-    return [
-        bank.fingerprint,
-        bank.made_by,
-        bank.dtype,
-        [(document.name, document.text) for document in bank.documents],
-        list(bank.blocks),
-        [bank.block_text(row) for row in rows],
-        bank.slot_tokens(rows).tolist(),
-        bank.memory(rows).tolist(),
-    ]
+def _all_of(path: Path) -> list[Any]:
+    """All that can be read of a bank; the documents are last."""
+    with opened(path) as bank:
+        rows = range(len(bank))
+        return [
+            bank.fingerprint,
+            bank.made_by,
+            bank.dtype,
+            list(bank.blocks),
+            [bank.block_text(row) for row in rows],
+            bank.slot_tokens(rows).tolist(),
+            bank.memory(rows).tolist(),
+            _found_by_words(bank.store),
+            [(one.name, one.text, one.pages) for one in bank.documents],
+        ]
+
+
+def _found_by_words(file: Any) -> list[tuple[Any, ...]]:
+    """Blocks and scores of a search for words."""
+    with file.reading() as connection:
+        return connection.execute(
+            "SELECT rowid, bm25(words) FROM words WHERE words MATCH 'version OR doc' ORDER BY rowid"
+        ).fetchall()
 
 
 def _after_damage_of_checkpoint(folder: Path) -> str:

@@ -7,32 +7,40 @@ spans and memory can be made again at any time, so what is found is compared bit
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sedem import Document, MemoryBank
 from sedem.backbone.safetensors import load_weights, save_tensors
 from sedem.bank.blocks import BlockRow, Blocks
-from sedem.bank.store.archive import export_bank, import_bank
-from sedem.bank.store.backup import backup
-from sedem.bank.store.catalog import CATALOG, text_digest
-from sedem.bank.store.interface import Meta
-from sedem.bank.store.local import LocalStore
-from sedem.bank.store.unfinished import append_part, stored_parts
+from sedem.bank.care import DAMAGED, Lost, examine, repair
+from sedem.bank.copies import backup, export_bank, import_bank
+from sedem.bank.file import BankFile
+from sedem.bank.kept import KeptFile, kept_path
+from sedem.bank.keys import keys_of, save_keys, stored_bytes
+from sedem.bank.rows import Meta, text_digest
 from sedem.config import CONFIG_FILE
-from sedem.errors import BankError
+from sedem.errors import SedemError
 from sedem.inference import checkpoint
+from sedem.method.selector import Selector
 from sedem.quantization import Quantized, join, quantize
 
 FINGERPRINT = "0123456789abcdef" * 4
-WIDTH, SLOTS = 8, 4
+WIDTH, SLOTS = 1024, 4
+"""A block takes pages of its own."""
+MADE_BY = {"model": "made up"}
 BANK = "a.bank"
 NEW_BANK = "new/deep/a.bank"
 CHECKPOINT = "a.checkpoint"
+SELECTOR = Selector(16, WIDTH, 2, 8)
+ENTRY = 2, 3, 4
+"""Layers, heads and width of kept keys and values."""
 
 Version = tuple[str, int]
 State = tuple[Version, ...]
@@ -47,8 +55,8 @@ class WrongError(AssertionError):
 
 
 def text_of(version: int) -> str:
-    """A text; some have characters of several bytes, and some need a page of their own."""
-    return f"version {version} says naïve 🥧 {version * 7919} " + "and more " * (version % 5 * 150)
+    """A text; some have characters of several bytes, and some need pages of their own."""
+    return f"version {version} says naïve 🥧 {version * 7919} " + "and more " * (version % 5 * 1500)
 
 
 def rows_of(version: int, document: int) -> list[BlockRow]:
@@ -59,57 +67,86 @@ def rows_of(version: int, document: int) -> list[BlockRow]:
     ]
 
 
+@cache
 def memory_of(version: int) -> Quantized:
     generator = torch.Generator().manual_seed(version)
     return Quantized(torch.randn(2, SLOTS, WIDTH, generator=generator).to(torch.bfloat16))
 
 
-def append(store: LocalStore, versions: Sequence[Version]) -> None:
+def append(file: BankFile, versions: Sequence[Version]) -> None:
     """Append documents in one commit."""
     documents = [Document(name, text_of(version)) for name, version in versions]
     rows = [row for index, (_, version) in enumerate(versions) for row in rows_of(version, index)]
     memory = join([memory_of(version) for _, version in versions])
-    store.append(FINGERPRINT, documents, Blocks.of(rows), memory)
+    file.append(FINGERPRINT, documents, Blocks.of(rows), memory)
 
 
-def append_in_parts(store: LocalStore, version: Version) -> None:
+def append_in_parts(file: BankFile, version: Version) -> None:
     """Append a document in two parts, but for those that an earlier attempt has left."""
     name, number = version
     document, memory, rows = Document(name, text_of(number)), memory_of(number), rows_of(number, 0)
-    for row in range(len(stored_parts(store, document)), len(rows)):
+    for row in range(file.stored_part(document), len(rows)):
         blocks, last = Blocks.of(rows[row : row + 1]), row == len(rows) - 1
         part = memory[row : row + 1]
-        append_part(store, FINGERPRINT, document, blocks, part, before=row, last=last)
+        file.append_part(FINGERPRINT, document, blocks, part, before=row, last=last)
 
 
-def create(folder: Path, state: State, dtype: str = "bfloat16", texts: bool = True) -> None:
+def create(path: Path, state: State, dtype: str = "bfloat16", texts: bool = True) -> None:
     """Make a bank; each document is appended in a commit of its own."""
-    meta = Meta(FINGERPRINT, {"width": WIDTH}, dtype, texts)
-    with LocalStore(folder).creating(meta) as unfinished:
-        for version in state:
-            append(unfinished, [version])
+    file = BankFile(path)
+    with file.creating(Meta(FINGERPRINT, MADE_BY, SLOTS, WIDTH, dtype, texts, words=texts)):
+        append(file, state[:1])
+    for version in state[1:]:
+        append(file, [version])
 
 
-def read_bank(folder: Path) -> State | None:
+def read_again(file: BankFile, lost: Sequence[Lost]) -> Iterator[str]:
+    """Append lost documents, for `repair`."""
+    for one in lost:
+        version = _version(_known_texts()[one.sha256])
+        append(file, [(one.name, version)])
+        yield one.name
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[MemoryBank]:
+    """A bank, of which nothing stays open at the end; its texts are known if it has none."""
+    file = BankFile(path)
+    try:
+        digests = file.digests()
+        yield MemoryBank.open_from(file, lambda name: _known_texts()[digests[name]])
+    finally:
+        file.close()
+
+
+def read_bank(path: Path) -> State | None:
     """The documents of a bank, every bit of which is compared; None if there is no bank.
 
     Raises:
         WrongError: something in it was never written.
     """
-    if not folder.exists():
+    if not BankFile(path).exists():
         return None
-    digests = LocalStore(folder).digests()
-    bank = MemoryBank.open(folder, source=lambda name: _known_texts()[digests[name]])
-    state = [(d.name, _version(d.text)) for d in bank.documents]
-    rows = [row for index, (_, version) in enumerate(state) for row in rows_of(version, index)]
-    if list(bank.blocks) != rows or bank.fingerprint != FINGERPRINT:
-        raise WrongError(f"the spans of {folder} are wrong")
-    if state:
-        wanted = join([memory_of(version) for _, version in state])
-        expected = quantize(wanted.dequantize(), bank.dtype)
-        if not torch.equal(expected.dequantize(), bank.memory(range(len(bank)))):
-            raise WrongError(f"the memory of {folder} is wrong")
+    with opened(path) as bank:
+        state = [(d.name, _version(d.text)) for d in bank.documents]
+        rows = [row for index, (_, version) in enumerate(state) for row in rows_of(version, index)]
+        if list(bank.blocks) != rows or (bank.fingerprint, bank.made_by) != (FINGERPRINT, MADE_BY):
+            raise WrongError(f"the spans of {path} are wrong")
+        if state:
+            wanted = join([memory_of(version) for _, version in state])
+            expected = quantize(wanted.dequantize(), bank.dtype)
+            if not torch.equal(expected.dequantize(), bank.memory(range(len(bank)))):
+                raise WrongError(f"the memory of {path} is wrong")
+            _check_keys(bank)
     return tuple(state)
+
+
+def _check_keys(bank: MemoryBank) -> None:
+    """Assert that stored keys are those of the memory."""
+    every = range(len(bank))
+    found = keys_of(bank, SELECTOR, every).dequantize()
+    if not torch.allclose(found.float(), SELECTOR.keys(bank.memory(every).float()), atol=0.1):
+        raise WrongError("stored keys are wrong")
 
 
 @cache
@@ -125,12 +162,23 @@ def _version(text: str) -> int:
     return version
 
 
-def look(folder: Path) -> State | None:
-    """Like `read_bank`; the bank has to verify, too."""
-    state = read_bank(folder)
-    if state is not None and (problems := LocalStore(folder).verify()):
-        raise WrongError(f"{folder} does not verify: {problems}")
+def look(path: Path) -> State | None:
+    """Like `read_bank`; examining the bank has to find nothing, too."""
+    state = read_bank(path)
+    if state is not None and (problems := problems_of(path)):
+        raise WrongError(f"{path} is damaged: {problems}")
     return state
+
+
+def problems_of(path: Path) -> list[str]:
+    """What examining a bank finds."""
+    file = BankFile(path)
+    try:
+        return examine(file).problems
+    except SedemError as error:
+        return [str(error)]
+    finally:
+        file.close()
 
 
 # Checkpoints
@@ -189,6 +237,7 @@ class Scene:
 
     def build(self, folder: Path) -> None:
         """Make the bank and a checkpoint of version 1."""
+        folder.mkdir()
         create(folder / BANK, self.documents, self.dtype, self.texts)
         save_checkpoint(folder / CHECKPOINT, 1)
 
@@ -210,6 +259,7 @@ class Operation:
         look: reads what the operation changes.
         again: does the next thing to the same place, as a user would after a crash; returns what
             is then to be found, given what was found.
+        prepare: changes the folder of a scene before the operation.
     """
 
     act: Callable[[Path, Scene], object]
@@ -220,6 +270,7 @@ class Operation:
     again: Callable[[Path, Scene, State | None], State] = lambda folder, scene, found: append_next(
         folder / BANK, scene, found
     )
+    prepare: Callable[[Path, Scene], object] = lambda folder, scene: None
 
 
 def append_next(bank: Path, scene: Scene, found: State | None) -> State:
@@ -228,14 +279,14 @@ def append_next(bank: Path, scene: Scene, found: State | None) -> State:
         create(bank, scene.documents, scene.dtype, scene.texts)
         found = scene.documents
     added = ("next", scene.documents[0][1] + 9)
-    append(LocalStore(bank), [added])
+    append(BankFile(bank), [added])
     return (*found, added)
 
 
 def _go_on(folder: Path, scene: Scene, found: State | None) -> State:
     """Append what an attempt may have left unfinished, and then one document more."""
     if found == scene.documents:
-        append_in_parts(LocalStore(folder / BANK), scene.fresh(1)[0])
+        append_in_parts(BankFile(folder / BANK), scene.fresh(1)[0])
     return append_next(folder / BANK, scene, (*scene.documents, *scene.fresh(1)))
 
 
@@ -252,81 +303,140 @@ def _replacement(scene: Scene) -> Version:
     return (scene.documents[0][0], scene.documents[0][1] + 7)
 
 
-def _through_an_archive(folder: Path, _: Scene) -> None:
-    (folder / "a.tar").unlink(missing_ok=True)
-    export_bank(folder / BANK, folder / "a.tar")
-    import_bank(folder / "a.tar", folder / NEW_BANK)
+def _remove_some(folder: Path, scene: Scene) -> None:
+    append(BankFile(folder / BANK), [("old", 1999)])
+    BankFile(folder / BANK).remove("old")
 
 
-def _repair_catalog(folder: Path, _: Scene) -> None:
-    """Damage the first page of the catalog, which finds all others, and repair it."""
-    try:
-        with (folder / BANK / CATALOG).open("rb+", buffering=0) as file:
-            file.write(bytes(4096))
-    except OSError as error:
-        # It is the repair that is tried on a full disk, not the damage.
-        raise BankError(f"nothing was damaged ({error})") from None
-    LocalStore(folder / BANK).repair()
+def _damage(folder: Path, _: Scene) -> None:
+    """Flip a bit of the memory of the first document."""
+    path = folder / BANK
+    with opened(path) as bank:
+        memory = bank.stored([1])
+    content = bytearray(path.read_bytes())
+    place = content.index(memory.values.view(torch.uint8).numpy().tobytes()[-1000:])
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def _repair(folder: Path, _: Scene) -> None:
+    repair(BankFile(folder / BANK), read_again)
 
 
 def _look_after_repair(folder: Path) -> State | None:
-    LocalStore(folder / BANK).repair()
+    if not problems_of(folder / BANK) and not Path(f"{folder / BANK}{DAMAGED}").exists():
+        raise WrongError("the damaged file is gone")
+    repair(BankFile(folder / BANK), read_again)
     return look(folder / BANK)
+
+
+def _save_keys(folder: Path, _: Scene) -> None:
+    with opened(folder / BANK) as bank:
+        save_keys(bank, SELECTOR)
+
+
+def _save_keys_again(folder: Path, scene: Scene, found: State | None) -> State:
+    _save_keys(folder, scene)
+    state = append_next(folder / BANK, scene, found)
+    if not stored_bytes(BankFile(folder / BANK)):
+        raise WrongError("there are no keys")
+    return state
+
+
+def _warm(folder: Path, scene: Scene) -> None:
+    """Keep an entry for each block, made from its memory."""
+    with opened(folder / BANK) as bank, closing(_kept(folder, create=True)) as file:
+        for block in range(len(bank)):
+            memory = bank.stored([block])[0]
+            if not file.holds(memory, torch.float32):
+                file.put(memory, _entry(memory))
+
+
+def _kept(folder: Path, create: bool = False) -> KeptFile:
+    return KeptFile(folder / BANK, FINGERPRINT, ENTRY, create=create)
+
+
+def _entry(memory: Quantized) -> Quantized:
+    layers, heads, width = ENTRY
+    numbers = memory.values.float().flatten()[: 500 * layers * 2 * heads * width]
+    return Quantized(
+        numbers.repeat(20)[: layers * 2 * heads * 300 * width].view(layers, 2, heads, 300, width)
+    )
+
+
+def _look_at_kept(folder: Path) -> State | None:
+    """What `look` finds; entries are those of their blocks, or there are none."""
+    if kept_path(folder / BANK).exists():
+        with opened(folder / BANK) as bank, closing(_kept(folder, create=True)) as file:
+            for block in range(len(bank)):
+                memory = bank.stored([block])[0]
+                found = file.entry(memory, 300)
+                if found is not None and not torch.equal(found.values, _entry(memory).values):
+                    raise WrongError("a kept entry is wrong")
+    return look(folder / BANK)
+
+
+def _warm_again(folder: Path, scene: Scene, found: State | None) -> State:
+    state = append_next(folder / BANK, scene, found)
+    _warm(folder, scene)
+    with opened(folder / BANK) as bank, closing(_kept(folder)) as file:
+        if not all(file.holds(bank.stored([b])[0], torch.float32) for b in range(len(bank))):
+            raise WrongError("a kept entry is missing")
+    return state
+
+
+def _of_new_bank(act: Callable[[Path, Scene], object], **more: Any) -> Operation:
+    """An operation that makes a new bank with the documents of the scene."""
+    return Operation(
+        act,
+        lambda scene: None,
+        _before,
+        look=lambda folder: look(folder / NEW_BANK),
+        again=lambda folder, scene, found: append_next(folder / NEW_BANK, scene, found),
+        **more,
+    )
 
 
 OPERATIONS = {
     "append": Operation(
-        lambda folder, scene: append(LocalStore(folder / BANK), scene.fresh(2)),
+        lambda folder, scene: append(BankFile(folder / BANK), scene.fresh(2)),
         _before,
         lambda scene: (*scene.documents, *scene.fresh(2)),
     ),
     "append in parts": Operation(
-        lambda folder, scene: append_in_parts(LocalStore(folder / BANK), scene.fresh(1)[0]),
+        lambda folder, scene: append_in_parts(BankFile(folder / BANK), scene.fresh(1)[0]),
         _before,
         lambda scene: (*scene.documents, *scene.fresh(1)),
         again=_go_on,
     ),
     "replace": Operation(
-        lambda folder, scene: append(LocalStore(folder / BANK), [_replacement(scene)]),
+        lambda folder, scene: append(BankFile(folder / BANK), [_replacement(scene)]),
         _before,
         lambda scene: (*scene.documents[1:], _replacement(scene)),
     ),
     "remove": Operation(
-        lambda folder, scene: LocalStore(folder / BANK).remove(scene.documents[0][0]),
+        lambda folder, scene: BankFile(folder / BANK).remove(scene.documents[0][0]),
         _before,
         lambda scene: scene.documents[1:],
     ),
-    "create": Operation(
-        lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype, scene.texts),
-        lambda scene: None,
-        _before,
-        look=lambda folder: look(folder / NEW_BANK),
-        again=lambda folder, scene, found: append_next(folder / NEW_BANK, scene, found),
+    "create": _of_new_bank(
+        lambda folder, scene: create(
+            folder / NEW_BANK, scene.documents[:1], scene.dtype, scene.texts
+        ),
     ),
     "compact": Operation(
-        lambda folder, scene: LocalStore(folder / BANK).compact(),
+        lambda folder, scene: BankFile(folder / BANK).compact(),
         _before,
         _before,
+        prepare=_remove_some,
     ),
-    "repair the catalog": Operation(
-        _repair_catalog,
-        _before,
-        _before,
-        look=_look_after_repair,
-    ),
-    "backup": Operation(
-        lambda folder, scene: backup(folder / BANK, folder / NEW_BANK),
-        lambda scene: None,
-        _before,
-        look=lambda folder: look(folder / NEW_BANK),
-        again=lambda folder, scene, found: append_next(folder / NEW_BANK, scene, found),
-    ),
-    "export and import": Operation(
-        _through_an_archive,
-        lambda scene: None,
-        _before,
-        look=lambda folder: look(folder / NEW_BANK),
-        again=lambda folder, scene, found: append_next(folder / NEW_BANK, scene, found),
+    "repair": Operation(_repair, _before, _before, look=_look_after_repair, prepare=_damage),
+    "backup": _of_new_bank(lambda folder, scene: backup(folder / BANK, folder / NEW_BANK)),
+    "export": _of_new_bank(lambda folder, scene: export_bank(folder / BANK, folder / NEW_BANK)),
+    "import": _of_new_bank(lambda folder, scene: import_bank(folder / BANK, folder / NEW_BANK)),
+    "store keys": Operation(_save_keys, _before, _before, again=_save_keys_again),
+    "keep keys and values": Operation(
+        _warm, _before, _before, look=_look_at_kept, again=_warm_again
     ),
     "save a checkpoint": Operation(
         lambda folder, scene: save_checkpoint(folder / CHECKPOINT, 2),

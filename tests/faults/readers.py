@@ -12,13 +12,22 @@ from typing import Any
 
 import torch
 from campaign import Result
-from faults.operations import FINGERPRINT, WIDTH, WrongError, memory_of, rows_of, text_of
+from faults.operations import (
+    FINGERPRINT,
+    MADE_BY,
+    SLOTS,
+    WIDTH,
+    WrongError,
+    memory_of,
+    rows_of,
+    text_of,
+)
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import Blocks
-from sedem.bank.snapshot import Snapshot
-from sedem.bank.store.interface import Meta
-from sedem.bank.store.local import LocalStore
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot
+from sedem.bank.rows import Meta
 from sedem.errors import BankError
 from sedem.quantization import join
 
@@ -27,7 +36,7 @@ ROUND = 2000
 """Reads of one bank; then another one is made, so that it stays small."""
 LIST = "list"
 """The document that says which documents the bank has, and which one leaves next."""
-AGAIN = "open the bank again"
+AGAIN = "open it again"
 SECONDS = 3600
 
 
@@ -62,13 +71,13 @@ def readers(points: int, folder: Path, seed: int = 0) -> Result:
 # The writer
 
 
-def _commit_first(folder: Path) -> None:
-    with LocalStore(folder).creating(Meta(FINGERPRINT, {"width": WIDTH})) as unfinished:
-        _commit(unfinished, {}, None, {})
+def _commit_first(path: Path) -> None:
+    with BankFile(path).creating(Meta(FINGERPRINT, MADE_BY, SLOTS, WIDTH)) as file:
+        _commit(file, {}, None, {})
 
 
 def _commit(
-    store: LocalStore, there: dict[str, int], leaving: str | None, added: dict[str, int]
+    file: BankFile, there: dict[str, int], leaving: str | None, added: dict[str, int]
 ) -> None:
     """Append documents in one commit, and the list of all that are there after it."""
     listed = json.dumps({"there": {**there, **added}, "leaving": leaving})
@@ -76,24 +85,26 @@ def _commit(
     rows = [row for i, version in enumerate(added.values()) for row in rows_of(version, i)]
     memory = [memory_of(version) for version in added.values()]
     documents.append(Document(LIST, listed))
-    store.append(FINGERPRINT, documents, Blocks.of(rows), join([*memory, memory_of(0)[:0]]))
+    file.append(FINGERPRINT, documents, Blocks.of(rows), join([*memory, memory_of(0)[:0]]))
 
 
-def _write(folder: Path, done: Event, queue: Any) -> None:
+def _write(path: Path, done: Event, queue: Any) -> None:
     """Change the bank until everybody has read enough."""
     chance = random.Random(0)
-    store, there, commits, wrong = LocalStore(folder), dict[str, int](), 0, []
+    file, there, commits, wrong = BankFile(path), dict[str, int](), 0, []
     try:
         while not done.is_set():
             commits += 1
             name = f"doc-{chance.randrange(6)}"
             if name in there and chance.random() < 0.4:
-                _commit(store, there, name, {})
-                store.remove(name)
+                _commit(file, there, name, {})
+                file.remove(name)
                 del there[name]
                 commits += 1
+            elif chance.random() < 0.05:
+                file.compact()
             else:
-                _commit(store, there, None, {name: commits})
+                _commit(file, there, None, {name: commits})
                 there[name] = commits
     except Exception as error:
         wrong.append(f"the writer: {type(error).__name__}: {error}")
@@ -103,14 +114,16 @@ def _write(folder: Path, done: Event, queue: Any) -> None:
 # The readers
 
 
-def _read(folder: Path, each: int, seed: int, queue: Any) -> None:
+def _read(path: Path, each: int, seed: int, queue: Any) -> None:
     """Read the bank in several threads, which have one open bank together."""
-    shared = MemoryBank.open(folder)
     results = Result("")
+    try:
+        shared = MemoryBank.open(path)
+    except BankError as error:
+        queue.put(("reads", 0, 0, [f"a reader: {error}"]))
+        return
     threads = [
-        threading.Thread(
-            target=_read_often, args=(folder, shared, each, seed * THREADS + n, results)
-        )
+        threading.Thread(target=_read_often, args=(path, shared, each, seed * THREADS + n, results))
         for n in range(THREADS)
     ]
     for thread in threads:
@@ -120,12 +133,12 @@ def _read(folder: Path, each: int, seed: int, queue: Any) -> None:
     queue.put(("reads", each * THREADS, results.counts["again"], results.wrong))
 
 
-def _read_often(folder: Path, shared: MemoryBank, times: int, seed: int, results: Result) -> None:
+def _read_often(path: Path, shared: MemoryBank, times: int, seed: int, results: Result) -> None:
     chance = random.Random(seed)
     for _ in range(times):
         try:
             if chance.random() < 0.5:
-                bank = MemoryBank.open(folder)
+                bank = MemoryBank.open(path)
             else:
                 bank = shared
                 if chance.random() < 0.5:

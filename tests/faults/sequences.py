@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from campaign import Result
-from faults.operations import FINGERPRINT, WIDTH, memory_of, rows_of, text_of
+from faults.operations import FINGERPRINT, MADE_BY, SLOTS, WIDTH, memory_of, rows_of, text_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 )
 
 from sedem import Document, MemoryBank
-from sedem.bank.blocks import InMemory
+from sedem.bank.care import Damage, examine_all
 from sedem.errors import BankError
-from sedem.quantization import DTYPES, Quantized, join
+from sedem.quantization import DTYPES, Quantized, join, quantize
 
 STEPS = 12
 NAMES = st.sampled_from(["a", "b", "c", "é 🥧"])
@@ -34,12 +34,13 @@ def bank_of(documents: dict[str, int], dtype: str = "bfloat16") -> MemoryBank:
     """A bank in RAM."""
     rows = [row for i, version in enumerate(documents.values()) for row in rows_of(version, i)]
     memory = [memory_of(version).cast(dtype) for version in documents.values()]
+    none = quantize(torch.zeros(0, SLOTS, WIDTH), dtype)
     return MemoryBank(
         FINGERPRINT,
-        {"width": WIDTH},
+        MADE_BY,
         [Document(name, text_of(version)) for name, version in documents.items()],
         rows,
-        [InMemory(join(memory))] if memory else [],
+        join(memory) if memory else none,
         dtype=dtype,
     )
 
@@ -88,7 +89,7 @@ class BanksAndDict(RuleBasedStateMachine):
     @rule()
     def open(self) -> None:
         assert self.disk.path is not None
-        self.disk = MemoryBank.open(self.disk.path, check="always")
+        self.disk = MemoryBank.open(self.disk.path)
 
     @rule(dtype=TYPES)
     def cast(self, dtype: str) -> None:
@@ -96,6 +97,11 @@ class BanksAndDict(RuleBasedStateMachine):
         self.dtype = dtype
         self.model = {name: (v, memory.cast(dtype)) for name, (v, memory) in self.model.items()}
         self._save()
+
+    @rule()
+    def compact(self) -> None:
+        for bank in (self.ram, self.disk):
+            bank.compact()
 
     @rule()
     def exchange(self) -> None:
@@ -119,6 +125,7 @@ class BanksAndDict(RuleBasedStateMachine):
             if rows:
                 expected = join([memory for _, memory in self.model.values()])
                 assert _same(bank.stored(range(len(bank))), expected)
+            assert examine_all(bank.store) == Damage([], [])
         assert MemoryBank.open(self.disk.path).documents == self.disk.documents
 
     def teardown(self) -> None:
@@ -145,7 +152,7 @@ def sequences(points: int, folder: Path, seed: int = 0) -> Result:
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    result.cases["append, remove, save, open, cast"] = points - 1
-    with result.case("append, remove, save, open, cast", "a sequence"):
+    result.cases["append, remove, compact, save, open, cast"] = points - 1
+    with result.case("append, remove, compact, save, open, cast", "a sequence"):
         run_state_machine_as_test(BanksAndDict, settings=chosen)
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from campaign import entries_of
@@ -13,8 +14,7 @@ from faults.operations import OPERATIONS
 from faults.report import PAGE, rendered
 from faults.tracing import WORKS
 
-from sedem import durable_files
-from sedem.bank.store import local
+from sedem.bank import file
 
 traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
 
@@ -30,13 +30,10 @@ def test_a_sample_of_each_campaign_finds_nothing_wrong(name: str, tmp_path: Path
 
 
 @traced
-def test_power_cuts_lose_a_bank_whose_new_parent_folders_are_not_synced(
+def test_power_cuts_lose_a_bank_whose_folder_is_not_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def careless(folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-
-    monkeypatch.setattr(local, "make_folders", careless)
+    monkeypatch.setattr(file, "sync_folder", lambda _: None)
     monkeypatch.setattr(crashes, "OPERATIONS", {"create": OPERATIONS["create"]})
     wrong = crashes.power_cuts(30, tmp_path).wrong
     assert wrong
@@ -44,10 +41,17 @@ def test_power_cuts_lose_a_bank_whose_new_parent_folders_are_not_synced(
 
 
 @traced
-def test_power_cuts_damage_a_bank_whose_shards_are_not_synced(
+def test_power_cuts_damage_a_bank_that_is_not_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable_files.os, "fsync", lambda _: None)
+    real = file.connect
+
+    def careless(*arguments: Any, **options: Any) -> Any:
+        connection = real(*arguments, **options)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    monkeypatch.setattr(file, "connect", careless)
     monkeypatch.setattr(crashes, "OPERATIONS", {"append": OPERATIONS["append"]})
     assert crashes.power_cuts(12, tmp_path).wrong
 

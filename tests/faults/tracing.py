@@ -7,6 +7,7 @@ needs Linux on x86-64.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import signal
@@ -150,6 +151,8 @@ def trace(action: Callable[[], object], root: Path, decide: Decide = go_on) -> T
 
 
 def _be_traced(action: Callable[[], object], writer: int) -> None:
+    # A connection that was opened before the fork must not be closed by the child.
+    gc.disable()
     os.setpgid(0, 0)
     _ptrace(TRACEME, 0, 0)
     os.kill(os.getpid(), signal.SIGSTOP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from scale.hosts import Cluster
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.bank.store.local import LocalStore
 from sedem.inference import build as building
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
@@ -103,21 +101,18 @@ def build_alone(checkpoint: str, documents: list[Document], bank: Path) -> None:
 
 
 def differences(bank: Path, other: Path) -> list[str]:
-    """What differs between two banks, a sentence each; empty if their bytes are the same."""
+    """What differs between two banks, a sentence each; empty if they are the same to the bit."""
     found, wanted = MemoryBank.open(bank), MemoryBank.open(other)
     compared = {
+        "metadata": found.meta == wanted.meta,
         "documents": found.documents == wanted.documents,
         "blocks": list(found.blocks) == list(wanted.blocks),
-        "shards": _shards(bank) == _shards(other),
     }
-    wrong = [
+    if len(found) == len(wanted):
+        every = range(len(wanted))
+        compared["memory"] = found.memory(every).equal(wanted.memory(every))
+    return [
         f"the {what} of '{bank}' and '{other}' differ"
         for what, same in compared.items()
         if not same
     ]
-    return wrong + LocalStore(bank).verify()
-
-
-def _shards(bank: Path) -> dict[str, str]:
-    files = sorted((bank / "shards").iterdir())
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}

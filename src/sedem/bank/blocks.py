@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 from sedem.errors import DataError
 from sedem.method.pooling import slot_tokens
 from sedem.method.segments import Segments
-from sedem.quantization import Quantized
 
 SCAN = 256
 """Blocks loaded at once when a whole bank is scanned: 32 MB in float32 for a 1B model."""
@@ -84,6 +83,12 @@ class Blocks(Sequence[BlockRow]):
         return cls(documents, starts, ends, _as_bytes(tokens))
 
     @classmethod
+    def none(cls, slots: int) -> Blocks:
+        """Return no blocks, with a number of slots."""
+        no = np.zeros(0, np.int64)
+        return cls(no, no, no, np.zeros((0, slots), np.uint8))
+
+    @classmethod
     def of_one(
         cls,
         document: int,
@@ -102,9 +107,7 @@ class Blocks(Sequence[BlockRow]):
     @classmethod
     def join(cls, parts: Sequence[Blocks]) -> Blocks:
         """Concatenate blocks; parts without blocks may have any number of slots."""
-        parts = [part for part in parts if len(part)]
-        if not parts:
-            return cls.of([])
+        parts = [part for part in parts if len(part)] or [cls.none(parts[0].slots if parts else 0)]
         columns = ("documents", "starts", "ends", "slot_tokens")
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns))
 
@@ -153,32 +156,6 @@ def _as_bytes(slot_tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
             "smaller compression"
         )
     return slot_tokens.astype(np.uint8)
-
-
-class Piece(Protocol):
-    """The memory of a part of a bank's blocks, in RAM or in a file."""
-
-    def __len__(self) -> int:
-        """Number of rows, including rows of removed documents."""
-        ...
-
-    def take(self, rows: Sequence[int]) -> Quantized:
-        """Return the memory `[n, J, D]` of some rows, in the stored type."""
-        ...
-
-
-@dataclass(frozen=True)
-class InMemory:
-    """A piece in RAM."""
-
-    memory_NJD: Quantized
-
-    def __len__(self) -> int:
-        return len(self.memory_NJD)
-
-    def take(self, rows: Sequence[int]) -> Quantized:
-        """Return the memory `[n, J, D]` of some rows."""
-        return self.memory_NJD[list(rows)]
 
 
 LAST_CHARACTER = 2**62

@@ -1,7 +1,7 @@
 """Search in large banks: pooled keys give candidates, and only candidates are scored exactly.
 
 The keys of neighbouring slots in a block are averaged and scaled to unit length. A question is
-compared with these pooled keys in the same way as with keys. docs/bank-format.md reports how many
+compared with these pooled keys in the same way as with keys. docs/performance.md reports how many
 of the best blocks were measured to be among the candidates.
 
 Letters: B questions, Q question tokens, N blocks, J slots of a block, G pooled keys of a block,
@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
-from sedem.bank.key_index import key_index, key_parts, keys_of
+from sedem.bank.keys import key_index, key_parts, keys_of
+from sedem.bank.memory_bank import BankReader
 from sedem.bank.scores import key_scores
-from sedem.bank.snapshot import BankReader
 from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16, Quantized, join, quantize
 

@@ -6,37 +6,373 @@ Letters: N blocks, J slots of a block, D decoder width.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from sedem.bank.blocks import BlockRow, Blocks, InMemory, Piece
-from sedem.bank.documents import InMemoryDocuments, Source, unknown_document
-from sedem.bank.snapshot import BankReader, Snapshot
-from sedem.bank.store.compaction import Compacted
-from sedem.bank.store.interface import Contents, Meta, Store
-from sedem.bank.store.opening import store_at
-from sedem.bank.store.shard import Check
-from sedem.errors import BankError
-from sedem.quantization import BFLOAT16, check_dtype
-from sedem.types import Document
+from sedem.bank.blocks import BlockRow, Blocks, scan_ranges
+from sedem.bank.file import BankFile, Compacted, check_fingerprint
+from sedem.bank.places import Place, Store, store_at
+from sedem.bank.rows import Meta
+from sedem.bank.view import Documents, Source, View
+from sedem.errors import BankError, NoTextError
+from sedem.quantization import BFLOAT16, Quantized, check_dtype, vector_bytes
+from sedem.types import Citation, Document, page_of
+
+GROUP_BYTES = 2**26
+"""Bytes of memory that are copied between banks at once."""
+
+
+class BankReader(ABC):
+    """The read interface of a bank; each method reads one snapshot."""
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """Return the bank as it is now."""
+
+    @property
+    def meta(self) -> Meta:
+        """The bank-wide metadata."""
+        return self.snapshot().spans[0].view.meta
+
+    @property
+    def store(self) -> Store:
+        """Where the bank is kept."""
+        return self.snapshot().kept_in
+
+    @property
+    def path(self) -> Path | None:
+        """The bank's file on local disk; None in RAM or if it is in parts."""
+        store = self.store
+        return store.path if isinstance(store, BankFile) else None
+
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return self.snapshot().count
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the model that made the bank; other models reject it."""
+        return self.meta.fingerprint
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """The settings behind the fingerprint, for people: model, layers, T, C."""
+        return self.meta.made_by
+
+    @property
+    def dtype(self) -> str:
+        """Type of the stored slots: "bfloat16", "int8" or "fp8"."""
+        return self.meta.dtype
+
+    @property
+    def documents(self) -> Documents:
+        """The documents, in reading order; a text is read when it is needed."""
+        return self.snapshot().all_documents
+
+    @property
+    def blocks(self) -> Blocks:
+        """The span behind each block, in reading order."""
+        return self.snapshot().all_blocks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all documents."""
+        return sum(span.view.head.tokens for span in self.snapshot().spans)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the slots as stored, including scales and the padding of last blocks."""
+        meta = self.meta
+        return len(self) * meta.slots * vector_bytes(meta.width, meta.dtype)
+
+    def memory(self, indices: Sequence[int]) -> Tensor:
+        """Memory of the given blocks `[n, J, D]`, in the order of `indices`.
+
+        It is bfloat16, or float32 if slots are stored as int8 or fp8.
+        """
+        return self.stored(indices).dequantize()
+
+    def stored(self, indices: Sequence[int], *, pinned: bool = False) -> Quantized:
+        """Memory of the given blocks `[n, J, D]` in the stored type, in the order of `indices`.
+
+        Args:
+            indices: the blocks.
+            pinned: read it into pinned memory, from which a GPU copies without waiting.
+        """
+        now = self.snapshot()
+        room = now.spans[0].view.empty(len(indices), pinned)
+        for span, rows_n, places in now.located(indices):
+            span.view.read(span.view.columns.ids[rows_n].tolist(), room, places)
+        return room
+
+    def rows(self, indices: Sequence[int]) -> Blocks:
+        """Return the given blocks, in the order of `indices`; no other files are read."""
+        found, order = [Blocks.none(self.meta.slots)], []
+        for span, rows_n, places in self.snapshot().located(indices):
+            part = span.view.columns.blocks.take(rows_n)
+            found.append(part.of_documents(part.documents + span.documents))
+            order += places
+        return Blocks.join(found).take(np.argsort(order))
+
+    def slot_tokens(self, indices: Sequence[int]) -> Tensor:
+        """Number of real tokens behind each slot of the given blocks `[n, J]`."""
+        return torch.from_numpy(self.rows(indices).slot_tokens.astype(np.int64))
+
+    def scan(self) -> Iterator[tuple[range, Tensor]]:
+        """Yield the indices and memory of all blocks in order, a part at a time."""
+        now = self.snapshot()
+        for indices in scan_ranges(len(now)):
+            yield indices, now.memory(indices)
+
+    def citation(self, index: int, rank: int, score: float) -> Citation:
+        """Return the span behind a block as a citation."""
+        now = self.snapshot()
+        block, documents = now.rows([index])[0], now.documents
+        try:
+            text, note = documents.text(block.document, block.start, block.end), None
+        except NoTextError as missing:
+            text, note = "", str(missing)
+        name, pages = documents.name(block.document), documents.pages(block.document)
+        page = page_of(pages, block.start)
+        return Citation(rank, name, block.start, block.end, score, text, page, note)
+
+    def block_text(self, index: int) -> str:
+        """Return the text behind a block.
+
+        Raises:
+            NoTextError: the bank does not hold it, and it cannot be read from its source.
+        """
+        now = self.snapshot()
+        block = now.rows([index])[0]
+        return now.documents.text(block.document, block.start, block.end)
+
+    def check_made_by(self, fingerprint: str) -> None:
+        """Reject use by another model.
+
+        Raises:
+            BankMismatchError: the fingerprints differ; the message names both.
+        """
+        check_fingerprint(str(self.store), self.fingerprint, fingerprint)
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Neighbouring blocks of one file of a bank.
+
+    Attributes:
+        view: the file, as of one version.
+        rows: which of its blocks.
+        documents: number of documents in the files before it.
+    """
+
+    view: View
+    rows: range
+    documents: int
+
+
+class Snapshot(BankReader):
+    """An immutable view of a bank as of one commit; each answer uses one snapshot.
+
+    Data derived from the blocks, such as keys, belongs to a snapshot and is dropped with it.
+
+    Args:
+        spans: the blocks, in reading order; at least one span, which may be empty.
+        kept_in: where the bank is kept.
+    """
+
+    def __init__(self, spans: Sequence[Span], kept_in: Store) -> None:
+        self.spans, self.kept_in = spans, kept_in
+        self.count = sum(len(span.rows) for span in spans)
+
+    @classmethod
+    def of(cls, views: Sequence[View], kept_in: Store) -> Snapshot:
+        """Return all blocks of the files of a bank."""
+        spans, documents = [], 0
+        for view in views:
+            spans.append(Span(view, range(len(view)), documents))
+            documents += view.head.documents
+        return cls(spans, kept_in)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process reads the columns itself.
+        return Snapshot, (self.spans, self.kept_in)
+
+    def snapshot(self) -> Snapshot:
+        """Return this snapshot."""
+        return self
+
+    @cached_property
+    def all_blocks(self) -> Blocks:
+        """The span behind each block, in reading order."""
+        parts = []
+        for span in self.spans:
+            blocks = span.view.columns.blocks if len(span.rows) else None
+            if blocks is not None:
+                part = blocks.take(slice(span.rows.start, span.rows.stop))
+                parts.append(part.of_documents(part.documents + span.documents))
+        if len(parts) == 1:
+            return parts[0]
+        return Blocks.join(parts) if parts else Blocks.none(self.meta.slots)
+
+    @cached_property
+    def all_documents(self) -> Documents:
+        """The documents, in reading order."""
+        views = [span.view for span in self.spans]
+        return views[0].documents if len(views) == 1 else JoinedDocuments(views)
+
+    @cached_property
+    def _bounds(self) -> NDArray[np.int64]:
+        """First block of each span, and N."""
+        return np.cumsum([0, *(len(span.rows) for span in self.spans)])
+
+    def located(
+        self, indices: Sequence[int]
+    ) -> Iterator[tuple[Span, NDArray[np.int64], list[int]]]:
+        """Yield the files of the given blocks, with their rows there and places in `indices`."""
+        if not len(indices):
+            return
+        if isinstance(indices, range):
+            wanted_n = np.arange(indices.start, indices.stop, indices.step)
+        else:
+            wanted_n = np.asarray(indices, np.int64)
+        wanted_n = np.where(wanted_n < 0, wanted_n + self.count, wanted_n)
+        if (wanted_n < 0).any() or (wanted_n >= self.count).any():
+            raise IndexError(f"a bank of {self.count} blocks has no block {max(indices)}")
+        spans_n = np.searchsorted(self._bounds, wanted_n, side="right") - 1
+        for number in np.unique(spans_n).tolist():
+            places = np.flatnonzero(spans_n == number)
+            span = self.spans[number]
+            yield span, wanted_n[places] - self._bounds[number] + span.rows.start, places.tolist()
+
+    def part(self, blocks: range) -> Snapshot:
+        """Return consecutive blocks as a bank: its block 0 is block `blocks.start` of this one.
+
+        Documents keep their indices, even those without a block in it. Files without a block in it
+        are not read.
+        """
+        spans = []
+        for first, span in zip(self._bounds.tolist(), self.spans, strict=False):
+            start = min(max(blocks.start - first, 0), len(span.rows))
+            stop = min(max(blocks.stop - first, 0), len(span.rows))
+            spans.append(replace(span, rows=span.rows[start:stop]))
+        return Snapshot(spans, self.kept_in)
+
+    def split(self, parts: int) -> list[range]:
+        """Split the blocks into neighbouring parts of similar size.
+
+        A bank of at least as many files is split between files, so that each file is needed in one
+        place only.
+
+        Args:
+            parts: number of parts; if there are more parts than blocks, some are empty.
+        """
+        bounds = [self.count * part // parts for part in range(parts + 1)]
+        if len(self.spans) >= parts:
+            ends = self._bounds
+            bounds = [int(ends[np.abs(ends - at).argmin()]) for at in bounds]
+        return [range(*bounds[part : part + 2]) for part in range(parts)]
+
+    def groups(
+        self, documents: Sequence[int] | None = None
+    ) -> Iterator[tuple[list[Document], Blocks, Quantized]]:
+        """Yield documents with their blocks and memory, about `GROUP_BYTES` at a time.
+
+        Args:
+            documents: indices of documents, in ascending order; None means all.
+
+        Raises:
+            NoTextError: the bank holds no texts, and one cannot be read from its source.
+        """
+        count = sum(span.view.head.documents for span in self.spans)
+        bounds = np.searchsorted(self.blocks.documents, np.arange(count + 1))
+        each = self.meta.slots * vector_bytes(self.meta.width, self.meta.dtype)
+        group: list[int] = []
+        size = 0
+        for document in range(count) if documents is None else documents:
+            more = int(bounds[document + 1] - bounds[document]) * each
+            if group and size + more > GROUP_BYTES:
+                yield self._group(group, bounds)
+                group, size = [], 0
+            group.append(document)
+            size += more
+        if group:
+            yield self._group(group, bounds)
+
+    def _group(
+        self, documents: list[int], bounds: NDArray[np.int64]
+    ) -> tuple[list[Document], Blocks, Quantized]:
+        rows = np.concatenate([np.arange(bounds[d], bounds[d + 1]) for d in documents])
+        blocks = self.blocks.take(rows)
+        index = np.searchsorted(documents, blocks.documents).astype(np.int64)
+        texts = [self.documents[document] for document in documents]
+        return texts, blocks.of_documents(index), self.stored(rows.tolist())
+
+
+class JoinedDocuments(Documents):
+    """The documents of several files.
+
+    Args:
+        views: the files.
+    """
+
+    def __init__(self, views: Sequence[View]) -> None:
+        self._views = views
+        self._bounds = np.cumsum([0, *(view.head.documents for view in views)])
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of all documents."""
+        return [name for view in self._views for name in view.documents.names]
+
+    def _at(self, index: int) -> tuple[Documents, int]:
+        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        return self._views[number].documents, index - int(self._bounds[number])
+
+    def name(self, index: int) -> str:
+        """Name of a document."""
+        documents, index = self._at(index)
+        return documents.name(index)
+
+    def characters(self, index: int) -> int:
+        """Length of a document's text."""
+        documents, index = self._at(index)
+        return documents.characters(index)
+
+    def pages(self, index: int) -> tuple[int, ...]:
+        """First character of each page of a document's text."""
+        documents, index = self._at(index)
+        return documents.pages(index)
+
+    def text(self, index: int, start: int, end: int) -> str:
+        """Return a span of a document's text."""
+        documents, index = self._at(index)
+        return documents.text(index, start, end)
 
 
 class MemoryBank(BankReader):
     """The result of `SeDeM.read`: documents read once, to be queried any number of times.
 
     A change makes a new snapshot and replaces the current one with it. So threads may query the
-    bank while another thread changes it.
+    bank while another thread changes it. A new bank is in RAM, until it is saved.
 
     Args:
-        fingerprint: hash of the model that made it; other models refuse the bank.
+        fingerprint: hash of the model that made it; other models reject the bank.
         made_by: the settings behind the fingerprint, for people: model, layers, T, C.
         documents: the texts, in reading order.
         blocks: the span behind each block, in reading order.
-        pieces: the memory of all blocks, in parts, in block order.
+        memory_NJD: the memory of all blocks, in the same order.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
 
     Raises:
@@ -49,47 +385,55 @@ class MemoryBank(BankReader):
         made_by: dict[str, Any],
         documents: Sequence[Document],
         blocks: Sequence[BlockRow],
-        pieces: Sequence[Piece],
+        memory_NJD: Quantized,
         *,
         dtype: str = BFLOAT16,
     ) -> None:
-        places = [(p, row) for p, piece in enumerate(pieces) for row in range(len(piece))]
-        if len(places) != len(blocks):
-            raise BankError(f"the bank names {len(blocks)} blocks but has memory of {len(places)}")
-        contents = Contents(
-            Meta(fingerprint, made_by, dtype),
-            InMemoryDocuments(documents),
-            Blocks.of(blocks),
-            [*pieces],
-            np.array(places, np.int64).reshape(-1, 2),
-        )
-        self._start(Snapshot(contents))
+        count, slots, width = memory_NJD.values.shape
+        if count != len(blocks):
+            raise BankError(f"the bank names {len(blocks)} blocks but has memory of {count}")
+        meta = Meta(fingerprint, made_by, slots, width, check_dtype(dtype))
+        file = BankFile()
+        with file.creating(meta):
+            file.append(fingerprint, documents, Blocks.of(blocks), memory_NJD)
+        self._start(file, None)
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> MemoryBank:
-        """Return a bank that can be changed and starts as a snapshot."""
+    def open(cls, path: Place, *, source: Source | None = None) -> MemoryBank:
+        """Open a bank; its memory is read when it is needed.
+
+        Args:
+            path: the file; or the folder or the place in an object store, such as
+                "s3://bucket/folder", of a bank in parts, which are downloaded on first use.
+            source: reads texts that the bank does not hold, by document name, such as
+                `sedem.data.documents.source_text`. A text is used only if its SHA-256 matches the
+                one in the bank.
+
+        Raises:
+            BankError: there is no bank, or it is damaged.
+        """
+        return cls.open_from(store_at(path), source)
+
+    @classmethod
+    def open_from(cls, store: Store, source: Source | None = None) -> MemoryBank:
+        """Open the bank in a store, as `open` does at a place."""
         bank = cls.__new__(cls)
-        bank._start(snapshot)
+        bank._start(store, source)
         return bank
 
-    def _start(self, snapshot: Snapshot) -> None:
-        self._now = snapshot
+    def _start(self, store: Store, source: Source | None) -> None:
+        self._source = source
         self._changing = threading.RLock()
+        self._now = Snapshot.of([View.newest(file, source) for file in store.files()], store)
 
     def snapshot(self) -> Snapshot:
         """Return the bank as it is now; later changes do not affect the result."""
         return self._now
 
-    @property
-    def store(self) -> Store | None:  # type: ignore[override]
-        """Where the bank is kept; None while it is only in RAM."""
-        return self._now.store
-
     def append(self, other: BankReader) -> None:
-        """Add another bank's documents; each replaces a document of the same name.
+        """Add another bank's documents, in one commit; each replaces one of the same name.
 
-        A document that the bank already has with the same text is kept. A stored bank is extended
-        in its store, in one commit.
+        A document that the bank already has with the same text is kept.
 
         Raises:
             BankMismatchError: another model made the other bank.
@@ -98,41 +442,27 @@ class MemoryBank(BankReader):
         other = other.snapshot()
         other.check_made_by(self.fingerprint)
         with self._changing:
-            if self.store is not None:
-                append_to(self.store, other)
-                self.reload()
-            else:
-                self._now = Snapshot(_joined(self.contents, other))
+            append_to(self.store, other)
+            self.reload()
 
-    def remove(self, name: str) -> None:
-        """Remove a document and its blocks.
+    def remove(self, *names: str) -> None:
+        """Remove documents and their blocks, in one commit.
 
         Raises:
-            BankError: no document has that name.
+            UnknownDocumentError: no document has one of the names.
         """
         with self._changing:
-            if self.store is not None:
-                self.store.remove(name)
-                self.reload()
-                return
-            now = self.contents
-            if name not in now.documents.names:
-                raise unknown_document("the bank", name, now.documents.names)
-            self._now = Snapshot(_without(now, {name}))
+            self.store.remove(*names)
+            self.reload()
 
     def compact(self) -> Compacted:
-        """Free the space of removed documents and merge small shards; answers do not change.
+        """Free the space of removed documents; answers do not change.
 
         Raises:
-            BankError: the bank is only in RAM, another process writes it, or a block is damaged.
+            BankError: the bank cannot be written, or it is damaged.
         """
         with self._changing:
-            compact = getattr(self.store, "compact", None)
-            if compact is None:
-                raise BankError(
-                    "only a bank in a folder or an object store can be compacted; save it to one"
-                )
-            report: Compacted = compact()
+            report = self.store.compact()
             self.reload()
             return report
 
@@ -142,18 +472,15 @@ class MemoryBank(BankReader):
         Raises:
             ConfigError: there is no such type.
         """
-        now = self.snapshot()
-        memory = now.stored(range(len(now))).cast(check_dtype(dtype)) if len(now) else None
-        pieces = [] if memory is None else [InMemory(memory)]
-        return MemoryBank(
-            now.fingerprint, now.made_by, list(now.documents), now.blocks, pieces, dtype=dtype
-        )
+        file = BankFile()
+        copy_to(file, self.snapshot(), replace(self.meta, dtype=check_dtype(dtype)))
+        return MemoryBank.open_from(file)
 
-    def save(self, path: str | Path, dtype: str | None = None, *, no_text: bool = False) -> None:
-        """Write the bank to a new folder; later changes are written there too.
+    def save(self, path: Place, dtype: str | None = None, *, no_text: bool = False) -> None:
+        """Write the bank to a new file; later changes are written there too.
 
         Args:
-            path: the folder, or a place in an object store such as "s3://bucket/folder".
+            path: the file, or a place in an object store such as "s3://bucket/folder".
             dtype: type to store slots as: "bfloat16", "int8" or "fp8"; None keeps the current one.
                 Documents appended later are stored the same way.
             no_text: keep the SHA-256 of each document's text instead of the text.
@@ -163,103 +490,50 @@ class MemoryBank(BankReader):
             NoTextError: the bank holds no texts, and one cannot be read from its source.
             ConfigError: there is no such type.
         """
-        self.save_to(store_at(path), dtype, no_text=no_text)
-
-    def save_to(self, store: Store, dtype: str | None = None, *, no_text: bool = False) -> None:
-        """Write the bank to a new store, as `save` does to a folder."""
         with self._changing:
-            meta = self.contents.meta
-            texts = meta.texts and not no_text
-            meta = replace(meta, dtype=check_dtype(dtype or self.dtype), texts=texts)
-            with store.creating(meta) as unfinished:
-                if len(self):
-                    append_to(unfinished, self.snapshot())
-            self._now = Snapshot(store.open(), store)
-
-    @classmethod
-    def open(
-        cls, path: str | Path, *, check: Check = "once", source: Source | None = None
-    ) -> MemoryBank:
-        """Open the bank in a folder; its memory is mapped, not read.
-
-        Args:
-            path: the folder, or a place in an object store such as "s3://bucket/folder". Memory in
-                an object store is downloaded on first use.
-            check: when a block's checksum is verified: on its first use ("once") or on every use
-                ("always").
-            source: reads texts that the bank does not hold, by document name, such as
-                `sedem.data.documents.source_text`. A text is used only if its SHA-256 matches the
-                one in the bank.
-
-        Raises:
-            BankError: there is no bank, or it is damaged.
-        """
-        return cls.open_from(store_at(path, check, source))
-
-    @classmethod
-    def open_from(cls, store: Store) -> MemoryBank:
-        """Open the bank in a store, as `open` does in a folder."""
-        return cls.of(Snapshot(store.open(), store))
+            meta = replace(self.meta, dtype=check_dtype(dtype or self.dtype))
+            store = store_at(path)
+            copy_to(store, self.snapshot(), replace(meta, texts=meta.texts and not no_text))
+            self._start(store, self._source)
 
     def reload(self, prepare: Callable[[Snapshot], None] = lambda snapshot: None) -> None:
-        """Load what other processes have written since; a bank in RAM does not change.
-
-        Only what is new is read.
+        """Load what other processes have written since; only what is new is read.
 
         Args:
             prepare: called with the new snapshot before any reader of this bank sees it.
         """
         with self._changing:
-            if self.store is not None:
-                new = Snapshot(self.store.open(self.contents), self.store)
+            before = {span.view.file: span.view for span in self._now.spans}
+            views = [
+                View.newest(file, self._source, before.get(file)) for file in self.store.files()
+            ]
+            if views != [*before.values()]:
+                new = Snapshot.of(views, self.store)
                 prepare(new)
                 self._now = new
 
 
-def append_to(store: Store, bank: Snapshot) -> None:
-    """Add the documents of a bank to a store, in one commit."""
-    memory_NJD = bank.stored(range(len(bank)))
-    store.append(bank.fingerprint, list(bank.documents), bank.blocks, memory_NJD)
+def append_to(store: Store, bank: Snapshot, documents: Sequence[int] | None = None) -> None:
+    """Add the given documents of a bank to a store, in one commit; None means all."""
+    with store.writing():
+        for texts, blocks, memory_NJD in bank.groups(documents):
+            store.append(bank.fingerprint, texts, blocks, memory_NJD)
 
 
-def _joined(now: Contents, other: Snapshot) -> Contents:
-    """Return the contents plus another bank's documents, except those already there."""
-    index = {name: number for number, name in enumerate(now.documents.names)}
-    same = {
-        document.name
-        for document in other.documents
-        if document.name in index and now.documents[index[document.name]].text == document.text
-    }
-    added = _without(other.contents, same)
-    now = _without(now, set(added.documents.names))
-    pieces = added.pieces
-    if added.meta.dtype != now.meta.dtype:
-        pieces = [
-            InMemory(piece.take(range(len(piece))).cast(now.meta.dtype)) for piece in added.pieces
-        ]
-    first_piece = np.array([[len(now.pieces), 0]])
-    first_document = len(now.documents)
-    moved = added.blocks.of_documents(added.blocks.documents + first_document)
-    return replace(
-        now,
-        documents=InMemoryDocuments([*now.documents, *added.documents]),
-        blocks=Blocks.join([now.blocks, moved]),
-        pieces=[*now.pieces, *pieces],
-        places=np.concatenate([now.places, added.places + first_piece]),
-    )
+def copy_to(
+    store: Store, bank: Snapshot, meta: Meta, documents: Sequence[int] | None = None
+) -> None:
+    """Make a new bank of the given documents of another one; None means all.
 
+    Args:
+        store: where the new bank is kept.
+        bank: the bank.
+        meta: metadata of the new bank; its slots may have another type.
+        documents: indices of documents, in ascending order.
 
-def _without(now: Contents, names: set[str]) -> Contents:
-    """Return the contents without some documents; the pieces keep their memory."""
-    remaining = [i for i, name in enumerate(now.documents.names) if name not in names]
-    if len(remaining) == len(now.documents):
-        return now
-    kept = np.isin(now.blocks.documents, remaining)
-    blocks = now.blocks.take(kept)
-    renumbered = np.searchsorted(remaining, blocks.documents).astype(np.int64)
-    return replace(
-        now,
-        documents=InMemoryDocuments([now.documents[i] for i in remaining]),
-        blocks=blocks.of_documents(renumbered),
-        places=now.places[kept],
-    )
+    Raises:
+        BankError: something exists there, or it cannot be written.
+        NoTextError: as in `Snapshot.groups`.
+    """
+    with store.creating(meta):
+        append_to(store, bank, documents)

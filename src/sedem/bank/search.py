@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sedem.bank import coarse_search
-from sedem.bank.key_index import key_index, key_parts
+from sedem.bank.keys import key_index, key_parts
+from sedem.bank.memory_bank import BankReader
 from sedem.bank.scores import key_scores
-from sedem.bank.snapshot import BankReader
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 

@@ -21,7 +21,7 @@ from typing import Any
 from torch import nn
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.key_index import cache_dtype
+from sedem.bank.keys import cache_dtype
 from sedem.bench.ceilings import Ceilings
 from sedem.engine.int8 import replaced_matrices, step_bytes
 from sedem.engine.static import Static

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
-from sedem.bank.key_index import prepare
-from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.bank.keys import prepare
+from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.config import BlockContext
 from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept, KeptBudget
@@ -55,8 +55,9 @@ class WarmSedem(BoundSedem):
 
     def anew(self, memory: BankReader) -> Snapshot:
         """The same bank as another snapshot, with its selector's keys but nothing kept."""
-        # The pieces are shared. Kept keys and values belong to the snapshot.
-        bank = Snapshot(memory.contents, memory.store)
+        # The files are shared. Kept keys and values belong to the snapshot.
+        now = memory.snapshot()
+        bank = Snapshot(now.spans, now.kept_in)
         prepare(bank, self.model.selector)
         return bank
 

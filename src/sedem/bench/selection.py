@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 
-from sedem.bank.blocks import Blocks, InMemory
-from sedem.bank.documents import InMemoryDocuments
-from sedem.bank.key_index import key_index, prepare
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.search import score_questions
-from sedem.bank.snapshot import Snapshot
-from sedem.bank.store.interface import Contents, Meta
+from sedem.bank.scores import key_scores
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
@@ -21,8 +14,7 @@ from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
 from sedem.inference.requests import encode_questions
 from sedem.model import SeDeM
-from sedem.quantization import BFLOAT16, quantize
-from sedem.types import Document
+from sedem.quantization import BFLOAT16, Quantized, quantize
 
 DISTINCT_BLOCKS = 1000
 """Number of distinct random memory blocks; a larger bank repeats them, each with its own keys."""
@@ -47,27 +39,26 @@ def measure_selection(
         which the floor is computed.
     """
     model = reader.model
-    bank = synthetic_bank(model, blocks)
-    prepare(bank, model.selector)
+    keys_NJRH = synthetic_keys(model, blocks)
+    no_padding = torch.zeros(0, dtype=torch.long)
     hidden_1QE, mask_1Q = encode_questions(model, model.engine, [question])
+    query_1QRH = model.selector.queries(hidden_1QE)
     times = []
     for run in range(-WARM_UP, runs):
         clock = Clock(model.device)
-        score_questions(model.selector, bank, hidden_1QE, mask_1Q)
+        key_scores(query_1QRH, mask_1Q, keys_NJRH, no_padding)
         clock.lap("score_ms")
         if run >= 0:
             times.append(clock.timings["score_ms"])
         tick()
-    keys = key_index(bank, model.selector).cached
-    assert keys is not None
     projected = model.selector.w_key.out_features
     flops = 2 * int(mask_1Q.sum()) * blocks * model.config.slots_per_block * projected
     return {
         "blocks": blocks,
-        "tokens": bank.tokens,
-        "bytes": keys.nbytes,
+        "tokens": blocks * model.config.slots_per_block * model.config.compression,
+        "bytes": keys_NJRH.nbytes,
         "score_ms": spread(times),
-        "work": vars(Work(flops, keys.nbytes)),
+        "work": vars(Work(flops, keys_NJRH.nbytes)),
     }
 
 
@@ -76,19 +67,15 @@ def selection_floor_ms(work: dict[str, float], ceilings: Ceilings) -> float:
     return 1e3 * Work(**work).seconds(ceilings)
 
 
-def synthetic_bank(model: SeDeM, blocks: int) -> MemoryBank:
-    """A bank of random memory with the model's fingerprint."""
-    slots, compression = model.config.slots_per_block, model.config.compression
+@torch.no_grad()
+def synthetic_keys(model: SeDeM, blocks: int) -> Quantized:
+    """The selector's keys `[N, J, R, H]` of random memory, as `keys.prepare` keeps them."""
     generator = torch.Generator().manual_seed(0)
     drawn_NJD = torch.randn(
-        min(blocks, DISTINCT_BLOCKS), slots, model.decoder.width, generator=generator
+        min(blocks, DISTINCT_BLOCKS),
+        model.config.slots_per_block,
+        model.decoder.width,
+        generator=generator,
     )
-    numbers_N, zeros_N = np.arange(blocks), np.zeros(blocks, np.int64)
-    contents = Contents(
-        Meta(model.fingerprint(), model.made_by()),
-        InMemoryDocuments([Document("synthetic", "-")]),
-        Blocks(zeros_N, zeros_N, zeros_N + 1, np.full((blocks, slots), compression, np.uint8)),
-        [InMemory(quantize(drawn_NJD, BFLOAT16))],
-        np.stack([zeros_N, numbers_N % len(drawn_NJD)], axis=1),
-    )
-    return MemoryBank.of(Snapshot(contents))
+    keys = quantize(model.selector.keys(drawn_NJD.to(model.selector.w_key.weight)), BFLOAT16)
+    return keys[torch.arange(blocks, device=keys.values.device) % len(keys)]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.key_index import prepare
+from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
 from sedem.baselines.full_context import generate_timed
 from sedem.bench.keeping import every_block_bytes

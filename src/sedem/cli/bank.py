@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,14 @@ from sedem.cli.models import model_of, open_model
 from sedem.cli.options import BankPlace, EngineOption, Json, Model
 from sedem.cli.output import count, note, print_facts, print_json, print_table, progress, write
 from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sedem.bank.care import Lost
+    from sedem.bank.file import BankFile
+    from sedem.engine.interface import Engine
+    from sedem.model import SeDeM
 
 bank_app = typer.Typer(no_args_is_help=True, help="List, show, check, edit, copy and warm a bank.")
 
@@ -62,7 +70,7 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Set damaged files aside, read damaged documents again and drop the rest.",
+            help="Set a damaged file aside, read damaged documents again and drop the rest.",
         ),
     ] = False,
     sources: Annotated[
@@ -82,16 +90,19 @@ def verify(
 ) -> None:
     """Check a bank against its checksums, and repair it.
 
-    A document that lost a block is read again from the text in the bank, or from a file of the
-    same name and content; a bank without texts looks for such files itself. Rows of a damaged
-    catalog are kept if they match their checksums. Damaged files get the ending .damaged; nothing
-    deletes them.
+    A repair copies everything intact into a new file, which takes the place of the damaged one. A
+    document that lost a part is read again from the text in the bank, or from a file of the same
+    name and content; a bank without texts looks for such files itself. The damaged file gets the
+    ending .damaged; sedem never deletes it. Meanwhile, no other process can use the bank.
     """
-    from sedem.bank.store.opening import is_remote, store_at
+    from sedem.bank.care import examine_all
+    from sedem.bank.file import BankFile
+    from sedem.bank.places import store_at
 
-    if repair and is_remote(bank):
+    store = store_at(bank)
+    if repair and not isinstance(store, BankFile):
         raise ConfigError(
-            "--repair is for banks on local disk; remove damaged documents with 'sedem bank rm "
+            "--repair is for banks in one file; remove damaged documents with 'sedem bank rm "
             f"{bank} DOCUMENT...', and build them again"
         )
     if repair:
@@ -99,7 +110,7 @@ def verify(
         return
     if sources or drop:
         raise ConfigError("--from and --drop belong to --repair; add it")
-    damage = store_at(bank).examine()
+    damage = examine_all(store)
     if as_json:
         print_json({"problems": damage.problems, "documents": damage.documents})
     else:
@@ -110,20 +121,24 @@ def verify(
 
 
 def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_json: bool) -> None:
-    """Repair a bank and say what was done."""
-    from sedem.bank.store.local import LocalStore
-    from sedem.bank.store.repair import examine
+    """Repair a bank and print what was done."""
+    from sedem.bank.care import repair
+    from sedem.bank.file import BankFile
     from sedem.data.documents import read_documents, source_text
-    from sedem.inference import repair
+    from sedem.inference.repair import reading_again
 
-    before = LocalStore(bank).salvage()
-    problems = examine(bank).problems
-    again = [] if drop else repair.texts_at_hand(bank, read_documents(files), source_text)
-    if again:
-        opened = open_model(model or model_of(str(bank)))
+    def opened(new: BankFile) -> tuple[SeDeM, Engine]:
+        found = open_model(model or model_of(str(new.path)))
+        return found, found.engine
+
+    def again(new: BankFile, lost: Sequence[Lost]) -> Iterable[str]:
+        if drop:
+            return ()
         with progress("characters read again") as report_progress:
-            repair.read_again(opened, opened.engine, bank, again, report_progress)
-    report = repair.finish(bank, problems, again, before)
+            return reading_again(opened, documents, source_text, report_progress)(new, lost)
+
+    documents = read_documents(files)
+    report = repair(BankFile(bank), again)
     if as_json:
         print_json(asdict(report))
         return
@@ -152,7 +167,7 @@ def remove(
 
     All of them are removed in one commit, or none. 'sedem bank compact' gives their space back.
     """
-    from sedem.bank.store.opening import store_at
+    from sedem.bank.places import store_at
 
     store_at(bank).remove(*documents)
     names = list(dict.fromkeys(documents))
@@ -172,68 +187,107 @@ def compact(
             "--keep",
             metavar="HOURS",
             min=0,
-            help="In an object store: how long readers of earlier commits keep their objects. "
+            help="For a bank in parts: how long readers of earlier commits keep their parts. "
             "[default: 24]",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Give the space of removed documents back, and merge small shards.
+    """Reclaim the space of removed documents.
 
-    Answers stay the same. Readers keep what they have open. In an object store, a later run deletes
-    what this one replaces and what a killed writer has left.
+    Answers stay the same. The small parts of a bank in parts are merged; a later run deletes what
+    this one replaces and what a killed writer has left.
     """
-    from sedem.bank.store.opening import compact_at
+    from datetime import timedelta
 
-    report = compact_at(bank, keep)
+    from sedem.bank.file import BankFile
+    from sedem.bank.places import store_at
+
+    store = store_at(bank)
+    if not isinstance(store, BankFile):
+        report = store.compact(None if keep is None else timedelta(hours=keep))
+    elif keep is None:
+        report = store.compact()
+    else:
+        raise ConfigError(f"--keep is for banks in parts; '{bank}' is one file: leave it out")
     if as_json:
         print_json(asdict(report))
         return
-    write(
-        f"{bank}: {report.bytes_before:,} bytes in {count(report.shards_before, 'shard')} before, "
-        f"{report.bytes_after:,} bytes in {count(report.shards_after, 'shard')} now"
-    )
+    write(f"{bank}: {report.bytes_before:,} bytes before, {report.bytes_after:,} bytes now")
 
 
 @bank_app.command()
 def backup(
     bank: BankPlace,
     target: Annotated[
-        str, typer.Argument(metavar="DEST", help="New folder of the copy, or s3://BUCKET/NAME.")
+        str, typer.Argument(metavar="DEST", help="New file of the copy, or s3://BUCKET/NAME.")
     ],
     as_json: Json = False,
 ) -> None:
     """Copy a bank as of one commit, even while it is written.
 
-    Bank and copy may each be on local disk or in an object store.
+    Bank and copy may each be a file or in an object store.
     """
-    from sedem.bank.store.copying import copy_bank
+    from sedem.bank.copies import backup as copy_bank
 
     _report_copy(bank, target, copy_bank(bank, target), as_json)
 
 
 @bank_app.command("export")
-def export_archive(
+def export_file(
     bank: BankPlace,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New .tar file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file.")],
     as_json: Json = False,
 ) -> None:
-    """Write a bank into one archive, without keys and kept values."""
-    from sedem.bank.store.copying import archive_of
+    """Write a bank into one file and check it, to be sent to somebody."""
+    from sedem.bank.copies import export_bank
 
-    _report_copy(bank, file, archive_of(bank, file), as_json)
+    _report_copy(bank, file, export_bank(bank, file), as_json)
 
 
 @bank_app.command("import")
-def import_archive(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Archive of 'sedem bank export'.")],
+def import_file(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File of a bank, or a folder of format 3 or 4.")
+    ],
     bank: BankPlace,
     as_json: Json = False,
 ) -> None:
-    """Make a bank from an archive, once all of it has been checked."""
-    from sedem.bank.store.copying import bank_of
+    """Make a bank from the file of one, once all of it has been checked.
 
-    _report_copy(file, bank, bank_of(file, bank), as_json)
+    A bank of an earlier release, which is a folder, is converted. Nothing is read again: its
+    memory and its texts stay the same.
+    """
+    from sedem.bank.copies import import_bank
+
+    _report_copy(file, bank, import_bank(file, bank), as_json)
+
+
+@bank_app.command()
+def split(
+    bank: BankPlace,
+    target: Annotated[
+        str, typer.Argument(metavar="DEST", help="New folder of the parts, or s3://BUCKET/NAME.")
+    ],
+    parts: Annotated[int, typer.Option(metavar="N", min=1, help="Number of parts.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Write a bank as parts, which many machines can serve."""
+    from sedem.bank.copies import split as split_bank
+
+    _report_copy(bank, target, split_bank(bank, target, parts), as_json)
+
+
+@bank_app.command("join")
+def join_parts(
+    bank: BankPlace,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file.")],
+    as_json: Json = False,
+) -> None:
+    """Write a bank in parts as one file."""
+    from sedem.bank.copies import join
+
+    _report_copy(bank, file, join(bank, file), as_json)
 
 
 def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
@@ -259,15 +313,16 @@ def warm(
 ) -> None:
     """Store what the decoder computes of blocks, for faster answers.
 
-    Keys and values of every block are written beside the bank, and answers map them from there.
+    Keys and values of every block are written into a file beside the bank, BANK.kept, which may be
+    deleted at any time.
     That takes many times the bank's own size, which is printed. It needs a model with independent
     blocks. Blocks added later are computed when they are used, until the command is given again.
     """
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.bank.store.opening import local_folder
+    from sedem.bank.places import local_file
     from sedem.engine.warming import save_kept
 
-    local_folder(bank, "'sedem bank warm'")
+    local_file(bank, "'sedem bank warm'")
     opened = MemoryBank.open(bank)
     answering = open_model(model or model_of(bank), engine)
     with progress("warming") as report_progress:

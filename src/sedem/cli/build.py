@@ -65,6 +65,9 @@ def build(
             "files, if these are still there and unchanged.",
         ),
     ] = False,
+    no_words: Annotated[
+        bool, typer.Option("--no-words", help="Make a new bank without an index of words.")
+    ] = False,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -93,7 +96,7 @@ def build(
     """
     if ray is None and (workers or worker_cpus):
         raise ConfigError("--workers and --worker-cpus are for a Ray cluster; give --ray ADDRESS")
-    options = {"dtype": dtype, "keys": keys, "no_text": no_text}
+    options = {"dtype": dtype, "keys": keys, "no_text": no_text, "words": not no_words}
     files = _files(sources, encoding, keep_going, on_ray=ray is not None)
     try:
         if ray is None:
@@ -118,7 +121,7 @@ def build(
 
 def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) -> Any:
     """The files to read; torch is not imported for it, so a wrong name is told at once."""
-    from sedem.bank.store.opening import is_remote
+    from sedem.bank.places import is_remote
     from sedem.data.documents import DocumentFiles
 
     if on_ray:

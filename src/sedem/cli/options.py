@@ -15,7 +15,7 @@ RESERVED = ("records", "revision", "schema", "source", "split", "streaming")
 
 BankPlace = Annotated[
     str,
-    typer.Argument(metavar="BANK", help="Folder of the bank, or a place such as s3://BUCKET/NAME."),
+    typer.Argument(metavar="BANK", help="File of the bank, or a place such as s3://BUCKET/NAME."),
 ]
 Model = Annotated[
     str | None,

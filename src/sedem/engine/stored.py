@@ -7,32 +7,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from sedem.bank.snapshot import BankReader
-from sedem.bank.store.kept_files import KeptFile, kept_bytes, read_kept
-from sedem.bank.store.shard import Shard
+from sedem.bank.kept import KeptFile, kept_bytes
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.interface import BlockSource
+from sedem.errors import BankError
 from sedem.method.modules import SedemModules
 from sedem.quantization import Quantized
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """The mapped keys and values of one snapshot of a bank.
+    """The stored keys and values of one bank.
 
     Attributes:
-        files: the file of each piece of the bank that has one.
-        places: piece and row of each block `[N, 2]`.
+        file: the file beside the bank.
+        bank: the bank.
     """
 
-    files: dict[int, KeptFile]
-    places: NDArray[np.int64]
+    file: KeptFile
+    bank: BankReader
 
     def entry(self, block: int, states: int) -> Quantized | None:
         """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none.
@@ -41,15 +42,13 @@ class StoredBlocks:
             block: its index.
             states: U.
         """
-        piece, row = self.places[block].tolist()
-        file = self.files.get(piece)
-        return None if file is None else file.entry(row, states)
+        return self.file.entry(self.bank.stored([block])[0], states)
 
 
 def stored_blocks(
     bank: BlockSource, decoder: Callable[[], str], shape: tuple[int, int, int]
 ) -> StoredBlocks | None:
-    """Map the stored keys and values of a bank; None if it has none.
+    """Open the stored keys and values of a bank; None if it has none that can be used.
 
     Args:
         bank: the bank.
@@ -58,14 +57,11 @@ def stored_blocks(
     """
     if not isinstance(bank, BankReader) or bank.path is None or not kept_bytes(bank.path):
         return None
-    files, fingerprint = {}, decoder()
-    for number, piece in enumerate(bank.pieces):
-        file = read_kept(piece, fingerprint, shape) if isinstance(piece, Shard) else None
-        if file is not None:
-            files[number] = file
-    if not files:
+    try:
+        return StoredBlocks(KeptFile(bank.path, decoder(), shape), bank)
+    except BankError as error:
+        logger.warning("%s; keys and values are computed again", error)
         return None
-    return StoredBlocks(files, bank.places)
 
 
 def decoder_fingerprint(model: SedemModules) -> str:

@@ -5,22 +5,18 @@ Letters: L layers above injection, G key heads, U states per block, H head width
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.snapshot import BankReader
-from sedem.bank.store.kept_files import kept_bytes, read_kept, write_kept
-from sedem.bank.store.local import LocalStore
-from sedem.bank.store.opening import local_folder
-from sedem.bank.store.shard import Shard
+from sedem.bank.file import delete
+from sedem.bank.kept import KeptFile, kept_bytes, kept_path, memory_digest
+from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.engine.interface import Engine
 from sedem.engine.kept import Progress, rounded
 from sedem.engine.static import Static
-from sedem.errors import BankError, ConfigError
-from sedem.quantization import DTYPES, Quantized, check_dtype
+from sedem.errors import BankError, ConfigError, DamagedBankError
+from sedem.quantization import DTYPES, check_dtype
 
 
 @torch.no_grad()
@@ -74,13 +70,13 @@ def warm(
 def save_kept(
     engine: Engine, bank: BankReader, dtype: str | None = None, progress: Progress | None = None
 ) -> int:
-    """Store keys and values of all blocks next to a bank's shards; later processes map them.
+    """Store keys and values of all blocks in a file beside a bank; later processes read them.
 
-    Existing files of this decoder and type are kept.
+    Existing entries of this decoder and type are kept, so an interrupted run continues.
 
     Args:
         engine: computes them.
-        bank: a bank on local disk.
+        bank: a bank in one file on local disk.
         dtype: "bfloat16", "int8" or "fp8"; None stores them unrounded.
         progress: called with the number of blocks done and of all.
 
@@ -89,72 +85,46 @@ def save_kept(
 
     Raises:
         BankMismatchError: another model made the bank.
-        BankError: the bank is only in RAM, empty, damaged, or being written by another process;
-            or the disk has no room.
+        BankError: the bank is only in RAM, in parts, empty, or damaged; or the disk has no room.
         ConfigError: the engine keeps nothing, or there is no such type.
     """
     engine = keeping_engine(engine)
     kept, walk = engine.kept, engine.kept.walk
     bank.check_made_by(engine.model.fingerprint())
-    if bank.store is not None:
-        local_folder(str(bank.store), "storing keys and values")
     if bank.path is None:
-        raise BankError("the bank is only in RAM; save it before its keys and values")
+        raise BankError(
+            f"keys and values need a bank in one file on disk, and this one is {bank.store}; save "
+            "it first"
+        )
     stored_as = walk.decoder.dtype if dtype is None else DTYPES[check_dtype(dtype)]
-    store = LocalStore(bank.path)
-    with store.writing():
-        opened = MemoryBank.open_from(store).snapshot()
-        if not len(opened):
-            raise BankError("the bank holds no documents, so there is nothing to compute")
-        done = 0
-        for number, shard in enumerate(opened.pieces):
-            assert isinstance(shard, Shard)
-            of_shard = np.flatnonzero(opened.places[:, 0] == number)
-            rows = opened.places[of_shard, 1].tolist()
-            blocks = dict(sorted(zip(rows, of_shard.tolist(), strict=True)))
-            if not blocks:
-                continue
-            states = walk.sizes(opened, list(blocks.values()))
-            sizes = dict(zip(blocks, states, strict=True))
-            file = read_kept(shard, kept.fingerprint, kept.shape)
-            if file is None or not file.holds(sizes, stored_as):
-                entries = _entries(engine, opened, blocks, dtype, progress, done)
-                write_kept(shard, kept.fingerprint, kept.shape, stored_as, sizes, entries)
-            done += len(blocks)
+    opened = MemoryBank.open(bank.path).snapshot()
+    if not len(opened):
+        raise BankError("the bank holds no documents, so there is nothing to compute")
+    try:
+        file = KeptFile(bank.path, kept.fingerprint, kept.shape, create=True)
+    except DamagedBankError:
+        delete(kept_path(bank.path))
+        file = KeptFile(bank.path, kept.fingerprint, kept.shape, create=True)
+    memories: set[bytes] = set()
+    try:
+        for first in range(0, len(opened), walk.together):
+            group = range(first, min(first + walk.together, len(opened)))
+            memory_NJD = opened.stored(group)
+            missing = [b for b in group if not file.holds(memory_NJD[b - first], stored_as)]
+            if missing:
+                with engine.device_lock():
+                    computed = walk.compute(opened, missing)
+                for block, entry in zip(missing, computed, strict=True):
+                    stored = rounded(entry, dtype).to(torch.device("cpu"))
+                    file.put(memory_NJD[block - first], stored)
+            memories.update(memory_digest(memory_NJD[b - first]) for b in group)
+            if progress is not None:
+                progress(group.stop, len(opened))
+        file.keep_only(memories, stored_as)
+    finally:
+        file.close()
     kept.look_again(bank.snapshot())
     return kept_bytes(bank.path)
-
-
-def _entries(
-    engine: Static,
-    bank: BankReader,
-    blocks: Mapping[int, int],
-    dtype: str | None,
-    progress: Progress | None,
-    done: int,
-) -> Iterator[tuple[int, Quantized]]:
-    """Compute the entry `[L, 2, G, U, H]` of each row of a shard.
-
-    Args:
-        engine: computes them.
-        bank: the bank.
-        blocks: index of the block in each row.
-        dtype: type to round to.
-        progress: called with the number of blocks done and of all.
-        done: number of blocks already done.
-
-    Yields:
-        Rows and their entries, on the CPU.
-    """
-    walk, rows = engine.kept.walk, list(blocks)
-    for first in range(0, len(rows), walk.together):
-        group = rows[first : first + walk.together]
-        with engine.device_lock():
-            computed = walk.compute(bank, [blocks[row] for row in group])
-        for row, entry in zip(group, computed, strict=True):
-            yield row, rounded(entry, dtype).to(torch.device("cpu"))
-        if progress is not None:
-            progress(done + first + len(group), len(bank))
 
 
 def keeping_engine(engine: Engine) -> Static:

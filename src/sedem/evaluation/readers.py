@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.blocks import Blocks, InMemory
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.snapshot import BankReader
+from sedem.bank.blocks import Blocks
+from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
@@ -36,7 +35,7 @@ from sedem.inference.prompts import question_ids
 from sedem.inference.requests import Request, auto_budget, count_blocks, restored_sizes
 from sedem.method.selector import ALL, Budget, resolve_budget, select
 from sedem.model import SeDeM
-from sedem.quantization import BFLOAT16, check_dtype
+from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader
 
 ONLY_SEDEM = ("control", "condition", "shift", "memory", "kept_dtype", "weights")
@@ -107,7 +106,7 @@ class SedemMethod:
         self.decoding = decoding_of(settings)
         self.reader: Reader = BoundSedem(model, settings.k, self.decoding, settings.memory)
         # The blocks of each text, and their memory.
-        self._texts: dict[str, tuple[Blocks, InMemory]] = {}
+        self._texts: dict[str, tuple[Blocks, Quantized]] = {}
 
     def answer(self, examples: Sequence[Example]) -> list[Answer]:
         """Answer each example from its own documents, or only from those with evidence.
@@ -155,7 +154,7 @@ class SedemMethod:
         bounds = np.searchsorted(bank.blocks.documents, np.arange(len(ordered) + 1))
         for text, (first, last) in zip(ordered, pairwise(bounds.tolist()), strict=True):
             blocks = bank.blocks.take(slice(first, last))
-            self._texts[text] = (blocks, InMemory(bank.stored(range(first, last))))
+            self._texts[text] = blocks, bank.stored(range(first, last))
 
     def _bank(self, documents: Sequence[Document]) -> MemoryBank:
         parts = [self._texts[document.text] for document in documents]
@@ -169,7 +168,7 @@ class SedemMethod:
             self.model.made_by(),
             list(documents),
             Blocks.join(blocks),
-            [*memories],
+            join(memories),
             dtype=self.settings.memory,
         )
 

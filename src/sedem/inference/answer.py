@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sedem.bank.snapshot import BankReader
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock, device_lock
 from sedem.engine.interface import Engine, Start
 from sedem.inference.generation import Decoding, Transcript, generate
@@ -269,7 +269,7 @@ def ranking(bank: BankReader, scores_N: Tensor) -> tuple[Span, ...]:
     """Return the span behind every block that could be selected, best score first."""
     ranked = select(scores_N, count_candidates(scores_N)).tolist()
     blocks = [bank.blocks[index] for index in ranked]
-    return tuple((bank.documents.names[b.document], b.start, b.end) for b in blocks)
+    return tuple((bank.documents.name(b.document), b.start, b.end) for b in blocks)
 
 
 class AnswerStream(Iterator[str]):

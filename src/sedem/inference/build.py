@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from sedem.bank.key_index import save_keys
-from sedem.bank.memory_bank import MemoryBank, append_to
-from sedem.bank.store.catalog import text_digest
-from sedem.bank.store.interface import Meta
-from sedem.bank.store.kept_files import kept_bytes
-from sedem.bank.store.key_files import stored_bytes
-from sedem.bank.store.opening import Place, PlacedStore, is_remote, local_folder, store_at
-from sedem.bank.store.unfinished import unfinished_documents
+from sedem.bank.database import WAIT
+from sedem.bank.file import BankFile
+from sedem.bank.kept import kept_bytes
+from sedem.bank.keys import save_keys, stored_bytes
+from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
+from sedem.bank.places import Place, Store, local_file, store_at
+from sedem.bank.rows import Meta, text_digest
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
 from sedem.inference.cutter import segments_of
@@ -60,7 +58,8 @@ def build_bank(
     dtype: str | None = None,
     keys: str | None = None,
     no_text: bool = False,
-    wait: float = 0,
+    words: bool = True,
+    wait: float = WAIT,
 ) -> Report:
     """Create or extend a bank.
 
@@ -72,7 +71,7 @@ def build_bank(
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        path: folder of the bank, or its place in an object store.
+        path: file of the bank, or its place if it is in parts.
         documents: texts with distinct names.
         progress: called with the size of what is done: whole documents and parts of others.
         size: size of a document for `progress`; None means its characters.
@@ -81,6 +80,7 @@ def build_bank(
         keys: type in which to store the selector's keys of the whole bank; None stores none.
         no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
             bank is not changed.
+        words: make a bank with an index of the words of its blocks.
         wait: seconds to wait for another writer before each commit.
 
     Raises:
@@ -92,8 +92,9 @@ def build_bank(
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
     if keys is not None:
-        local_folder(path, "'sedem build --keys'")
-    writer = _Writer(model, engine, store_at(path, wait=wait), source, dtype, no_text)
+        local_file(path, "'sedem build --keys'")
+    meta = new_meta(model, source, dtype, no_text, words)
+    writer = _Writer(model, engine, store_at(path, wait), meta)
     stored = stored_digests(model, path, dtype, no_text)
     taken = Taken(stored, size or (lambda document: len(document.text)))
     for group in commits(taken.changed(documents)):
@@ -121,15 +122,15 @@ def describe(path: Place) -> dict[str, Any]:
     tokens = bank.tokens
     return {
         "documents": len(bank.documents),
-        "unfinished": unfinished_documents(store),
+        "unfinished": store.unfinished(),
         "blocks": len(bank),
         "tokens": tokens,
         "dtype": bank.dtype,
-        "texts": "in the bank" if bank.contents.meta.texts else "not in the bank",
+        "texts": "in the bank" if bank.meta.texts else "not in the bank",
         "memory_bytes": bank.memory_bytes,
         "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
-        "key_bytes": 0 if is_remote(path) else stored_bytes(Path(path)),
-        "kept_bytes": 0 if is_remote(path) else kept_bytes(Path(path)),
+        "key_bytes": stored_bytes(store) if isinstance(store, BankFile) else 0,
+        "kept_bytes": 0 if bank.path is None else kept_bytes(bank.path),
         "fingerprint": bank.fingerprint,
         **bank.made_by,
     }
@@ -141,10 +142,8 @@ class _Writer:
 
     model: SedemModules
     engine: Engine
-    store: PlacedStore
-    source: str | None
-    dtype: str | None
-    no_text: bool
+    store: Store
+    meta: Meta
 
     def add(self, group: list[Document], progress: Progress) -> None:
         """Read some documents in one commit, or one long document in several."""
@@ -152,22 +151,29 @@ class _Writer:
         if len(group) == 1 and is_long(group[0]):
             segments = segments_of(model, group[0])
             if not store.exists():
-                with store.creating(new_meta(model, self.source, self.dtype, self.no_text)):
+                with store.creating(self.meta):
                     pass
             read_parts(model, self.engine, store, group[0], segments, progress)
             return
-        part = read(model, self.engine, group, source=self.source, progress=progress)
+        part = read(model, self.engine, group, progress=progress).snapshot()
         if store.exists():
             # The bank is not opened, so the cost of a commit depends only on what it adds.
-            append_to(store, part.snapshot())
+            append_to(store, part)
         else:
-            part.save_to(store, self.dtype, no_text=self.no_text)
+            copy_to(store, part, self.meta)
 
 
-def new_meta(model: SedemModules, source: str | None, dtype: str | None, no_text: bool) -> Meta:
+def new_meta(
+    model: SedemModules,
+    source: str | None = None,
+    dtype: str | None = None,
+    no_text: bool = False,
+    words: bool = True,
+) -> Meta:
     """Return the metadata of a bank that a build creates; arguments as in `build_bank`."""
     made_by = {**model.made_by(), "model": source}
-    return Meta(model.fingerprint(), made_by, dtype or BFLOAT16, not no_text)
+    size = model.config.slots_per_block, model.decoder.width
+    return Meta(model.fingerprint(), made_by, *size, dtype or BFLOAT16, not no_text, words)
 
 
 @dataclass
@@ -220,7 +226,7 @@ def stored_digests(
             f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
             "leave the type out, or build another bank"
         )
-    if no_text and bank.contents.meta.texts:
+    if no_text and bank.meta.texts:
         raise BankError(
             f"bank '{path}' holds the texts of its documents; build another bank without texts, or "
             "leave --no-text out"

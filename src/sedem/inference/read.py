@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sedem.bank.blocks import Blocks, InMemory, to_blocks
+from sedem.bank.blocks import Blocks, to_blocks
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
 from sedem.inference.cutter import Cutter
@@ -82,7 +82,7 @@ def read(
         {**model.made_by(), "model": source},
         list(documents),
         Blocks.join(blocks),
-        [InMemory(Quantized(torch.cat(memories)))],
+        Quantized(torch.cat(memories)),
     )
 
 

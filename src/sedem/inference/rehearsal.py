@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from sedem.backbone.decoder import Backbone
-from sedem.bank.snapshot import BankReader
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.interface import Engine
 from sedem.inference.answer import respond
 from sedem.inference.generation import Decoding

@@ -14,7 +14,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from sedem.bank.snapshot import BankReader
+from sedem.bank.memory_bank import BankReader
 from sedem.config import Condition
 from sedem.engine.interface import Engine, Start
 from sedem.engine.upload import fill, mask_of

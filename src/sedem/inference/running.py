@@ -200,8 +200,8 @@ class RunningAnswers:
 
 def selected(prepared: Prepared) -> Selected:
     """Return what is known of an answer before its first token."""
-    selection, blocks = prepared.selection, prepared.request.bank.blocks
-    documents = tuple(int(blocks[index].document) for index in selection.ranked)
+    selection, bank = prepared.selection, prepared.request.bank
+    documents = tuple(bank.rows(selection.ranked).documents.tolist())
     return Selected(prepared.citations, documents, selection.confidence, selection.declined)
 
 

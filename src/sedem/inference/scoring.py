@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sedem.bank import coarse_search
-from sedem.bank.documents import unknown_document
+from sedem.bank.file import unknown_document
+from sedem.bank.memory_bank import BankReader
 from sedem.bank.search import score_questions
-from sedem.bank.snapshot import BankReader
 from sedem.errors import ConfigError
 from sedem.inference.requests import Request, auto_budget, budget_of
 from sedem.method.modules import SedemModules

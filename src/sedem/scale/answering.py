@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sedem.bank.snapshot import Snapshot
+from sedem.bank.memory_bank import Snapshot
 from sedem.engine.device import device_lock
 from sedem.errors import BankError
 from sedem.inference.generation import Decoding
@@ -28,7 +28,7 @@ from sedem.inference.scheduler import WAITING, Scheduler
 from sedem.inference.scoring import document_indexes
 from sedem.scale.partitions import Found, merge, needed
 from sedem.scale.selecting import Wanted
-from sedem.scale.versions import OpenVersions, Shipped, Version
+from sedem.scale.versions import OpenVersions, Version
 from sedem.types import Answer
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class EngineReplica:
     Args:
         model: the model.
         parts: functions that ask each part of the selectors, in order.
-        fetch: returns the contents of a version.
+        fetch: returns the snapshot of a version.
         rows: maximum concurrent answers; None means as many as suit the engine.
         waiting: maximum number of questions that wait for a row.
     """
@@ -73,7 +73,7 @@ class EngineReplica:
         self,
         model: SeDeM,
         parts: Sequence[Ask],
-        fetch: Callable[[Any], Shipped],
+        fetch: Callable[[Any], Snapshot],
         *,
         rows: int | None = None,
         waiting: int = WAITING,

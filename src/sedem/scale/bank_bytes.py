@@ -1,4 +1,4 @@
-"""Estimate the size of a bank: blocks, and bytes of slots, keys, and kept keys and values.
+"""Estimate the size of a bank: blocks, and bytes of slots, files, keys, and kept keys and values.
 
 Letters: J slots of a block, R heads of the selector, H width of a head, D width of a slot.
 """
@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sedem.bank.coarse_search import GROUPS
+from sedem.bank.database import page_size, stored_bytes
+from sedem.bank.rows import Meta, row_bytes
 from sedem.evaluation.cost import head_widths, model_shapes
 from sedem.quantization import BFLOAT16, DTYPES, vector_bytes
 
 FLOAT32_BYTES = 4
+PLACE_BYTES = 28
+"""Bytes of a block's entry in the index of the file, in addition to one per slot."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,11 @@ class BlockShape:
         """Bytes of the slots of a block, including their scales."""
         return self.slots * vector_bytes(self.width, dtype)
 
+    def file_bytes(self, dtype: str) -> float:
+        """Bytes of a block in the file of a bank, with unused space of its pages."""
+        row = row_bytes(Meta("", {}, self.slots, self.width, dtype))
+        return stored_bytes(row, page_size(row)) + self.slots + PLACE_BYTES
+
     def key_bytes(self, dtype: str) -> int:
         """Bytes of a block's selector keys, including their scales; in RAM also "float32"."""
         return self.slots * self.heads * _vector_bytes(self.head_width, dtype)
@@ -110,12 +119,13 @@ def bank_bytes(shape: BlockShape, tokens: int, blocks: int) -> dict[str, Any]:
     """Return the bytes of a bank by content, and by type where there are several.
 
     Returns:
-        `slots` and `keys` by type, `pooled_keys`, and `kept` by type (empty if blocks cannot be
-        kept).
+        `slots`, `file` (slots in the file of the bank) and `keys` by type, `pooled_keys`, and
+        `kept` by type (empty if blocks cannot be kept).
     """
     kept = {dtype: tokens * shape.kept_bytes(dtype) for dtype in ("float32", *DTYPES)}
     return {
         "slots": {dtype: blocks * shape.slot_bytes(dtype) for dtype in DTYPES},
+        "file": {dtype: round(blocks * shape.file_bytes(dtype)) for dtype in DTYPES},
         "keys": {dtype: blocks * shape.key_bytes(dtype) for dtype in DTYPES},
         "pooled_keys": blocks * shape.pooled_bytes,
         "kept": kept if shape.layers else {},

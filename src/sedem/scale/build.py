@@ -1,34 +1,39 @@
 """Build a bank on many machines: workers read, this machine commits.
 
-The pieces are those of `sedem.inference.build`: the same documents are read together as on one
-machine, so their memory is the same, and they are committed in the same order. What a killed build
-has committed is skipped when the build is restarted.
+Each worker makes a bank of the documents that it is given. For a bank in one file, it sends that
+bank here, where it is appended. For a bank in parts, it uploads that bank as a part, and this
+machine only commits the part.
 
-Letters: N blocks, J slots of a block, D decoder width.
+Documents are grouped as in `sedem.inference.build`, and every worker builds with it, so the memory
+is the same as on one machine. Groups are committed in the order of the sources. To resume a killed
+build, repeat it: it skips the documents that were committed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sedem.bank.blocks import Blocks
-from sedem.bank.key_index import save_keys
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.store.interface import Meta, Store
-from sedem.bank.store.opening import Place, PlacedStore, local_folder, store_at
-from sedem.inference.build import Report, Taken, commits, is_long, new_meta, stored_digests
-from sedem.inference.cutter import segments_of
-from sedem.inference.read_parts import MissingPart, commit_part, missing_parts
+from sedem.bank.database import WAIT
+from sedem.bank.file import BankFile
+from sedem.bank.keys import save_keys
+from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
+from sedem.bank.places import Place, Store, is_remote, local_file, store_at
+from sedem.bank.rows import Meta
+from sedem.inference.build import Report, Taken, commits, new_meta, stored_digests
 from sedem.method.modules import SedemModules
-from sedem.method.segments import Segments
-from sedem.quantization import Quantized, check_dtype
+from sedem.quantization import check_dtype
 from sedem.scale.cluster import connected
-from sedem.scale.encoders import Encoders, Work
+from sedem.scale.encoder import SentBank
+from sedem.scale.encoders import Encoders, Piece
 from sedem.scale.sources import Sources
 from sedem.types import Document
+
+if TYPE_CHECKING:
+    from sedem.bank.manifest import Entry
 
 Progress = Callable[[int, int, float], None]
 """Called with the bytes done, the total bytes, and the tokens read per second so far."""
@@ -62,7 +67,8 @@ def build_on_ray(
     dtype: str | None = None,
     keys: str | None = None,
     no_text: bool = False,
-    wait: float = 0,
+    words: bool = True,
+    wait: float = WAIT,
 ) -> Report:
     """Create or extend a bank with the workers of a Ray cluster.
 
@@ -71,13 +77,14 @@ def build_on_ray(
     Args:
         model: the model on this machine; the workers open theirs, which must be the same.
         workers: the workers that read.
-        path: folder of the bank, or its place in an object store.
+        path: file of the bank, or its place if it is in parts, which every worker can write.
         sources: the documents.
         progress: called after every commit.
         source: where the model was opened from, to be recorded in the bank.
         dtype: type of the stored slots; None means the bank's, or bfloat16 in a new one.
         keys: type in which to store the selector's keys of the whole bank; None stores none.
         no_text: make a bank that keeps the SHA-256 of each text instead of the text.
+        words: make a bank with an index of the words of its blocks.
         wait: seconds to wait for another writer before each commit.
 
     Raises:
@@ -88,21 +95,19 @@ def build_on_ray(
     for name in filter(None, (dtype, keys)):
         check_dtype(name)
     if keys is not None:
-        local_folder(path, "'sedem build --keys'")
+        local_file(path, "'sedem build --keys'")
     stored = stored_digests(model, path, dtype, no_text)
-    target = _Target(store_at(path, wait=wait), new_meta(model, source, dtype, no_text))
     taken = Taken(stored, lambda document: sources.sizes[document.name])
-    kind = target.store.meta().dtype if target.exists else target.meta.dtype
+    target = _Target(store_at(path, wait), new_meta(model, source, dtype, no_text, words))
+    limits = workers.most, workers.cpus
     with (
         connected(workers.address),
-        Encoders[_Piece](
-            workers.checkpoint, model.fingerprint(), kind, workers.most, workers.cpus
-        ) as encoders,
+        Encoders(workers.checkpoint, *target.pieces(path), *limits) as encoders,
     ):
         started, tokens = time.monotonic(), 0
-        for piece, sealed in encoders.in_order(_pieces(model, target, taken, sources)):
-            memory_NJD = sealed.open()
-            tokens += piece.commit(target, sealed.blocks, memory_NJD)
+        for piece, made in encoders.in_order(_pieces(taken, sources)):
+            replaced = [one.name for one in piece.documents if one.name in stored]
+            tokens += target.add(made, replaced)
             if progress is not None:
                 speed = tokens / (time.monotonic() - started)
                 progress(piece.done, max(sources.total, piece.done), speed)
@@ -113,54 +118,59 @@ def build_on_ray(
 
 
 class _Target:
-    """The bank that is built, and its metadata if it is new."""
+    """The bank that is built.
 
-    def __init__(self, store: PlacedStore, meta: Meta) -> None:
-        self.store, self.meta = store, meta
-        self.exists = store.exists()
+    Args:
+        store: its store; it appears with the first commit.
+        meta: its metadata if it is new.
+    """
 
-    @contextmanager
-    def created(self) -> Iterator[Store]:
-        """Create the bank; it appears when the block ends without an error."""
-        with self.store.creating(self.meta) as unfinished:
-            yield unfinished
-        self.exists = True
+    def __init__(self, store: Store, meta: Meta) -> None:
+        self.store, self.exists = store, store.exists()
+        self.meta = store.meta() if self.exists else meta
 
+    def pieces(self, path: Place) -> tuple[Meta, Place | None]:
+        """Return the metadata of the banks that workers make, and where they are uploaded to.
 
-@dataclass
-class _Piece(Work):
-    """What is committed at once; `done` is the bytes of all documents up to its end."""
+        Args:
+            path: the place of this bank.
+        """
+        if isinstance(self.store, BankFile):
+            # They are appended, which needs the texts and indexes the words here.
+            return replace(self.meta, texts=True, words=False), None
+        # A worker has another working folder.
+        return self.meta, path if is_remote(path) else Path(path).resolve()
 
-    done: int
+    def add(self, made: SentBank | Entry, replaced: Sequence[str]) -> int:
+        """Commit a bank that a worker made.
 
-    def commit(self, target: _Target, blocks: Blocks, memory_NJD: Quantized) -> int:
-        """Write some documents into the bank, in one commit; returns their tokens."""
-        assert not isinstance(self.content, Segments)
-        what = target.meta.fingerprint, self.content, blocks, memory_NJD
-        if target.exists:
-            target.store.append(*what)
+        Args:
+            made: the bank, or its entry if the worker uploaded it.
+            replaced: names of its documents that the target had before the build.
+
+        Returns:
+            Tokens of its documents.
+        """
+        if isinstance(made, SentBank):
+            assert isinstance(self.store, BankFile)
+            piece = made.open()
+            if self.exists:
+                append_to(self.store, piece)
+            else:
+                copy_to(self.store, piece, self.meta)
+            tokens = piece.tokens
         else:
-            with target.created() as unfinished:
-                unfinished.append(*what)
-        return int(blocks.slot_tokens.sum())
+            assert not isinstance(self.store, BankFile)
+            if self.exists:
+                self.store.commit([made], replaced)
+            else:
+                self.store.start([made])
+            tokens = made.head.tokens
+        self.exists = True
+        return tokens
 
 
-@dataclass
-class _LongPiece(_Piece):
-    """A part of a document that takes several commits."""
-
-    document: Document
-    part: MissingPart
-
-    def commit(self, target: _Target, blocks: Blocks, memory_NJD: Quantized) -> int:
-        """Write the part into the bank; its blocks are already known here."""
-        commit_part(target.store, target.meta.fingerprint, self.document, self.part, memory_NJD)
-        return int(self.part.blocks.slot_tokens.sum())
-
-
-def _pieces(
-    model: SedemModules, target: _Target, taken: Taken, sources: Sources
-) -> Iterator[_Piece]:
+def _pieces(taken: Taken, sources: Sources) -> Iterator[Piece]:
     """Yield what the bank lacks, in the order of the sources."""
     changed = given = 0
 
@@ -173,19 +183,4 @@ def _pieces(
     for group in commits(counted()):
         given += sum(sources.sizes[document.name] for document in group)
         # Without a long document that was already taken but comes in the next group.
-        done = taken.total - (changed - given)
-        if not is_long(group[0]):
-            yield _Piece(group, done)
-            continue
-        [document] = group
-        if not target.exists:
-            with target.created():
-                pass
-        segments = segments_of(model, document)
-        missing = missing_parts(model.config, target.store, document, segments)
-        size = sources.sizes[document.name]
-        left = sum(len(part.segments) for part in missing)
-        for part in missing:
-            left -= len(part.segments)
-            before = done - size * left // len(segments)
-            yield _LongPiece(part.segments, before, document, part)
+        yield Piece(group, taken.total - (changed - given))

@@ -269,7 +269,7 @@ def _money(
     if build["device_seconds"] is not None:
         a_token = build["device_seconds"] / machines.devices / HOUR / plan.tokens
         read = MILLION * a_token * machines.price
-    stored = sizes["slots"][BFLOAT16] + sizes["keys"][BFLOAT16] + (text or 0)
+    stored = sizes["file"][BFLOAT16] + sizes["keys"][BFLOAT16] + (text or 0)
     return {
         "per_million_tokens_read": read,
         "per_million_questions": questions,

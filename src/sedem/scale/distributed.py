@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.errors import CancelledError, ConfigError, QueueFullError, SedemError, UnavailableError
 from sedem.inference.generation import Decoding
 from sedem.inference.pace import Pace
@@ -27,7 +27,7 @@ from sedem.inference.scheduler import GREEDY
 from sedem.scale.answering import Asked
 from sedem.scale.partitions import Found
 from sedem.scale.selecting import Wanted
-from sedem.scale.versions import Shipped, Version, Versions
+from sedem.scale.versions import Version, Versions
 from sedem.types import Answer
 
 logger = logging.getLogger(__name__)
@@ -41,19 +41,19 @@ PREPARE_SECONDS = 600.0
 its first question."""
 
 
-def put(shipped: Shipped) -> Any:
-    """Put the contents of a version into Ray's object store."""
+def put(snapshot: Snapshot) -> Any:
+    """Put the snapshot of a version into Ray's object store, as its place or its bytes."""
     import ray
 
-    return ray.put(shipped)
+    return ray.put(snapshot)
 
 
-def fetch(reference: Any) -> Shipped:
-    """Return the contents of a version from Ray's object store."""
+def fetch(reference: Any) -> Snapshot:
+    """Return the snapshot of a version from Ray's object store."""
     import ray
 
-    shipped: Shipped = ray.get(reference)
-    return shipped
+    snapshot: Snapshot = ray.get(reference)
+    return snapshot
 
 
 def is_lost(error: BaseException) -> bool:

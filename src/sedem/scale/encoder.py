@@ -1,94 +1,87 @@
-"""The code of a worker in a Ray cluster: it opens the model and reads what it is given.
-
-Letters: N blocks, J slots of a block, D decoder width.
-"""
+"""The code of a worker in a Ray cluster: it opens the model, and makes banks of documents."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from sedem.bank.blocks import Blocks
-from sedem.bank.store.shard import checksum
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot
+from sedem.bank.places import Place, is_remote
+from sedem.bank.rows import Meta
+from sedem.bank.view import View
 from sedem.errors import BankError, SedemError
-from sedem.inference.read import read
-from sedem.inference.read_parts import encode_part
-from sedem.method.segments import Segments
-from sedem.quantization import DTYPES, Quantized
+from sedem.inference.build import build_bank
 from sedem.types import Document
 
-Content = Sequence[Document] | Segments
-"""What a worker reads: some documents, or a part of a long one."""
+if TYPE_CHECKING:
+    from sedem.bank.manifest import Entry
+    from sedem.bank.remote import Parts
 
 
 @dataclass(frozen=True)
-class Sealed:
-    """Memory that a worker sends, with its checksum.
+class SentBank:
+    """A bank file that a worker sends.
 
     Attributes:
-        blocks: the span behind each block; `Blocks.documents` are indices.
-        dtype: name of the type of the slots.
-        values: bytes of the slots `[N, J, D * bytes of a number]`.
-        scales: `[N, J]`; None for a type that needs none.
-        crc: CRC-32 of values and scales.
+        content: bytes of the file.
+        sha256: their SHA-256.
     """
 
-    blocks: Blocks
-    dtype: str
-    values: NDArray[np.uint8]
-    scales: NDArray[np.generic] | None
-    crc: int
+    content: bytes
+    sha256: str
 
     @classmethod
-    def of(cls, blocks: Blocks, memory_NJD: Quantized, dtype: str) -> Sealed:
-        """Seal memory as the bank will store it."""
-        stored = memory_NJD.cast(dtype)
-        values = stored.values.contiguous().view(torch.uint8).numpy()
-        scales = None if stored.scales is None else stored.scales.contiguous().numpy()
-        return cls(blocks, dtype, values, scales, checksum(stored))
+    def of(cls, path: Path) -> SentBank:
+        """Return the bank in a file that has no log."""
+        content = path.read_bytes()
+        return cls(content, hashlib.sha256(content).hexdigest())
 
-    def open(self) -> Quantized:
-        """Return the memory `[N, J, D]`.
+    def open(self) -> Snapshot:
+        """Return the bank in RAM.
 
         Raises:
             BankError: it differs from what the worker sent.
         """
-        # Copied, because arrays in Ray's store are read-only and torch wants writable ones.
-        values = torch.from_numpy(self.values.copy()).view(DTYPES[self.dtype])
-        scales = None if self.scales is None else torch.from_numpy(self.scales.copy())
-        memory_NJD = Quantized(values, scales)
-        if checksum(memory_NJD) != self.crc:
+        # In RAM, SQLite does not check pages.
+        if hashlib.sha256(self.content).hexdigest() != self.sha256:
             raise BankError(
                 "memory was damaged between a worker and this machine (its checksum differs); "
                 "build again, and check the network and the memory of both"
             )
-        return memory_NJD
+        file = BankFile.of_bytes(self.content)
+        return Snapshot.of([View.newest(file)], file)
 
 
 class Encoder:
-    """A worker: it opens the model once, and reads what it is given.
+    """A worker: it opens the model once, and makes banks of the documents that it is given.
 
     Args:
         checkpoint: folder or hub id of the model.
-        dtype: type that the bank stores slots as.
+        meta: metadata of these banks.
+        place: the bank that they become parts of, uploaded from here; None sends them to the
+            machine that commits.
         threads: threads of torch on a CPU.
     """
 
-    def __init__(self, checkpoint: str, dtype: str, threads: int) -> None:
-        self.checkpoint, self.dtype, self.threads = checkpoint, dtype, threads
+    def __init__(self, checkpoint: str, meta: Meta, place: Place | None, threads: int) -> None:
+        self.checkpoint, self.meta, self.place = checkpoint, meta, place
+        self.threads = threads
+        self.parts: Parts | None = None
 
-    def start(self, version: str, fingerprint: str) -> str:
-        """Open the model.
+    def start(self, version: str) -> str:
+        """Open the model and the bank.
 
         Args:
             version: version of sedem on the machine that commits.
-            fingerprint: fingerprint of the model there.
 
         Returns:
             Why this worker cannot be used, in a sentence; empty if it can.
@@ -111,25 +104,52 @@ class Encoder:
                 f"{host} cannot open '{self.checkpoint}' ({error}); put it where every host "
                 "sees it under the same path, or give a hub id"
             )
-        if (found := self.model.fingerprint()) != fingerprint:
+        wanted = self.meta.fingerprint
+        if (found := self.model.fingerprint()) != wanted:
             return (
                 f"{host} has another model at '{self.checkpoint}' ({found[:12]}) than this machine "
-                f"({fingerprint[:12]}); give all hosts the same one"
+                f"({wanted[:12]}); give all hosts the same one"
             )
-        return ""
+        return "" if self.place is None else self._open_parts(host, self.place)
 
-    def encode(self, content: Content) -> tuple[str, Sealed | None]:
-        """Read documents or a part of one.
+    def _open_parts(self, host: str, place: Place) -> str:
+        """Open the bank in parts; returns why it cannot be used, empty if it can."""
+        from sedem.bank.remote import Parts
+
+        try:
+            self.parts = Parts(place)
+            if self.parts.exists() or is_remote(place):
+                return ""
+            reason = "it does not exist there"
+        except SedemError as error:
+            reason = str(error)
+        return (
+            f"{host} cannot use bank '{place}' ({reason}); put it where every host sees it under "
+            "the same path, or give every host access to the object store"
+        )
+
+    def encode(self, documents: Sequence[Document]) -> tuple[str, SentBank | Entry | None]:
+        """Read documents into a bank of their own.
 
         Returns:
-            Why it cannot be read, as a sentence, empty if it can; and the memory.
+            Why they cannot be read, in a sentence, empty if they can; and the bank.
         """
+        meta = self.meta
         try:
-            if isinstance(content, Segments):
-                memory_NJD = encode_part(self.model, self.model.engine, content)
-                # The blocks of a part are already known where it was cut.
-                return "", Sealed.of(Blocks.of([]), memory_NJD, self.dtype)
-            bank = read(self.model, self.model.engine, content).snapshot()
-            return "", Sealed.of(bank.blocks, bank.stored(range(len(bank))), self.dtype)
+            with TemporaryDirectory() as folder:
+                read, piece = Path(folder, "read.bank"), Path(folder, "piece.bank")
+                build_bank(
+                    self.model,
+                    self.model.engine,
+                    read,
+                    documents,
+                    source=meta.made_by.get("model"),
+                    dtype=meta.dtype,
+                    no_text=not meta.texts,
+                    words=meta.words,
+                )
+                # Without the log beside it, and without the connections that the build has left.
+                BankFile(read).copy_to(piece)
+                return "", SentBank.of(piece) if self.parts is None else self.parts.publish(piece)
         except SedemError as error:
             return str(error), None

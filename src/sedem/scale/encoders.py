@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version as version_of
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from sedem.bank.places import Place
+from sedem.bank.rows import Meta
 from sedem.errors import ConfigError, DataError, UnavailableError, first_line
-from sedem.method.segments import Segments
 from sedem.scale.cluster import import_ray
-from sedem.scale.encoder import Content, Encoder, Sealed
+from sedem.scale.encoder import Encoder
 from sedem.scale.sources import READ_CPUS
+from sedem.types import Document
 
 logger = logging.getLogger(__name__)
 
@@ -31,61 +33,59 @@ LOOK = 2.0
 PATIENCE = 300.0
 """Seconds without any worker after which a build is given up."""
 
-W = TypeVar("W", bound="Work")
 
-
-@dataclass
-class Work:
+@dataclass(frozen=True)
+class Piece:
     """A piece of a build.
 
     Attributes:
-        content: what a worker reads.
+        documents: what one worker reads.
+        done: bytes of all documents up to its end.
     """
 
-    content: Content
+    documents: list[Document]
+    done: int
 
     def __str__(self) -> str:
-        if isinstance(self.content, Segments):
-            return f"a part of a document, {len(self.content):,} segments"
-        names = [f"'{document.name}'" for document in self.content]
+        names = [f"'{document.name}'" for document in self.documents]
         return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
 @dataclass(eq=False)
-class _Job(Generic[W]):
-    """A piece of work in progress.
+class _Job:
+    """A piece in progress.
 
     Attributes:
         number: its place in the order.
-        work: the work to do.
+        piece: the piece.
         deaths: how many workers died while reading it.
-        memory: reference to the resulting memory.
+        bank: reference to the resulting bank.
         problem: why it cannot be read, in a sentence; empty if it can.
     """
 
     number: int
-    work: W
+    piece: Piece
     deaths: int = 0
-    memory: Any = None
+    bank: Any = None
     problem: str = ""
 
 
 @dataclass(eq=False)
-class _Worker(Generic[W]):
+class _Worker:
     """An actor; `starting` refers to its start until it is ready; `jobs` are by status."""
 
     actor: Any
     starting: Any
-    jobs: dict[Any, _Job[W]] = field(default_factory=dict)
+    jobs: dict[Any, _Job] = field(default_factory=dict)
 
 
-class Encoders(Generic[W]):
+class Encoders:
     """The workers of a build; as many as the cluster has room for, while machines come and go.
 
     Args:
         checkpoint: folder or hub id of the model, which every host can open.
-        fingerprint: fingerprint of the model.
-        dtype: type that the bank stores slots as.
+        meta: metadata of the banks that they make.
+        place: the bank that these become parts of; None returns them.
         most: maximum workers; None means one for each GPU, or for each `cpus` CPUs where there is
             no GPU.
         cpus: CPUs of a worker.
@@ -95,9 +95,14 @@ class Encoders(Generic[W]):
     """
 
     def __init__(
-        self, checkpoint: str, fingerprint: str, dtype: str, most: int | None = None, cpus: int = 1
+        self,
+        checkpoint: str,
+        meta: Meta,
+        place: Place | None,
+        most: int | None = None,
+        cpus: int = 1,
     ) -> None:
-        self.fingerprint, self.most, self.cpus = fingerprint, most, cpus
+        self.most, self.cpus = most, cpus
         self._ray = import_ray()
         self._gpus = 0
         room = self._room()
@@ -108,15 +113,15 @@ class Encoders(Generic[W]):
             )
         options = {"num_cpus": max(cpus - READ_CPUS, 0), "num_gpus": self._gpus}
         actor: Any = self._ray.remote(**options, scheduling_strategy="SPREAD")(Encoder)
-        self._create = lambda: actor.remote(checkpoint, dtype, cpus)
-        self._workers: list[_Worker[W]] = []
-        self._waiting: deque[_Job[W]] = deque()
-        self._done: dict[int, _Job[W]] = {}
+        self._create = lambda: actor.remote(checkpoint, meta, place, cpus)
+        self._workers: list[_Worker] = []
+        self._waiting: deque[_Job] = deque()
+        self._done: dict[int, _Job] = {}
         self._lost = 0
         self._looked = -LOOK
         self._seen = time.monotonic()
 
-    def __enter__(self) -> Encoders[W]:
+    def __enter__(self) -> Encoders:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -124,12 +129,12 @@ class Encoders(Generic[W]):
             self._ray.kill(worker.actor)
         self._workers.clear()
 
-    def in_order(self, works: Iterator[W]) -> Iterator[tuple[W, Sealed]]:
-        """Do the work, and yield each piece with its memory in the order of the work.
+    def in_order(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Any]]:
+        """Read the pieces, and yield each with the bank that a worker made of it, in their order.
 
-        No more pieces are taken from `works` than the workers have room for, and no more results
-        wait than that, so memory is bounded. If taking a piece fails, the pieces before it are
-        yielded before the error is raised.
+        No more pieces are taken than the workers have room for, and no more results wait than that,
+        so memory is bounded. If taking a piece fails, the pieces before it are yielded before the
+        error is raised.
 
         Raises:
             SedemError: a worker cannot open the model or read a piece, a piece has killed several
@@ -144,15 +149,15 @@ class Encoders(Generic[W]):
             if (job := self._done.pop(given, None)) is not None:
                 if job.problem:
                     raise DataError(job.problem)
-                if (sealed := self._fetch(job)) is not None:
-                    yield job.work, sealed
+                if (bank := self._fetch(job)) is not None:
+                    yield job.piece, bank
                     given += 1
             elif ended or self._waiting or taken - given >= self._window():
                 self._wait()
             else:
                 # One piece waits, so that reading continues while workers start or are busy.
                 try:
-                    self._waiting.append(_Job(taken, next(works)))
+                    self._waiting.append(_Job(taken, next(pieces)))
                     taken += 1
                 except StopIteration:
                     ended = True
@@ -173,7 +178,7 @@ class Encoders(Generic[W]):
                 return
             worker, job = min(ready, key=lambda one: len(one.jobs)), self._waiting.popleft()
             encode = worker.actor.encode.options(num_returns=2)
-            status, job.memory = encode.remote(job.work.content)
+            status, job.bank = encode.remote(job.piece.documents)
             worker.jobs[status] = job
 
     def _wait(self) -> None:
@@ -200,12 +205,12 @@ class Encoders(Generic[W]):
                 job.problem = problem
                 self._done[job.number] = job
 
-    def _fetch(self, job: _Job[W]) -> Sealed | None:
-        """Return the memory of a finished piece; None if it was lost with its machine."""
+    def _fetch(self, job: _Job) -> Any:
+        """Return the bank of a finished piece; None if it was lost with its machine."""
         try:
-            return self._ray.get(job.memory)
+            return self._ray.get(job.bank)
         except self._losses() as error:
-            logger.warning("the memory of %s is lost (%s); it is read again", job.work, error)
+            logger.warning("the memory of %s is lost (%s); it is read again", job.piece, error)
             self._waiting.appendleft(job)
             return None
 
@@ -219,7 +224,7 @@ class Encoders(Generic[W]):
             errors.OutOfMemoryError,
         )
 
-    def _died(self, worker: _Worker[W], error: BaseException) -> None:
+    def _died(self, worker: _Worker, error: BaseException) -> None:
         """Return the pieces of a dead worker to the queue."""
         self._workers.remove(worker)
         self._looked = -LOOK
@@ -231,13 +236,12 @@ class Encoders(Generic[W]):
                 "them more memory"
             )
         if jobs:
-            logger.warning("a worker died; %s is read again", jobs[0].work)
+            logger.warning("a worker died; %s is read again", jobs[0].piece)
             jobs[0].deaths += 1
             if jobs[0].deaths == DEATHS:
                 raise UnavailableError(
-                    f"{DEATHS} workers died while they read {jobs[0].work} "
-                    f"({first_line(error)}); give them more memory, or leave that "
-                    "out"
+                    f"{DEATHS} workers died while they read {jobs[0].piece} "
+                    f"({first_line(error)}); give them more memory, or leave that out"
                 )
         self._waiting.extendleft(reversed(jobs))
 
@@ -257,9 +261,7 @@ class Encoders(Generic[W]):
         room = self._room()
         while len(self._workers) < (room if self.most is None else min(room, self.most)):
             actor = self._create()
-            self._workers.append(
-                _Worker(actor, actor.start.remote(version_of("sedem"), self.fingerprint))
-            )
+            self._workers.append(_Worker(actor, actor.start.remote(version_of("sedem"))))
 
     def _room(self) -> int:
         """Return the number of workers that the cluster has room for."""

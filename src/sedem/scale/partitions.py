@@ -51,17 +51,6 @@ class Found:
         return scores_N
 
 
-def split(blocks: int, parts: int) -> list[range]:
-    """Split a bank's blocks into neighbouring parts whose sizes differ by at most one.
-
-    Args:
-        blocks: N.
-        parts: number of parts; if there are more parts than blocks, some are empty.
-    """
-    bounds = [blocks * part // parts for part in range(parts + 1)]
-    return [range(*bounds[part : part + 2]) for part in range(parts)]
-
-
 def best(scores_n: Tensor, first: int, count: int | None) -> Found:
     """Return the best blocks of a part.
 

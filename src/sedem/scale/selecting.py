@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sedem.bank import coarse_search, key_index
+from sedem.bank import coarse_search, keys
+from sedem.bank.memory_bank import Snapshot
 from sedem.bank.search import score_questions
-from sedem.bank.snapshot import Snapshot
 from sedem.inference.scoring import of_documents
 from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16
-from sedem.scale.partitions import Found, best, split
-from sedem.scale.versions import OpenVersions, Shipped, Version
+from sedem.scale.partitions import Found, best
+from sedem.scale.versions import OpenVersions, Version
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +48,11 @@ class PartSelector:
         selector: the selector of the model that answers.
         part: index of this part, from 0.
         parts: number of parts.
-        fetch: returns the contents of a version.
+        fetch: returns the snapshot of a version.
     """
 
     def __init__(
-        self, selector: Selector, part: int, parts: int, fetch: Callable[[Any], Shipped]
+        self, selector: Selector, part: int, parts: int, fetch: Callable[[Any], Snapshot]
     ) -> None:
         self.selector, self.part, self.parts = selector, part, parts
         self.versions = OpenVersions(fetch, self._open)
@@ -88,11 +88,11 @@ class PartSelector:
 
     def _open(self, bank: Snapshot) -> tuple[Snapshot, range]:
         """Return this part of a bank with its keys, and its blocks."""
-        blocks = split(len(bank), self.parts)[self.part]
+        blocks = bank.split(self.parts)[self.part]
         part = bank.part(blocks)
         if len(blocks):
             # Of any size: keeping them is the purpose of this process. Unrounded on a CPU and
             # bfloat16 on a GPU, as one machine keeps the keys of banks that fit into its memory.
             on_cpu = self.selector.w_key.weight.device.type == "cpu"
-            key_index.prepare(part, self.selector, None if on_cpu else BFLOAT16)
+            keys.prepare(part, self.selector, None if on_cpu else BFLOAT16)
         return part, blocks

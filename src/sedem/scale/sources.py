@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sedem.bank.store.object_bucket import Bucket
-from sedem.bank.store.opening import is_remote
+from sedem.bank.buckets import Bucket
+from sedem.bank.places import is_remote
 from sedem.data import documents as files
 from sedem.data.compression import kind
 from sedem.data.document_formats import PARSERS, parse

@@ -41,7 +41,7 @@ class UnitCosts:
         warm: seconds per token, to compute the keys and values that are kept.
         text_bytes: bytes of text per token.
         open: seconds per block, to open a bank.
-        open_bytes: bytes of memory per block of an opened bank's catalog.
+        open_bytes: bytes of memory per block of an opened bank.
     """
 
     device: str

@@ -1,10 +1,10 @@
 """Versions of banks: what a question is answered from, the same on every machine.
 
-The process that serves HTTP makes a version of each snapshot of a bank that it sees, and sends its
-contents to the replicas: documents, blocks and the places of their memory; for a bank on disk, not
-the memory itself. Every replica opens exactly these contents, no matter what was written to the
-bank since. A request names its version, so a replica that has just been started opens that version
-on demand, and cannot use another one by mistake.
+The process that serves HTTP makes a version of each snapshot of a bank that it sees, and sends it
+to the replicas: of a stored bank its place and the number of the version, of a bank in RAM its
+bytes. Every replica opens exactly this version, no matter what was written to the bank since. A
+request names its version, so a replica that has just been started opens that version on demand, and
+cannot use another one by mistake.
 """
 
 from __future__ import annotations
@@ -14,16 +14,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from sedem.bank.documents import Source
-from sedem.bank.snapshot import Snapshot
-from sedem.bank.store.interface import Contents
-from sedem.bank.store.local import LocalStore
-from sedem.bank.store.shard import Check
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot
 from sedem.errors import UnavailableError
 
 T = TypeVar("T")
@@ -42,9 +38,9 @@ class Version:
         number: later versions have larger numbers.
         bank: the same for all versions of one bank.
         blocks: its number of blocks.
-        stored: whether its memory is in a store that every replica reads. Its blocks are then
-            selected by parts. Other banks are small, and one replica answers from them alone.
-        content: where its `Shipped` is; a reference to a Ray object.
+        stored: whether every replica opens it at its place. Its blocks are then selected by parts.
+            Banks in RAM are small, and one replica answers from them alone.
+        content: where its snapshot is; a reference to a Ray object.
     """
 
     id: str
@@ -55,42 +51,16 @@ class Version:
     content: Any
 
 
-@dataclass(frozen=True)
-class Shipped:
-    """A snapshot to be sent to another process.
-
-    Attributes:
-        contents: everything that the bank holds.
-        store: folder, check and source of its store on disk; None for another bank.
-    """
-
-    contents: Contents
-    store: tuple[Path, Check, Source | None] | None
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> Shipped:
-        """Pack a snapshot."""
-        store = snapshot.store
-        if not isinstance(store, LocalStore):
-            return cls(snapshot.contents, None)
-        return cls(snapshot.contents, (store.folder, store.check, store.source))
-
-    def snapshot(self) -> Snapshot:
-        """Unpack the snapshot."""
-        store = None if self.store is None else LocalStore(*self.store)
-        return Snapshot(self.contents, store)
-
-
 class Versions:
     """The versions that one process hands out; threads may share it.
 
     A version lives as long as its snapshot, and so as long as a question runs on it.
 
     Args:
-        put: stores a `Shipped` for the replicas, and returns a reference to it.
+        put: stores a snapshot for the replicas, and returns a reference to it.
     """
 
-    def __init__(self, put: Callable[[Shipped], Any]) -> None:
+    def __init__(self, put: Callable[[Snapshot], Any]) -> None:
         self._put = put
         self._known: WeakKeyDictionary[Snapshot, Version] = WeakKeyDictionary()
         self._numbers = count(1)
@@ -99,22 +69,17 @@ class Versions:
         self._lock = threading.Lock()
 
     def of(self, snapshot: Snapshot) -> Version:
-        """Return the version of a snapshot; the first call stores its contents for replicas."""
+        """Return the version of a snapshot; the first call stores the snapshot for replicas."""
         with self._lock:
             if (known := self._known.get(snapshot)) is not None:
                 return known
             number = next(self._numbers)
             id = f"{self._run}-{number}"
-            place = None if snapshot.store is None else str(snapshot.path or snapshot.store)
-            content = self._put(Shipped.of(snapshot))
-            version = Version(
-                id,
-                number,
-                place or id,
-                len(snapshot),
-                snapshot.store is not None,
-                content,
-            )
+            store = snapshot.store
+            is_stored = not isinstance(store, BankFile) or store.path is not None
+            bank = str(store) if is_stored else id
+            content = self._put(snapshot)
+            version = Version(id, number, bank, len(snapshot), is_stored, content)
             self._known[snapshot] = version
             return version
 
@@ -123,14 +88,14 @@ class OpenVersions(Generic[T]):
     """What one replica has made from the requested versions; threads may share it.
 
     Args:
-        fetch: returns the `Shipped` of a version.
+        fetch: returns the snapshot of a version.
         make: makes what the replica needs from a snapshot.
         kept: versions that stay open.
     """
 
     def __init__(
         self,
-        fetch: Callable[[Any], Shipped],
+        fetch: Callable[[Any], Snapshot],
         make: Callable[[Snapshot], T],
         kept: int = KEPT,
     ) -> None:
@@ -143,6 +108,7 @@ class OpenVersions(Generic[T]):
 
         Raises:
             UnavailableError: the process that handed it out has ended.
+            BankError: another bank is at its place now.
             SedemError: what `make` raises.
         """
         if (found := self._look(version)) is not None:
@@ -151,7 +117,7 @@ class OpenVersions(Generic[T]):
         with self._making:
             if (found := self._look(version)) is not None:
                 return found
-            made = self._make(self._shipped(version).snapshot())
+            made = self._make(self._fetched(version))
             self._keep(version, made)
             return made
 
@@ -177,11 +143,14 @@ class OpenVersions(Generic[T]):
             while len(self._open) > self._kept:
                 self._open.popitem(last=False)
 
-    def _shipped(self, version: Version) -> Shipped:
+    def _fetched(self, version: Version) -> Snapshot:
         try:
-            return self._fetch(version.content)
+            snapshot = self._fetch(version.content)
         except Exception as error:
             raise UnavailableError(
                 f"version {version.number} of the bank is lost with the process that served it; "
                 "ask again"
             ) from error
+        for span in snapshot.spans:
+            span.view.file.check_holds(span.view.head)
+        return snapshot

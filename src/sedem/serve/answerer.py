@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.inference.generation import Decoding
 from sedem.inference.reply import AsyncReply
 from sedem.inference.requests import Request

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from sedem.bank.snapshot import BankReader, Snapshot
+from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.inference.generation import Decoding
 from sedem.inference.reply import Selected
 from sedem.inference.requests import Request

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.snapshot import Snapshot
-from sedem.bank.store.catalog import CATALOG
-from sedem.bank.store.local import LocalStore
-from sedem.bank.store.opening import Place, PlacedStore, is_remote, store_at
+from sedem.bank.database import check_file
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import MemoryBank, Snapshot
+from sedem.bank.places import Place, Store, is_remote, store_at
+from sedem.durable_files import bytes_text
 from sedem.errors import BankError
 from sedem.serve.database import full_disk
 from sedem.serve.progress import Failure, Progress, Status
 from sedem.serve.reading_list import TO_READ, ReadingList
-from sedem.serve.trash import Readers
 
 logger = logging.getLogger(__name__)
 
-LOCK_SECONDS = 60.0
-"""How long a change of a bank waits for another; a commit takes about a second."""
+Stamp = list[tuple[str, int]]
+"""The id and version of each file of a bank; it changes with every commit."""
 
-Stamp = tuple[tuple[int, int, int], ...]
-"""A value that changes with every commit."""
-
-
+Readers = Sequence[weakref.ref[Snapshot]]
+"""References to a bank's snapshots; those that an answer uses are alive."""
 Prepare = Callable[[Snapshot], None]
 """Prepares for questions to a new version of a bank."""
+
+UNREADABLE = "the bank cannot be read now; the log of the server has the reason"
+EARLIER = (
+    "the bank is in the format of an earlier release; its operator can convert it with 'sedem bank "
+    "import', as the log of the server says"
+)
+_REMOVED = """
+SELECT ifnull(sum(blocks), 0), ifnull(sum(blocks) FILTER (WHERE added IS NULL OR removed <= ?), 0)
+FROM documents
+"""
+"""Stored blocks, and those that `BankFile.compact` would remove."""
 
 
 def at_once(snapshot: Snapshot) -> None:
@@ -49,8 +56,8 @@ class BankEntry:
         name: the name by which it is addressed.
         title: the name shown to people.
         metadata: the metadata that its creator attached.
-        path: its folder, which does not exist until the first document was read. A bank that the
-            operator provides may be in an object store.
+        path: its file, which does not exist until the first document was read. A bank that the
+            operator provides may be in parts.
         created_at: creation time, in seconds since 1970.
         files: the files of all banks.
         prepare: called with each new snapshot before anything else sees it.
@@ -76,18 +83,20 @@ class BankEntry:
     changing: threading.Lock = field(default_factory=threading.Lock)
     live: tuple[int, Mapping[int, int]] = (0, {})
     _snapshots: list[weakref.ref[Snapshot]] = field(default_factory=list)
-    _stamp: Stamp = ()
+    _inode: tuple[int, int] | None = None
+    _stamp: Stamp | None = None
+    _not_compacted: Stamp | None = None
     _reloading: threading.Lock = field(default_factory=threading.Lock)
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
-    def store(self) -> PlacedStore:
+    def store(self) -> Store:
         """Where the bank is kept."""
-        return store_at(self.path, wait=LOCK_SECONDS)
+        return store_at(self.path)
 
     @property
-    def folder(self) -> Path:
-        """The folder of a bank that the server owns."""
+    def file(self) -> Path:
+        """The file of a bank that the server owns."""
         assert not self.read_only
         return Path(self.path)
 
@@ -142,7 +151,7 @@ class BankEntry:
         A bank that can no longer be opened keeps its last snapshot and sets `error`. An object
         store may be slow to answer, so questions do not wait for it.
         """
-        if not is_remote(self.path):
+        if isinstance(self.store, BankFile):
             self._look()
         elif self._looking.acquire(blocking=False):
             threading.Thread(target=self._look_and_release, daemon=True).start()
@@ -155,15 +164,34 @@ class BankEntry:
 
     def _look(self) -> None:
         try:
-            stamp = _stamp_of(self.store)
-            same = stamp == self._stamp and (self.error is None or not is_remote(self.path))
-            if same or (self.id is not None and not stamp):
+            if self.id is not None and not self.store.exists():
                 return
-            self.reload()
+            stamp = self._newest()[1]
+            # What stopped an operator's bank from being read may have ended without a commit.
+            if stamp != self._stamp or (self.error is not None and self.read_only):
+                self.reload()
         except BankError as error:
             if self.error is None:
                 logger.warning("bank '%s' cannot be read: %s", self.name, error)
-            self.error = "the bank cannot be read now; the log of the server has the reason"
+            is_old = not is_remote(self.path) and Path(self.path).is_dir()
+            self.error = EARLIER if is_old else UNREADABLE
+
+    def _newest(self) -> tuple[Store, Stamp]:
+        """Return the store of the bank that is at the path now, and its newest version.
+
+        Raises:
+            BankError: there is none, or it is damaged.
+        """
+        if isinstance(self.store, BankFile):
+            check_file(Path(self.path), self.store)
+            found = Path(self.path).stat()
+            inode = found.st_dev, found.st_ino
+            if self._inode not in (None, inode):
+                # Another file is there now. Running answers keep the store of the former one.
+                self.store, self._stamp = store_at(self.path), None
+            self._inode = inode
+        store = self.store
+        return store, [(head.id, head.version) for head in (one.head() for one in store.files())]
 
     def reload(self) -> MemoryBank:
         """Open the bank, or load what was written to it since.
@@ -171,10 +199,10 @@ class BankEntry:
         Raises:
             BankError: it cannot be opened.
         """
-        stamp = _stamp_of(self.store)
         with self._reloading:
-            if self.bank is None:
-                bank = MemoryBank.open_from(self.store)
+            store, stamp = self._newest()
+            if self.bank is None or self.bank.store is not store:
+                bank = MemoryBank.open_from(store)
                 self.prepare(bank.snapshot())
                 self.bank = bank
             else:
@@ -200,20 +228,41 @@ class BankEntry:
                     self.store.remove(*present)
                 self.refresh()
 
-    def move(self, path: Path, bank: MemoryBank) -> Readers:
-        """Switch to another folder with the same documents; `changing` must be held.
+    def compact(self, limit: float) -> bool:
+        """Free the space of removed documents, if they take more than a share of a client's bank.
+
+        Running answers keep the documents of their snapshots. If it fails, it is not tried again
+        before the next change of the bank.
+
+        Args:
+            limit: maximum share of the stored blocks.
 
         Returns:
-            The snapshots of the former folder; running answers use them to their end.
+            Whether the bank was compacted.
         """
+        if self.bank is None or self.error is not None or self._not_compacted == self._stamp:
+            return False
+        assert isinstance(self.store, BankFile)
+        before = self._oldest()
+        try:
+            with self.store.reading() as connection:
+                ((stored, removed),) = connection.execute(_REMOVED, (before,))
+            if removed <= limit * stored:
+                return False
+            done = self.store.compact(before)
+        except (BankError, OSError) as error:
+            logger.warning("bank '%s' could not be compacted: %s", self.name, error)
+            self._not_compacted = self._stamp
+            return False
+        sizes = bytes_text(done.bytes_before), bytes_text(done.bytes_after)
+        logger.info("bank '%s' was compacted from %s to %s", self.name, *sizes)
+        return True
+
+    def _oldest(self) -> int | None:
+        """Return the oldest version that an answer may read; None if there is none."""
         with self._reloading:
-            self.prepare(bank.snapshot())
-            readers = self._snapshots
-            self.path, self.bank = path, bank
-            del self.store  # the store of the former folder
-            self._stamp = _stamp_of(self.store)
-            self._snapshots = [weakref.ref(bank.snapshot())]
-        return readers
+            found = [snapshot for one in self._snapshots if (snapshot := one()) is not None]
+        return min((one.spans[0].view.head.version for one in found), default=None)
 
     def forget(self) -> Readers:
         """Release the memory.
@@ -227,22 +276,7 @@ class BankEntry:
 
 
 def created_at(place: Place) -> int:
-    """Return when the operator's bank folder last changed; for an object store, now."""
+    """Return when the operator's bank last changed; for an object store, now."""
     if is_remote(place):
         return int(time.time())
     return int(Path(place).stat().st_mtime) if Path(place).exists() else 0
-
-
-def _stamp_of(store: PlacedStore) -> Stamp:
-    """Return the commit in an object store, or the state of the catalog's files; may be empty."""
-    if not isinstance(store, LocalStore):
-        commit = store.commit()
-        return ((commit.number, commit.size, int(commit.writer, 16)),)
-    stamp = []
-    for name in (CATALOG, f"{CATALOG}-wal"):
-        try:
-            found = os.stat(store.folder / name)
-        except OSError:
-            continue
-        stamp.append((found.st_ino, found.st_size, found.st_mtime_ns))
-    return tuple(stamp)

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
-from sedem.bank.snapshot import BankReader
+from sedem.bank.memory_bank import BankReader
 from sedem.errors import NoTextError
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.errors import bad_request, conflict, not_found
@@ -180,7 +180,7 @@ def document(
     blocks = memory.blocks
     inside = (blocks.documents == index) & (blocks.starts < end) & (blocks.ends > start)
     rows = np.flatnonzero(inside)
-    name = memory.documents.names[index]
+    name = memory.documents.name(index)
     return {
         "object": "bank.document",
         "index": index,
@@ -209,7 +209,7 @@ def delete_document(
     require_write(key)
     entry = known(service, key, bank)
     service.library.writable(bank)
-    found = _with_document(entry, index).documents.names[index]
+    found = _with_document(entry, index).documents.name(index)
     if name is not None and name != found:
         raise conflict(f"document {index} of bank '{bank}' has another name now; list them again")
     service.library.remove_document(bank, found)

@@ -16,14 +16,13 @@ from sedem.engine.interface import Engine
 from sedem.errors import BankError, BankMismatchError, DataError, SedemError
 from sedem.inference.build import build_bank
 from sedem.model import SeDeM
-from sedem.serve.bank_entry import LOCK_SECONDS, BankEntry
-from sedem.serve.compacting import Compactor
+from sedem.serve.bank_entry import BankEntry
 from sedem.serve.database import is_full
 from sedem.serve.errors import ApiError
 from sedem.serve.library import Library
 from sedem.serve.metrics import Metrics
 from sedem.serve.parsing import ParserProcess, StoppedError
-from sedem.serve.reading_list import BankFile, Removal
+from sedem.serve.reading_list import ListedFile, Removal
 from sedem.types import Document
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,6 @@ class Builder:
     ) -> None:
         self.library, self.model, self.metrics = library, model, metrics
         self.parser = parser or ParserProcess()
-        self.compactor = Compactor(library)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sedem-builder", daemon=True)
 
@@ -101,14 +99,23 @@ class Builder:
             Whether there was work to do.
         """
         self.library.refresh()
-        self.library.trash.empty()
+        self.library.remove_deleted()
         files, removals = self.library.reading.next_work(GROUP_FILES)
         self._remove(removals)
         if files:
             entry = self.library.by_id(files[0].bank)
             if entry is not None:
                 self._read(entry, files)
-        return bool(files or removals) or self.compactor.turn()
+        return bool(files or removals) or self._compact()
+
+    def _compact(self) -> bool:
+        """Compact a bank that needs it, unless it is being read into; returns whether one did."""
+        limit, reading = self.library.settings.max_removed_share, self.library.reading
+        return any(
+            entry.compact(limit)
+            for entry in self.library.entries()
+            if entry.id is not None and not reading.has_work(entry.id)
+        )
 
     def _remove(self, removals: Sequence[Removal]) -> None:
         """Remove documents from their banks; missing ones are ignored."""
@@ -119,7 +126,7 @@ class Builder:
         if removals:
             self.library.reading.removed(removals)
 
-    def _read(self, entry: BankEntry, files: Sequence[BankFile]) -> None:
+    def _read(self, entry: BankEntry, files: Sequence[ListedFile]) -> None:
         sizes: dict[int, int] = {}
         entry.live = 0, sizes
         try:
@@ -135,7 +142,7 @@ class Builder:
         finally:
             entry.live = 0, {}
 
-    def _parsed(self, entry: BankEntry, file: BankFile) -> Document | None:
+    def _parsed(self, entry: BankEntry, file: ListedFile) -> Document | None:
         """Return a file's document; None if it cannot be read, which is recorded."""
         path = self.library.files.path(file.file)
         try:
@@ -158,7 +165,7 @@ class Builder:
         try:
             build_bank(
                 self.model, self.engine, entry.path, documents.values(), progress,
-                source=self.model.source, wait=LOCK_SECONDS,
+                source=self.model.source,
             )  # fmt: skip
         except (StoppedError, ApiError):
             raise

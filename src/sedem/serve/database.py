@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import apsw
+
 from sedem.errors import BankError, ConfigError
 from sedem.serve.errors import ApiError
 
-VERSION = 1
+VERSION = 2
 """Version of the tables; SQLite's `user_version`."""
 BUSY_SECONDS = 10.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -61,13 +63,11 @@ CREATE TABLE removals (
     bank INTEGER NOT NULL REFERENCES banks ON DELETE CASCADE,
     name TEXT NOT NULL
 ) STRICT;
-CREATE TABLE trash (folder TEXT PRIMARY KEY) STRICT;
 """
 # files.bank: the bank that a file was uploaded for; the file is removed with its document.
 # bank_files.round: the run of files that are read together; progress counts the newest run.
 # removals: documents that must be removed from a bank. A row is deleted once its document is gone,
 # so that no crash and no running build brings the document back.
-# trash: folders of deleted banks, which are removed once no answer reads them.
 
 
 class Database:
@@ -115,7 +115,10 @@ class Database:
             if version == 0:
                 for statement in filter(str.strip, _TABLES.split(";")):
                     connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {VERSION}")
+            if version == 1:
+                # Banks were folders, and it named those of deleted banks.
+                connection.execute("DROP TABLE trash")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -185,4 +188,6 @@ def is_full(error: BaseException | None) -> bool:
         return is_full(error.__context__)
     if isinstance(error, OSError):
         return error.errno in FULL
+    if isinstance(error, apsw.FullError):
+        return True
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from sedem.errors import ConfigError
 from sedem.method.modules import SedemModules
-from sedem.serve.bank_entry import BankEntry, Prepare, at_once, created_at
+from sedem.serve.bank_entry import BankEntry, Prepare, Readers, at_once, created_at
 from sedem.serve.database import Database, FullDiskError, full_disk
 from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden, not_found
 from sedem.serve.file_records import Files, StoredFile, insert_file
@@ -24,7 +25,6 @@ from sedem.serve.keys import Key
 from sedem.serve.reading_list import TO_READ, ReadingList
 from sedem.serve.server_folder import ServerFolder
 from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
-from sedem.serve.trash import Trash
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Library:
         prepare: called with each new snapshot of a bank before anything else sees it.
 
     Attributes:
-        changing: held while banks are made, renamed, moved or deleted.
+        changing: held while banks are made, renamed or deleted.
 
     Raises:
         ConfigError: another server uses the folder, or its database cannot be used.
@@ -72,8 +72,10 @@ class Library:
         self._entries: dict[str, BankEntry] = {}
         self.changing = threading.RLock()
         self._refreshed = 0.0
-        self.trash = Trash(self.database, self.place)
-        for row in self.database.rows("SELECT * FROM banks ORDER BY name"):
+        self._deleted: list[tuple[Path, Readers]] = []
+        rows = self.database.rows("SELECT * FROM banks ORDER BY name")
+        self.place.remove_others({row["folder"] for row in rows})
+        for row in rows:
             self._entries[row["name"]] = self._entry(row)
         for name, path in self.settings.banks.items():
             if name in self._entries:
@@ -254,7 +256,7 @@ class Library:
     def delete(self, name: str) -> None:
         """Delete a bank and what was uploaded for it; a build of it stops.
 
-        Running answers finish on their snapshot; then its folder is removed.
+        Running answers finish on their snapshot; then `remove_deleted` removes its file.
 
         Raises:
             ApiError: as in `writable`.
@@ -265,10 +267,9 @@ class Library:
                 files = connection.execute(
                     "DELETE FROM files WHERE bank = ? RETURNING id", (entry.id,)
                 ).fetchall()
-                self.trash.note(connection, entry.folder)
                 connection.execute("DELETE FROM banks WHERE id = ?", (entry.id,))
             del self._entries[name]
-        self.trash.leave(entry.folder, entry.forget())
+        self._deleted.append((entry.file, entry.forget()))
         self.files.forget([row["id"] for row in files])
         self.work.set()
 
@@ -325,6 +326,17 @@ class Library:
         for entry in self.entries():
             if entry.read_only:
                 entry.refresh()
+
+    def remove_deleted(self) -> None:
+        """Remove the files of deleted banks that no answer reads any more.
+
+        After a kill, the next start removes them, because no row of the database names them.
+        """
+        for deleted in [*self._deleted]:
+            file, readers = deleted
+            if all(reader() is None for reader in readers):
+                self.place.remove(file)
+                self._deleted.remove(deleted)
 
 
 def check_bank_name(name: str) -> None:

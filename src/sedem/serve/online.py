@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from threading import Event
 
-from sedem.bank.memory_bank import MemoryBank
-from sedem.bank.snapshot import Snapshot
+from sedem.bank.memory_bank import Snapshot
 from sedem.errors import CancelledError, QueueFullError
 from sedem.model import SeDeM
 from sedem.serve.settings import Settings
@@ -106,7 +105,8 @@ class OnlineBanks:
                 self._leave(part, reading)
         bank = parts[0] if len(parts) == 1 else self._joined.get(ids)
         if bank is None:
-            bank = await asyncio.to_thread(_joined, parts)
+            views = [span.view for one in parts for span in one.spans]
+            bank = Snapshot.of(views, parts[0].store)
         if len(parts) > 1:
             # Kept, because it owns the keys of its blocks.
             self._joined[ids] = bank
@@ -168,14 +168,6 @@ async def _shielded(future: Future[Snapshot]) -> Snapshot:
     # The exception is retrieved here, because a cancelled wait does not.
     waited.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(waited)
-
-
-def _joined(parts: Sequence[Snapshot]) -> Snapshot:
-    """Join several banks into one."""
-    bank = MemoryBank.of(parts[0])
-    for part in parts[1:]:
-        bank.append(part)
-    return bank.snapshot()
 
 
 def _digest(document: Document) -> bytes:

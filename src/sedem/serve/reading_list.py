@@ -24,7 +24,7 @@ _SELECT = "SELECT bank_files.*, files.bytes FROM bank_files JOIN files ON files.
 
 
 @dataclass(frozen=True)
-class BankFile:
+class ListedFile:
     """A file of a bank.
 
     Attributes:
@@ -122,7 +122,7 @@ class ReadingList:
             )  # fmt: skip
         return [name for name in names if name in known]
 
-    def of(self, bank: int, batch: str | None = None) -> list[BankFile]:
+    def of(self, bank: int, batch: str | None = None) -> list[ListedFile]:
         """Return the files of a bank in the order in which they were added.
 
         Args:
@@ -136,7 +136,7 @@ class ReadingList:
             batch,
         )
 
-    def find(self, bank: int, file: str) -> BankFile | None:
+    def find(self, bank: int, file: str) -> ListedFile | None:
         """Return one file of a bank."""
         return next(iter(self._files("bank_files.bank = ? AND file = ?", bank, file)), None)
 
@@ -149,7 +149,7 @@ class ReadingList:
         query = "SELECT 1 FROM bank_files WHERE bank = ? AND status = 'in_progress'"
         return self.database.row(query, bank) is not None
 
-    def next_work(self, limit: int) -> tuple[list[BankFile], list[Removal]]:
+    def next_work(self, limit: int) -> tuple[list[ListedFile], list[Removal]]:
         """Return the next work, read in one transaction.
 
         Args:
@@ -171,7 +171,7 @@ class ReadingList:
                 limit,
             )
         names: set[str] = set()
-        files: list[BankFile] = []
+        files: list[ListedFile] = []
         for row in rows:
             if row.name in names:
                 break
@@ -246,9 +246,9 @@ class ReadingList:
         ).fetchall()
         return release(connection, [row["file"] for row in older])
 
-    def _files(self, condition: str, *values: object) -> list[BankFile]:
+    def _files(self, condition: str, *values: object) -> list[ListedFile]:
         rows = self.database.rows(f"{_SELECT} WHERE {condition}", *values)
-        return [BankFile(**{**row, "attributes": json.loads(row["attributes"])}) for row in rows]
+        return [ListedFile(**{**row, "attributes": json.loads(row["attributes"])}) for row in rows]
 
 
 def release(connection: sqlite3.Connection, files: Sequence[str]) -> list[str]:

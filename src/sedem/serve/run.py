@@ -7,8 +7,10 @@ import errno
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -25,6 +27,8 @@ CLOSING_SECONDS = 5
 """How long responses that have been told to end may take before they are cut off."""
 BACKLOG = 2048
 """Connections that the system holds for the server until it accepts them."""
+OPEN_FILES = 2**16
+"""Files that the server may open: a bank takes three, and systems often allow 1024."""
 
 Announce = Callable[[str, str | None], None]
 """Called with the address of the page, and the secret if one was generated for this run."""
@@ -44,6 +48,7 @@ def run(settings: Settings, announce: Announce) -> None:
         SedemError: the model or a bank cannot be opened.
     """
     keys, secret = keys_of(settings.key_file)
+    _allow_open_files()
     logs.configure(settings.log_format, log_text=settings.log_text)
     listening = listen(settings.host, settings.port)
     try:
@@ -134,6 +139,19 @@ class Server(uvicorn.Server):
             logs.log("keys kept", logging.ERROR, reason=error)
         else:
             logs.log("keys reloaded")
+
+
+def _allow_open_files() -> None:
+    """Raise the process's own limit of open files as far as the system lets it."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # macOS allows less than it says
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sedem.bank.snapshot import BankReader
+from sedem.bank.memory_bank import BankReader
 from sedem.serve.errors import bad_request
 from sedem.serve.service import Service
 

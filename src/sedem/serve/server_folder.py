@@ -3,7 +3,7 @@
     folder/
       server.sqlite             files, banks, pending work
       files/file-...            uploaded bytes
-      banks/<name>-<hex>.bank   memory of the banks that clients made
+      banks/<name>-<hex>.bank   the banks that clients made
       lock                      held by the server
 
 Only this module makes paths from names given by clients, and only from checked bank names.
@@ -14,14 +14,18 @@ from __future__ import annotations
 import re
 import secrets
 import shutil
+from collections.abc import Set
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from sedem.bank.file import delete
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 
 _BANK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
+_OF_BANK = re.compile(rf"\.?({_BANK.pattern})(\.partial|(\.kept)?(-wal|-shm|-journal)?)")
+"""A bank, or what lies beside one; in earlier releases it was a folder, at first a hidden one."""
 
 
 class ServerFolder:
@@ -73,7 +77,7 @@ class ServerFolder:
         self._lock.release()
 
     def new_bank(self, name: str) -> str:
-        """Return a name for a bank's folder; a bank of the same name may have been deleted before.
+        """Return a name for a bank's file; a bank of the same name may have been deleted before.
 
         Args:
             name: a valid bank name.
@@ -81,29 +85,41 @@ class ServerFolder:
         return f"{name}-{secrets.token_hex(4)}.bank"
 
     @staticmethod
-    def is_bank(folder: str) -> bool:
-        """Return whether a name is valid for the folder of a bank."""
-        return _BANK.fullmatch(folder) is not None
+    def is_bank(name: str) -> bool:
+        """Return whether a name is valid for the file of a bank."""
+        return _BANK.fullmatch(name) is not None
 
-    def bank(self, folder: str) -> Path:
+    def bank(self, name: str) -> Path:
         """Return the path of a bank.
 
         Args:
-            folder: a name from `new_bank`.
+            name: a name from `new_bank`.
 
         Raises:
             ConfigError: it is not such a name.
         """
-        if not self.is_bank(folder):
+        if not self.is_bank(name):
             raise ConfigError(
-                f"'{folder}' is not a bank's folder; the server's database was changed by hand"
+                f"'{name}' is not a bank's file; the server's database was changed by hand"
             )
-        return self._banks / folder
+        return self._banks / name
 
     def remove(self, bank: Path) -> None:
-        """Remove the folder of a bank, and what an interrupted build left next to it."""
+        """Remove a bank."""
         path = self.bank(bank.name)
-        for folder in (path, path.with_name(f".{path.name}.partial")):
-            if folder.exists():
-                shutil.rmtree(folder)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            delete(path)
         sync_folder(self._banks)
+
+    def remove_others(self, banks: Set[str]) -> None:
+        """Remove banks that are not among the given ones: a killed server left them."""
+        for path in [*self._banks.iterdir()]:
+            found = _OF_BANK.fullmatch(path.name)
+            if found is None or found[1] in banks:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

@@ -10,12 +10,12 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from sedem import validation
-from sedem.bank.store.opening import Place
+from sedem.bank.places import Place
 from sedem.config import DEFAULT_MODEL
 from sedem.validation import Flag, NumberFrom0, Share, WholeAbove0, WholeFrom0
 
 BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""A valid bank name; it is also part of the name of its folder."""
+"""A valid bank name; it is also part of the name of its file."""
 
 
 class Settings(validation.Settings):
@@ -26,7 +26,7 @@ class Settings(validation.Settings):
         host: address to listen on.
         port: TCP port; 0 takes a free one.
         folder: the server's own folder, for uploaded files and the banks built from them.
-        banks: folders of further banks by name; clients may only query them.
+        banks: files of further banks by name; clients may only query them.
         key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
         engine: what runs the model; as in `SeDeM.from_pretrained`.
         weights: "full" or "int8".

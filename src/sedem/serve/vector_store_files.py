@@ -16,7 +16,7 @@ from sedem.serve.errors import not_found
 from sedem.serve.files import Owner, Served
 from sedem.serve.guard import require_write
 from sedem.serve.paging import Paged, page
-from sedem.serve.reading_list import BankFile
+from sedem.serve.reading_list import ListedFile
 
 router = APIRouter()
 
@@ -129,7 +129,7 @@ def list_batch(
     return page([_file(entry, file) for file in files], paging)
 
 
-def _file(entry: BankEntry, file: BankFile) -> dict[str, Any]:
+def _file(entry: BankEntry, file: ListedFile) -> dict[str, Any]:
     failed = {"code": "invalid_file", "message": file.error}
     return {
         "id": file.file,
@@ -159,19 +159,19 @@ def _batch(entry: BankEntry, batch: str) -> dict[str, Any]:
     }
 
 
-def files_of(entry: BankEntry, batch: str | None = None) -> list[BankFile]:
+def files_of(entry: BankEntry, batch: str | None = None) -> list[ListedFile]:
     """Return the files of a bank, or those of one batch; the operator's banks have none."""
     return [] if entry.id is None else entry.files.of(entry.id, batch)
 
 
-def _found(entry: BankEntry, file_id: str) -> BankFile:
+def _found(entry: BankEntry, file_id: str) -> ListedFile:
     file = None if entry.id is None else entry.files.find(entry.id, file_id)
     if file is None:
         raise not_found(f"vector store '{entry.name}' has no file '{file_id[:100]}'", "file_id")
     return file
 
 
-def counts_of(files: Sequence[BankFile]) -> dict[str, int]:
+def counts_of(files: Sequence[ListedFile]) -> dict[str, int]:
     """Count files by their state, as OpenAI's clients expect it."""
     by_status = Counter(str(file.status) for file in files)
     states = ("in_progress", "completed", "failed", "cancelled")

@@ -141,7 +141,7 @@ def search(store: str, body: Search, key: Owner, service: Served) -> dict[str, A
         if best[index] < threshold:
             continue
         block = memory.blocks[index]
-        name = memory.documents.names[block.document]
+        name = memory.documents.name(block.document)
         try:
             text = memory.block_text(index)
         except NoTextError:

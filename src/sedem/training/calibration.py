@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sedem.bank.blocks import BlockRow
-from sedem.bank.key_index import keys_of
+from sedem.bank.keys import keys_of
+from sedem.bank.memory_bank import BankReader
 from sedem.bank.scores import key_scores
-from sedem.bank.snapshot import BankReader
 from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
 from sedem.errors import DataError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ from conftest import LEASE, RECIPE
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow, Blocks
-from sedem.bank.documents import unknown_document
-from sedem.bank.store import catalog, shard
-from sedem.bank.store.local import LocalStore
+from sedem.bank.file import BankFile, unknown_document
 from sedem.errors import BankError, BankMismatchError, ConfigError, DataError
 from sedem.quantization import quantize
 
@@ -50,15 +47,15 @@ def assert_same_bank(one: MemoryBank, other: MemoryBank) -> None:
     assert torch.equal(all_memory(one), all_memory(other))
 
 
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    """Every file of a bank."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def bytes_of(place: Path) -> dict[str, bytes]:
+    """Every file at a place, and beside it those whose names begin with its."""
+    files = place.rglob("*") if place.is_dir() else place.parent.glob(f"{place.name}*")
+    return {path.name: path.read_bytes() for path in files if path.is_file()}
 
 
 # Round trips
 
 
-@pytest.mark.usefixtures("mapped_and_read")
 def test_an_opened_bank_has_the_content_scores_and_answers_of_the_saved_one(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
@@ -161,7 +158,6 @@ def test_a_bank_without_documents_is_empty_and_can_be_appended_to(
     if on_disk:
         bank = MemoryBank.open(tmp_path / "a.bank")
         assert len(bank) == 0
-        assert LocalStore(tmp_path / "a.bank").verify() == []
     bank.append(model.read([EXTRA]))
     assert_same_bank(bank, model.read([EXTRA]))
 
@@ -256,11 +252,11 @@ def test_saving_over_anything_is_refused_and_leaves_it_unchanged(
         place.write_text("mine")
     else:
         model.read([EXTRA]).save(place)
-    before = bytes_of(place) if place.is_dir() else place.read_bytes()
+    before = bytes_of(place)
     bank = model.read(documents)
     with pytest.raises(BankError, match=r"'.*taken' exists already; choose another name"):
         bank.save(place)
-    assert (bytes_of(place) if place.is_dir() else place.read_bytes()) == before
+    assert bytes_of(place) == before
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
     assert bank.path is None
 
@@ -284,7 +280,7 @@ def test_a_quantized_bank_is_smaller_keeps_its_type_and_answers_from_it(
     assert torch.equal(all_memory(opened), quantize(exact, dtype).dequantize())
     slots = exact.shape[0] * exact.shape[1]
     assert (plain.memory_bytes, opened.memory_bytes) == (slots * 64, slots * 36)
-    stored = [piece.take(range(len(piece))).nbytes for piece in opened.pieces]
+    stored = [opened.stored(range(len(opened))).nbytes]
     assert sum(stored) == opened.memory_bytes
     assert replies(model, opened) == replies(model, plain.cast(dtype))
 
@@ -301,16 +297,6 @@ def test_a_bank_in_ram_keeps_its_type_when_another_is_appended(
     assert all_memory(plain).dtype == torch.bfloat16
 
 
-def test_the_catalog_names_the_type_of_the_slots(
-    model: SeDeM, documents: list[Document], tmp_path: Path
-) -> None:
-    for dtype in ("bfloat16", "int8", "fp8"):
-        model.read(documents).save(tmp_path / dtype, dtype)
-        with catalog.connect(tmp_path / dtype) as connection:
-            meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
-        assert (meta["schema_version"], meta["dtype"]) == (catalog.FORMATS[True], dtype)
-
-
 def test_an_unknown_type_is_refused_and_nothing_is_made(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
@@ -318,8 +304,8 @@ def test_an_unknown_type_is_refused_and_nothing_is_made(
         model.read(documents).save(tmp_path / "a.bank", dtype="int4")
     assert not list(tmp_path.iterdir())
     model.read(documents).save(tmp_path / "a.bank", dtype="int8")
-    with catalog.connect(tmp_path / "a.bank") as connection:
-        catalog.write_meta(connection, "dtype", "int4")
+    with BankFile(tmp_path / "a.bank").writing() as connection:
+        connection.execute("UPDATE bank SET dtype = 'int4'")
     with pytest.raises(BankError, match=r"a\.bank' stores its slots as 'int4', this sedem reads"):
         MemoryBank.open(tmp_path / "a.bank")
 
@@ -327,42 +313,7 @@ def test_an_unknown_type_is_refused_and_nothing_is_made(
 # Memory
 
 
-def test_opening_reads_no_shard_until_a_block_is_used(
-    model: SeDeM, documents: list[Document], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bank = model.read(documents[:1])
-    bank.save(tmp_path / "a.bank")
-    bank.append(model.read(documents[1:]))
-    opened_files: list[str] = []
-    real = shard.open_tensors
-
-    def counting(path: Path) -> object:
-        opened_files.append(path.name)
-        return real(path)
-
-    monkeypatch.setattr(shard, "open_tensors", counting)
-    opened = MemoryBank.open(tmp_path / "a.bank")
-    assert opened_files == []
-    opened.memory([0])
-    assert opened_files == ["000001.safetensors"]
-    opened.memory([1, len(opened) - 1])
-    assert opened_files == ["000001.safetensors", "000002.safetensors"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the memory map of this process")
-def test_memory_of_an_opened_bank_is_mapped(
-    model: SeDeM, documents: list[Document], tmp_path: Path
-) -> None:
-    model.read(documents).save(tmp_path / "a.bank")
-    shard = str(tmp_path / "a.bank" / "shards" / "000001.safetensors")
-    opened = MemoryBank.open(tmp_path / "a.bank")
-    assert shard not in Path("/proc/self/maps").read_text()
-    opened.memory([0])
-    assert shard in Path("/proc/self/maps").read_text()
-
-
-@pytest.mark.usefixtures("mapped_and_read")
-def test_memory_comes_in_the_order_of_the_indices_across_shards(
+def test_memory_comes_in_the_order_of_the_indices_across_appends(
     model: SeDeM, documents: list[Document], tmp_path: Path
 ) -> None:
     bank = model.read(documents[:1])
@@ -381,7 +332,13 @@ def test_a_bank_whose_blocks_and_memory_differ_in_number_is_refused(
     with pytest.raises(
         BankError, match=f"names {len(bank) - 1} blocks but has memory of {len(bank)}"
     ):
-        MemoryBank(bank.fingerprint, bank.made_by, bank.documents, bank.blocks[:-1], bank.pieces)
+        MemoryBank(
+            bank.fingerprint,
+            bank.made_by,
+            bank.documents,
+            bank.blocks[:-1],
+            bank.stored(range(len(bank))),
+        )
 
 
 @pytest.mark.parametrize("scan", [1, 5, 1000])

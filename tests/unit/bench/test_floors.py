@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM
-from sedem.bank.key_index import cache_dtype, key_index
+from sedem.bank.keys import cache_dtype, key_index
 from sedem.bench import floors as floors_module
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work, floors, sedem_work, text_work

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.bank import scores
-from sedem.bank.blocks import InMemory
 from sedem.baselines.full_context import FullContext
 from sedem.engine.cuda_graphs import Replay
 from sedem.engine.open import open_engine
@@ -33,8 +32,8 @@ def test_padded_slots_change_neither_scores_nor_answers(model: SeDeM) -> None:
     # Noise that some question would match best if padded slots were scored.
     noise = torch.randn(int(padding.sum()), memory.shape[-1], generator=torch.manual_seed(2))
     memory[padding] = noise.to(memory.dtype)
-    pieces = [InMemory(Quantized(memory))]
-    noisy = MemoryBank(bank.fingerprint, bank.made_by, bank.documents, bank.blocks, pieces)
+    what = bank.fingerprint, bank.made_by, bank.documents, bank.blocks
+    noisy = MemoryBank(*what, Quantized(memory))
     for question in QUESTIONS:
         assert torch.equal(model.scores(noisy, question), model.scores(bank, question))
         one, other = (model.answer(b, question, k="all", decoding=SHORT) for b in (bank, noisy))

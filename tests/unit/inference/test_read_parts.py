@@ -11,11 +11,11 @@ import torch
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank.store.local import LocalStore
+from sedem.bank.care import examine
+from sedem.bank.file import BankFile
 from sedem.errors import DataError
 from sedem.inference import build, read_parts
 from sedem.inference.build import build_bank
-from sedem.inference.cutter import segments_of
 
 LONG = Document("long.txt", "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()]))
 SHORT = Document("short.txt", "The key hangs behind the door.")
@@ -43,7 +43,7 @@ class Encoded:
 
     def __init__(self, patched: pytest.MonkeyPatch, stop_at: int | None) -> None:
         self.segments = self.commits = 0
-        compress, append_part = read_parts.compress, read_parts.append_part
+        compress, append_part = read_parts.compress, BankFile.append_part
 
         def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
             self.segments += sum(map(len, parts))
@@ -56,7 +56,7 @@ class Encoded:
             self.commits += 1
 
         patched.setattr(read_parts, "compress", counted)
-        patched.setattr(read_parts, "append_part", stopped)
+        patched.setattr(BankFile, "append_part", stopped)
 
 
 def interrupted(model: SeDeM, bank: Path, document: Document, commits: int) -> Encoded:
@@ -77,7 +77,7 @@ def finished(model: SeDeM, bank: Path, *documents: Document) -> Encoded:
 
 def assert_equal(bank: Path, whole: MemoryBank) -> None:
     opened = MemoryBank.open(bank)
-    assert LocalStore(bank).verify() == []
+    assert examine(BankFile(bank)).problems == []
     assert opened.documents == whole.documents
     assert list(opened.blocks) == list(whole.blocks)
     every = range(len(whole))
@@ -102,7 +102,7 @@ def test_an_interrupted_build_goes_on_and_gives_the_same_bits(
     bank = tmp_path / "a.bank"
     interrupted(model, bank, LONG, commits)
     assert (len(MemoryBank.open(bank).documents), len(MemoryBank.open(bank))) == (0, 0)
-    assert LocalStore(bank).verify() == []
+    assert examine(BankFile(bank)).problems == []
     step = read_parts.part_segments(model.config)
     all_segments = finished(model, tmp_path / "again.bank", LONG).segments
     assert all_segments > 4 * step
@@ -117,41 +117,6 @@ def test_a_build_may_be_interrupted_again_and_again(
     for _ in range(3):
         assert interrupted(model, bank, LONG, 1).commits == 1
     finished(model, bank, LONG, SHORT)
-    assert_equal(bank, whole)
-
-
-@pytest.mark.parametrize("lost", [(0,), (2,), (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize("how", ["missing", "damaged"])
-def test_parts_whose_files_are_not_whole_are_read_again_and_said(
-    lost: tuple[int, ...],
-    how: str,
-    model: SeDeM,
-    whole: MemoryBank,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    bank = tmp_path / "a.bank"
-    interrupted(model, bank, LONG, 3)
-    files = sorted((bank / "shards").iterdir())
-    for number in lost:
-        if how == "missing":
-            files[number].unlink()
-        else:
-            content = bytearray(files[number].read_bytes())
-            content[-1] ^= 1
-            files[number].write_bytes(content)
-    step = read_parts.part_segments(model.config)
-    every = len(segments_of(model, LONG))
-    seen: list[int] = []
-    with pytest.MonkeyPatch.context() as patched:
-        counts = Encoded(patched, None)
-        build_bank(model, model.engine, bank, [LONG, SHORT], seen.append)
-    assert counts.segments == every - (3 - len(lost)) * step
-    assert seen == sorted(seen)
-    assert seen[0] > len(LONG.text) * (3 - len(lost)) * step // every
-    assert [message.split(" of 'long.txt' is missing or")[0] for message in caplog.messages] == [
-        f"the file of part {number + 1} of {-(-every // step)}" for number in lost
-    ]
     assert_equal(bank, whole)
 
 

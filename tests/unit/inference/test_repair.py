@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +12,47 @@ import torch
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank.store.local import LocalStore
-from sedem.bank.store.repair import examine
+from sedem.bank.care import Damage, Repaired, examine, repair
+from sedem.bank.database import connect
+from sedem.bank.file import BankFile
 from sedem.errors import BankMismatchError
-from sedem.inference import build, read_parts, repair
+from sedem.inference import build, read_parts
 from sedem.inference.build import build_bank
+from sedem.inference.repair import reading_again
 
 LONG = Document("long.txt", "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()]))
-SHORT = Document("short.txt", "The key hangs behind the door.")
+SHORT = Document("short.txt", "The key hangs behind the door.", (0, 8))
 
 
-@pytest.fixture
-def bank(model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A short document and a long one in several shards, each of which has lost its last byte."""
+@pytest.fixture(params=[False, True], ids=["texts", "no texts"])
+def bank(
+    model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> BankFile:
+    """A short document and a long one, whose blocks are all damaged."""
     monkeypatch.setattr(build, "COMMIT", 100)
     monkeypatch.setattr(read_parts, "PART", 64)
-    folder = tmp_path / "a.bank"
-    build_bank(model, model.engine, folder, [SHORT, LONG])
-    for shard in (folder / "shards").iterdir():
-        shard.write_bytes(shard.read_bytes()[:-1])
-    return folder
+    path = tmp_path / "a.bank"
+    build_bank(model, model.engine, path, [SHORT, LONG], no_text=request.param)
+    gc.collect()  # so that no connection is open
+    with closing(connect(path)) as connection:
+        size = connection.pragma("page_size")
+        pages = connection.execute(
+            "SELECT pageno FROM dbstat WHERE name = 'blocks' AND pagetype <> 'internal'"
+        ).fetchall()
+    content = bytearray(path.read_bytes())
+    for (page,) in pages:
+        content[page * size - 20] ^= 1
+    path.write_bytes(content)
+    return BankFile(path)
 
 
-def read_again(model: SeDeM, bank: Path, progress: Any = None) -> repair.Report:
-    problems = examine(bank).problems
-    lost = repair.texts_at_hand(bank, [])
-    repair.read_again(model, model.engine, bank, lost, progress)
-    return repair.finish(bank, problems, lost)
+def repaired(model: SeDeM, bank: BankFile, **options: Any) -> Repaired:
+    given: dict[str, Any] = {"sources": [], **options}
+    return repair(bank, reading_again(lambda _: (model, model.engine), **given))
 
 
-def assert_as_built(model: SeDeM, bank: Path) -> None:
-    fresh = bank.with_name("fresh.bank")
-    build_bank(model, model.engine, fresh, [SHORT, LONG])
-    wanted, found = MemoryBank.open(fresh), MemoryBank.open(bank)
-    assert LocalStore(bank).verify() == []
-    assert found.documents == wanted.documents
-    assert list(found.blocks) == list(wanted.blocks)
-    every = range(len(wanted))
-    assert torch.equal(found.memory(every), wanted.memory(every))
-
-
-def test_a_long_document_is_read_again_in_parts(
-    model: SeDeM, bank: Path, monkeypatch: pytest.MonkeyPatch
+def test_documents_are_read_again_and_are_as_before(
+    model: SeDeM, bank: BankFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
     real = read_parts.compress
@@ -62,46 +63,36 @@ def test_a_long_document_is_read_again_in_parts(
 
     monkeypatch.setattr(read_parts, "compress", counted)
     seen: list[tuple[int, int]] = []
-    report = read_again(model, bank, lambda done, of: seen.append((done, of)))
-    assert (report.read_again, report.dropped) == (["short.txt", "long.txt"], [])
-    assert len(together) > 4
-    assert max(together) == read_parts.part_segments(model.config)
-    assert seen == sorted(seen)
-    characters = len(SHORT.text) + len(LONG.text)
-    assert seen[-1] == (characters, characters)
-    assert_as_built(model, bank)
+    texts = {one.name: one.text for one in (SHORT, LONG)}
+    done = repaired(model, bank, source=texts.get, progress=lambda *now: seen.append(now))
+    assert (done.read_again, done.dropped) == (["short.txt", "long.txt"], [])
+    assert len(together) > 4 and max(together) == read_parts.part_segments(model.config)
+    assert seen == sorted(seen) and seen[-1] == (sum(map(len, texts.values())),) * 2
+    fresh = bank.path.with_name("fresh.bank") if bank.path else None
+    assert fresh is not None
+    build_bank(model, model.engine, fresh, [SHORT, LONG])
+    wanted, found = MemoryBank.open(fresh), MemoryBank.open_from(bank, texts.get)
+    assert found.documents == wanted.documents and found.blocks == wanted.blocks
+    every = range(len(wanted))
+    assert torch.equal(found.memory(every), wanted.memory(every))
+    assert examine(bank) == Damage([], [])
 
 
-def test_a_repair_that_was_stopped_goes_on_with_the_next_part(
-    model: SeDeM, bank: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stop(BaseException):
-        pass
-
-    real, commits = read_parts.append_part, []
-
-    def stopped(*arguments: Any, **options: Any) -> None:
-        if len(commits) == 3:
-            commits.append(0)
-            raise Stop
-        real(*arguments, **options)
-        commits.append(options["before"])
-
-    monkeypatch.setattr(read_parts, "append_part", stopped)
-    with pytest.raises(Stop):
-        read_again(model, bank)
-    assert [*LocalStore(bank).digests()] == ["long.txt", "short.txt"]
-    report = read_again(model, bank)
-    assert (report.read_again, report.dropped) == (["long.txt"], [])
-    assert commits.count(0) == 2, "the first part is appended once; the stop is the other zero"
-    assert_as_built(model, bank)
+def test_a_source_has_to_have_the_text_that_was_read(model: SeDeM, bank: BankFile) -> None:
+    others = [Document("short.txt", "another text"), Document("other.txt", LONG.text), LONG]
+    done = repaired(model, bank, sources=others, source=lambda name: f"not {name}")
+    has_texts = bank.meta().texts
+    assert done.read_again == (["short.txt"] if has_texts else []) + ["long.txt"]
+    assert done.dropped == ([] if has_texts else ["short.txt"])
 
 
 def test_another_model_reads_nothing(
-    model: SeDeM, bank: Path, monkeypatch: pytest.MonkeyPatch
+    model: SeDeM, bank: BankFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = repair.texts_at_hand(bank, [])
+    assert bank.path is not None
+    damaged = bank.path.read_bytes()
     monkeypatch.setattr(type(model), "fingerprint", lambda _: "f" * 64)
-    monkeypatch.delattr(read_parts, "compress")
     with pytest.raises(BankMismatchError):
-        repair.read_again(model, model.engine, bank, lost)
+        repaired(model, bank, sources=[SHORT, LONG])
+    assert [path.name for path in bank.path.parent.iterdir()] == ["a.bank"]
+    assert len(bank.path.read_bytes()) == len(damaged)

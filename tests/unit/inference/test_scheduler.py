@@ -16,7 +16,6 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
-from sedem.bank.blocks import InMemory
 from sedem.engine.open import open_engine
 from sedem.errors import (
     BankMismatchError,
@@ -30,7 +29,6 @@ from sedem.inference.prompts import UNANSWERABLE
 from sedem.inference.reply import Question
 from sedem.inference.requests import Request
 from sedem.inference.running import RunningAnswers
-from sedem.quantization import Quantized
 
 LONG = Decoding(max_new_tokens=60)
 
@@ -154,8 +152,8 @@ def test_a_few_waiting_questions_are_prefilled_between_two_steps(
 
 
 def test_an_error_reaches_only_its_question(served: SeDeM, bank: MemoryBank) -> None:
-    pieces = [InMemory(Quantized(bank.memory(range(len(bank)))))]
-    other = MemoryBank("another", bank.made_by, bank.documents, bank.blocks, pieces)
+    memory = bank.stored(range(len(bank)))
+    other = MemoryBank("another", bank.made_by, bank.documents, bank.blocks, memory)
     wrong = [
         (Request(bank, " "), DataError),
         (Request(bank, RENT, 0), ConfigError),

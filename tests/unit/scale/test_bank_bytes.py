@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+import torch
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.bank.blocks import Blocks
 from sedem.bank.coarse_search import pool_keys
-from sedem.bank.key_index import key_index, keys_of
+from sedem.bank.file import BankFile
+from sedem.bank.keys import key_index, keys_of
+from sedem.bank.rows import Meta
 from sedem.inference.checkpoint import embedded
-from sedem.quantization import DTYPES
+from sedem.quantization import DTYPES, Quantized
 from sedem.scale.bank_bytes import BlockShape, bank_bytes
 
 NANO = BlockShape.of_model(str(embedded("sedem-nano")))
@@ -29,6 +36,24 @@ def test_slots_take_the_bytes_of_a_real_bank(dtype: str, bank: MemoryBank) -> No
     expected = bank_bytes(NANO, bank.tokens, len(bank))
     assert bank.cast(dtype).memory_bytes == expected["slots"][dtype]
     assert len(bank) == NANO.blocks(bank.tokens, bank.tokens)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [NANO.width, 1024])
+def test_blocks_take_the_bytes_of_a_real_file(dtype: str, width: int) -> None:
+    shape = replace(NANO, width=width)
+    file, starts = BankFile(), np.arange(100) * 10
+    tokens = np.full((100, shape.slots), 4)
+    memory_NJD = Quantized(torch.randn(100, shape.slots, width))
+    sizes = []
+    with file.creating(Meta("print", {}, shape.slots, width, dtype, texts=False, words=False)):
+        for name in "abcdef":
+            blocks = Blocks.of_one(0, starts, starts + 10, tokens)
+            file.append("print", [Document(name, "ten chars." * 100)], blocks, memory_NJD)
+            sizes.append(file.size)
+    # Of further documents, because every table takes a page.
+    assert sizes[-1] - sizes[0] == pytest.approx(500 * shape.file_bytes(dtype), rel=0.04)
+    assert bank_bytes(shape, 1, 500)["file"][dtype] == round(500 * shape.file_bytes(dtype))
 
 
 def test_keys_take_the_bytes_of_real_keys(model: SeDeM, bank: MemoryBank) -> None:

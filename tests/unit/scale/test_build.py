@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -10,26 +9,30 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import version as version_of
 from pathlib import Path
 
-import object_server
 import psutil
 import pyarrow as pa
 import pytest
 import torch
 from conftest import LEASE, RECIPE
+from object_server import ObjectServer
 from pyarrow import parquet
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.backbone.loading import open_backbone
-from sedem.bank.store.local import LocalStore
+from sedem.bank.file import BankFile
+from sedem.bank.places import Place, store_at
+from sedem.bank.remote import Parts
 from sedem.config import SedemConfig
-from sedem.errors import ConfigError, DataError, UnavailableError
+from sedem.errors import BankError, ConfigError, DataError, UnavailableError
 from sedem.inference import build as building
 from sedem.inference import read_parts
-from sedem.scale import encoder, encoders, sources
+from sedem.scale import encoder, encoders
 from sedem.scale.build import Workers, build_on_ray
-from sedem.scale.sources import Row, SourceFile, Sources, rows_of
+from sedem.scale.sources import Sources
 
 LONG = "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()])
 SMALL = [f"Room {n} of the house has {n + 2} windows and a door to the yard." for n in range(40)]
@@ -37,8 +40,11 @@ COMMIT, PART = 600, 64
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster with two CPUs, to which this process is connected."""
+def cluster(server: ObjectServer) -> Iterator[str]:
+    """The address of a cluster with two CPUs, to which this process is connected.
+
+    Its workers have the environment of this process, and so the credentials of the object store.
+    """
     import ray
 
     with pytest.MonkeyPatch.context() as patched:
@@ -81,6 +87,14 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "COMMIT", COMMIT)
     monkeypatch.setattr(read_parts, "PART", PART)
 
+    # Defined here, so that its code is sent to the workers.
+    class Encoder(encoder.Encoder):
+        def encode(self, documents: Sequence[Document]) -> tuple[str, object]:
+            building.COMMIT, read_parts.PART = COMMIT, PART
+            return super().encode(documents)
+
+    monkeypatch.setattr(encoders, "Encoder", Encoder)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -114,19 +128,31 @@ def alone(model: SeDeM, folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "alone.bank"
 
 
-def assert_equal(bank: Path, alone: Path) -> None:
-    """The same documents, blocks and memory, in the same files, byte for byte."""
+def assert_equal(bank: Place, alone: Path) -> None:
+    """The same documents, blocks and memory, to the bit."""
     found, wanted = MemoryBank.open(bank), MemoryBank.open(alone)
-    assert LocalStore(bank).verify() == []
     assert found.documents == wanted.documents
     assert list(found.blocks) == list(wanted.blocks)
-    assert found.made_by == wanted.made_by and found.fingerprint == wanted.fingerprint
-    assert shards(bank) == shards(alone)
+    assert found.meta == wanted.meta
+    every = range(len(wanted))
+    assert torch.equal(found.memory(every), wanted.memory(every))
+    assert words(bank) == words(alone) > 0
 
 
-def shards(bank: Path) -> dict[str, str]:
-    files = sorted((bank / "shards").iterdir())
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+def words(bank: Place) -> int:
+    """Number of blocks whose words are indexed."""
+    count = 0
+    for file in store_at(bank).files():
+        with file.reading() as connection:
+            query = "SELECT count(*) FROM words WHERE words MATCH 'a*'"
+            count += connection.execute(query).fetchone()[0]
+    return count
+
+
+def committed(bank: Path) -> dict[str, int]:
+    """The version that added each document."""
+    with BankFile(bank).reading() as connection:
+        return dict(connection.execute("SELECT name, added FROM documents WHERE added NOT NULL"))
 
 
 def workers() -> list[psutil.Process]:
@@ -157,8 +183,9 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
     assert len(killed) >= 3, "workers that came after the first were killed too"
     assert "a worker died" in caplog.text and "is read again" in caplog.text
     assert_equal(bank, alone)
+    assert committed(bank) == committed(alone)
     assert (report.added, report.documents) == (41, 41)
-    assert len(seen) == len(shards(bank)) < 30, "small documents are read together"
+    assert len(seen) == BankFile(bank).head().version < 30, "small documents are read together"
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert all(done <= total and speed > 0 for done, total, speed in seen)
 
@@ -167,10 +194,10 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
 def test_a_bank_that_has_all_documents_stays_as_it_is(
     cluster: str, checkpoint: str, model: SeDeM, folder: Path, alone: Path
 ) -> None:
-    before = shards(alone)
+    before = alone.read_bytes()
     report = build_on_ray(model, Workers(cluster, checkpoint), alone, Sources([str(folder)]))
     assert (report.added, report.unchanged) == (0, 41)
-    assert shards(alone) == before
+    assert alone.read_bytes() == before
 
 
 DRIVER = f"""
@@ -178,10 +205,16 @@ import os, signal, sys
 from pathlib import Path
 from sedem import SeDeM
 from sedem.inference import build, read_parts
+from sedem.scale import encoder, encoders
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
 address, checkpoint, bank, folder, commits = sys.argv[1:]
 build.COMMIT, read_parts.PART = {COMMIT}, {PART}
+class Encoder(encoder.Encoder):
+    def encode(self, documents):
+        build.COMMIT, read_parts.PART = {COMMIT}, {PART}
+        return super().encode(documents)
+encoders.Encoder = Encoder
 seen = []
 def progress(*_):
     seen.append(1)
@@ -205,11 +238,35 @@ def test_a_killed_driver_goes_on_when_it_is_started_again(
         return subprocess.run(command, timeout=200).returncode
 
     assert drive(commits) == -signal.SIGKILL
-    committed = shards(bank)
-    assert len(committed) == commits
+    before = committed(bank)
+    assert BankFile(bank).head().version == commits
     assert drive(0) == 0
-    assert committed.items() <= shards(bank).items(), "what was committed is not read again"
+    assert before.items() <= committed(bank).items(), "what was committed is not read again"
     assert_equal(bank, alone)
+
+
+@pytest.mark.slow
+def test_a_bank_in_parts_is_extended_and_its_documents_replaced(
+    cluster: str, checkpoint: str, model: SeDeM, folder: Path, alone: Path, tmp_path: Path
+) -> None:
+    bank, texts = tmp_path / "parts", tmp_path / "texts"
+    with Parts(bank).creating(building.new_meta(model)):
+        pass
+    build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]))
+    assert_equal(bank, alone)
+    before = [part.name for part in Parts(bank).manifest().parts]
+    assert len(before) == BankFile(alone).head().version
+
+    texts.mkdir()
+    (texts / "a.txt").write_text(SMALL[0])
+    (texts / "b.jsonl").write_text(json.dumps({"name": "line 3", "text": "another text"}))
+    report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(texts)]))
+    assert (report.added, report.replaced, report.documents) == (1, 1, 42)
+    opened = MemoryBank.open(bank)
+    assert opened.documents[-1] == Document("line 3", "another text")
+    assert sorted(opened.documents.names) == sorted({*opened.documents.names})
+    after = [part.name for part in Parts(bank).manifest().parts]
+    assert len({*before} - {*after}) == 1, "other parts are not written again"
 
 
 @pytest.mark.slow
@@ -251,6 +308,16 @@ def test_a_worker_without_the_model_is_named(
     assert not (tmp_path / "a.bank").exists()
 
 
+def test_a_worker_that_does_not_see_the_folder_of_a_bank_is_named(
+    checkpoint: str, model: SeDeM, tmp_path: Path
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    worker = encoder.Encoder(checkpoint, building.new_meta(model), nowhere, 1)
+    problem = worker.start(version_of("sedem"))
+    assert "of the cluster cannot use bank" in problem and "does not exist there" in problem
+    assert not nowhere.exists()
+
+
 @pytest.mark.slow
 def test_a_piece_that_kills_every_worker_is_given_up(
     cluster: str,
@@ -261,9 +328,9 @@ def test_a_piece_that_kills_every_worker_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Dies(encoder.Encoder):
-        def encode(self, content: encoder.Content) -> tuple[str, encoder.Sealed | None]:
+        def encode(self, documents: Sequence[Document]) -> tuple[str, object]:
             os.kill(os.getpid(), signal.SIGKILL)
-            return super().encode(content)
+            return super().encode(documents)
 
     monkeypatch.setattr(encoders, "Encoder", Dies)
     with pytest.raises(UnavailableError, match=r"4 workers died while they read '.*a00\.md'"):
@@ -272,31 +339,29 @@ def test_a_piece_that_kills_every_worker_is_given_up(
         )
 
 
+def test_a_bank_that_was_damaged_on_the_way_is_rejected(alone: Path, tmp_path: Path) -> None:
+    BankFile(alone).copy_to(tmp_path / "sent.bank")
+    sent = encoder.SentBank.of(tmp_path / "sent.bank")
+    assert sent.open().documents == MemoryBank.open(alone).documents
+    content = bytearray(sent.content)
+    content[-100] ^= 1
+    with pytest.raises(BankError, match="damaged between a worker and this machine"):
+        replace(sent, content=bytes(content)).open()
+
+
 @pytest.mark.slow
 def test_sources_and_bank_may_be_in_an_object_store(
-    cluster: str, checkpoint: str, model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: str, checkpoint: str, model: SeDeM, server: ObjectServer, tmp_path: Path
 ) -> None:
-    with object_server.running(monkeypatch) as server:
-        place = server.place()
-        server.put(place, "texts/long.txt", LONG.encode())
-        server.put(place, "texts/note.md", SMALL[0].encode())
-        bank = f"{place}/bank"
-        # Workers of a cluster that runs already have another environment, so this machine reads.
-        monkeypatch.setattr(sources, "_rows_on_cluster", rows_here)
-        found = Sources([f"{place}/texts"])
-        report = build_on_ray(model, Workers(cluster, checkpoint), bank, found)
-        documents = [
-            Document(f"{place}/texts/long.txt", LONG),
-            Document(f"{place}/texts/note.md", SMALL[0]),
-        ]
-        building.build_bank(model, model.engine, tmp_path / "alone.bank", documents)
-        opened, alone = MemoryBank.open(bank), MemoryBank.open(tmp_path / "alone.bank")
-        assert (report.added, opened.documents) == (2, alone.documents)
-        assert list(opened.blocks) == list(alone.blocks)
-        every = range(len(alone))
-        assert torch.equal(opened.memory(every), alone.memory(every))
-
-
-def rows_here(found: Sequence[SourceFile], encoding: str) -> Iterator[Row]:
-    for file in found:
-        yield from rows_of(file, encoding)
+    place = server.place()
+    server.put(place, "texts/long.txt", LONG.encode())
+    server.put(place, "texts/note.md", SMALL[0].encode())
+    found = Sources([f"{place}/texts"])
+    report = build_on_ray(model, Workers(cluster, checkpoint), f"{place}/bank", found)
+    documents = [
+        Document(f"{place}/texts/long.txt", LONG),
+        Document(f"{place}/texts/note.md", SMALL[0]),
+    ]
+    building.build_bank(model, model.engine, tmp_path / "alone.bank", documents)
+    assert (report.added, report.documents) == (2, 2)
+    assert_equal(f"{place}/bank", tmp_path / "alone.bank")

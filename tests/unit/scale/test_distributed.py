@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 
+import apsw
 import pytest
 import torch
 from answers import build, untimed
@@ -19,7 +22,9 @@ from synthetic import (
 
 from sedem import MemoryBank, SeDeM
 from sedem.backbone.decoder import Backbone
-from sedem.bank.snapshot import Snapshot
+from sedem.bank.manifest import PartFile
+from sedem.bank.memory_bank import Snapshot
+from sedem.bank.remote import Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, SedemError, UnavailableError
 from sedem.inference.reply import Selected
@@ -32,29 +37,36 @@ from sedem.inference.requests import (
     encode_questions,
 )
 from sedem.inference.scoring import score_requests
+from sedem.quantization import Quantized
 from sedem.scale.answering import Asked, EngineReplica
 from sedem.scale.partitions import Found
 from sedem.scale.selecting import PartSelector, Wanted
-from sedem.scale.versions import KEPT_OF_ONE, OpenVersions, Shipped, Version, Versions
+from sedem.scale.versions import KEPT_OF_ONE, OpenVersions, Version, Versions
 from sedem.types import Answer
 
 QUESTIONS = 500
 PARTS = (1, 2, 4)
 
 
-def fetch(content: Shipped) -> Shipped:
-    """What a version's contents are in one process."""
-    return content
+def same(snapshot: Snapshot) -> Snapshot:
+    """Puts and fetches a snapshot in one process, as Ray would between two."""
+    packed: Snapshot = pickle.loads(pickle.dumps(snapshot))
+    return packed
 
 
-def engine_of(model: SeDeM, parts: int) -> EngineReplica:
+def selectors_of(model: SeDeM, parts: int) -> list[PartSelector]:
+    """Selectors in this process."""
+    return [PartSelector(model.selector, part, parts, same) for part in range(parts)]
+
+
+def engine_of(model: SeDeM, parts: int, selectors: Sequence[PartSelector] = ()) -> EngineReplica:
     """An engine whose selectors are in this process."""
-    selectors = [PartSelector(model.selector, part, parts, fetch) for part in range(parts)]
 
     def asking(selector: PartSelector) -> Callable[[Wanted], Awaitable[Found]]:
         return lambda wanted: asyncio.to_thread(selector.find, wanted)
 
-    return EngineReplica(model, [asking(one) for one in selectors], fetch)
+    asked = [asking(one) for one in selectors or selectors_of(model, parts)]
+    return EngineReplica(model, asked, same)
 
 
 async def answered(engine: EngineReplica, asked: Asked) -> Answer | str:
@@ -86,7 +98,7 @@ async def compared(
     Returns:
         How many selections and answers were compared.
     """
-    versions = Versions(lambda shipped: shipped)
+    versions = Versions(same)
     engines = [engine_of(model, count) for count in PARTS]
     selections = answers = 0
     try:
@@ -186,7 +198,7 @@ def test_the_scores_of_every_block_are_those_of_one_machine(
     stored: tuple[SeDeM, MemoryBank],
 ) -> None:
     model, bank = stored
-    versions, engine = Versions(lambda shipped: shipped), engine_of(model, 3)
+    versions, engine = Versions(same), engine_of(model, 3)
     found = asyncio.run(engine.scores(versions.of(bank.snapshot()), "storm over the harbour"))
     engine.close()
     assert torch.equal(found, model.scores(bank, "storm over the harbour"))
@@ -196,9 +208,9 @@ def test_a_text_that_came_with_a_question_is_not_split(model: SeDeM, bank: Memor
     async def refuse(wanted: Wanted) -> Found:
         raise AssertionError("a bank in RAM has no parts")
 
-    engine = EngineReplica(model, [refuse, refuse], fetch)
+    engine = EngineReplica(model, [refuse, refuse], same)
     request = Request(bank.snapshot(), "Who signed the lease?")
-    version = Versions(lambda shipped: shipped).of(bank.snapshot())
+    version = Versions(same).of(bank.snapshot())
     found = asyncio.run(answered(engine, Asked.of(version, request, decoding_of(0))))
     assert isinstance(found, Answer)
     assert untimed(found) == untimed(model.answer_requests([request], decoding_of(0))[0])
@@ -210,19 +222,19 @@ def test_a_part_that_fails_fails_the_question(stored: tuple[SeDeM, MemoryBank]) 
     model, bank = stored
 
     async def fail(wanted: Wanted) -> Found:
-        raise BankError("shard 3 is damaged")
+        raise BankError("part 3 is damaged")
 
-    engine = EngineReplica(model, [*engine_of(model, 2).parts, fail], fetch)
-    version = Versions(lambda shipped: shipped).of(bank.snapshot())
+    engine = EngineReplica(model, [*engine_of(model, 2).parts, fail], same)
+    version = Versions(same).of(bank.snapshot())
     request = Request(bank.snapshot(), "harbour?")
     found = asyncio.run(answered(engine, Asked.of(version, request, decoding_of(0))))
     engine.close()
-    assert found == "shard 3 is damaged"
+    assert found == "part 3 is damaged"
 
 
 def test_a_question_runs_on_the_version_that_it_names(stored: tuple[SeDeM, MemoryBank]) -> None:
     model, bank = stored
-    versions, engine = Versions(lambda shipped: shipped), engine_of(model, 2)
+    versions, engine = Versions(same), engine_of(model, 2)
     before = bank.snapshot()
     first = versions.of(before)
     bank.append(synthetic_bank(model, 3, seed=99))
@@ -239,12 +251,58 @@ def test_a_question_runs_on_the_version_that_it_names(stored: tuple[SeDeM, Memor
     engine.close()
 
 
+def test_a_replica_reads_only_the_files_that_it_needs(
+    stored: tuple[SeDeM, MemoryBank], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, store = stored[0], Parts(tmp_path / "parts")
+    for seed in range(4):
+        synthetic_bank(model, 3, seed=seed).save(tmp_path / f"{seed}.bank")
+    entries = [store.publish(tmp_path / f"{seed}.bank") for seed in range(4)]
+    store.start(entries)
+    read: set[str] = set()
+    reading = PartFile.reading
+
+    def recorded(part: PartFile) -> AbstractContextManager[apsw.Connection]:
+        read.add(part.entry.name)
+        return reading(part)
+
+    monkeypatch.setattr(PartFile, "reading", recorded)
+    bank = MemoryBank.open(tmp_path / "parts").snapshot()
+    version, selectors = Versions(same).of(bank), selectors_of(model, 2)
+    assert version.stored and not read
+    for number, selector in enumerate(selectors):
+        selector.prepare(version)
+        assert read == {entry.name for entry in entries[2 * number :][:2]}
+        read.clear()
+    request = Request(bank, "the captain of the harbour?", k=1)
+    engine = engine_of(model, 2, selectors)
+    found = asyncio.run(answered(engine, Asked.of(version, request, decoding_of(0))))
+    engine.close()
+    assert isinstance(found, Answer)
+    [citation] = found.citations
+    assert read == {entries[int(citation.document.split("-")[1])].name}
+    wanted = answer_or_error(model, request, decoding_of(0))
+    assert isinstance(wanted, Answer) and untimed(found) == untimed(wanted)
+
+
+def test_a_version_of_a_bank_that_was_replaced_is_rejected(
+    stored: tuple[SeDeM, MemoryBank], tmp_path: Path
+) -> None:
+    model, bank = stored
+    version = Versions(same).of(bank.snapshot())
+    (tmp_path / "documents.bank").unlink()
+    synthetic_bank(model, 3, seed=5).save(tmp_path / "documents.bank")
+    with pytest.raises(BankError, match="another bank is at"):
+        OpenVersions(same, lambda snapshot: snapshot).get(version)
+
+
 def test_versions_live_with_their_snapshots_and_replicas_keep_the_newest() -> None:
     def version(number: int, bank: str) -> Version:
         return Version(f"v{number}", number, bank, 1, True, number)
 
     made: list[object] = []
-    one = OpenVersions(lambda content: Shipped(content, None), made.append, kept=4)
+    empty = MemoryBank("0" * 64, {}, [], [], Quantized(torch.zeros(0, 2, 4))).snapshot()
+    one = OpenVersions(lambda content: empty, made.append, kept=4)
     for number in (1, 2, 3):
         one.get(version(number, "a"))
     assert one.ids() == ["v2", "v3"] and len(made) == 3
@@ -259,7 +317,7 @@ def test_versions_live_with_their_snapshots_and_replicas_keep_the_newest() -> No
 
 
 def test_a_version_whose_server_has_gone_is_said_to_be_lost() -> None:
-    def gone(content: object) -> Shipped:
+    def gone(content: object) -> Snapshot:
         raise RuntimeError("the owner died")
 
     versions = OpenVersions(gone, lambda snapshot: snapshot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -10,11 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot, Span
 from sedem.errors import ConfigError
 from sedem.inference.requests import Request
 from sedem.method.selector import Auto, select
 from sedem.model import SeDeM
-from sedem.scale.partitions import Found, best, merge, needed, split
+from sedem.scale.partitions import Found, best, merge, needed
+
+
+def split(blocks: int, parts: int, *files: int) -> list[range]:
+    """Split a bank whose files end after these blocks."""
+    spans = [Span(None, range(*pair), 0) for pair in pairwise([0, *files, blocks])]  # type: ignore[arg-type]
+    return Snapshot(spans, BankFile()).split(parts)
 
 
 def by_parts(scores_N: torch.Tensor, parts: int, count: int | None) -> Found:
@@ -32,6 +40,14 @@ def test_a_split_is_in_order_whole_and_even(blocks: int, parts: int) -> None:
     assert [block for one in ranges for block in one] == list(range(blocks))
     sizes = [len(one) for one in ranges]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_bank_of_many_files_is_split_between_files() -> None:
+    assert split(100, 2, 20, 55) == [range(55), range(55, 100)]
+    assert split(100, 3, 20, 55) == [range(20), range(20, 55), range(55, 100)]
+    assert split(100, 4, 20, 55) == [range(25), range(25, 50), range(50, 75), range(75, 100)]
+    every = [block for one in split(100, 3, 96, 97, 98) for block in one]
+    assert every == list(range(100))
 
 
 def test_every_pattern_of_ties_is_merged_as_one_machine_selects() -> None:

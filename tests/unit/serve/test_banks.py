@@ -225,11 +225,11 @@ def test_an_answer_keeps_the_snapshot_of_a_deleted_bank(
     snapshot = bank.snapshot()
     del bank
     lease.delete("/v1/banks/flat")
-    library.trash.empty()
+    library.remove_deleted()
     assert model.answer(snapshot, "How much is the rent?").citations
     assert len(list((settings.folder / "banks").iterdir())) == 1
     del snapshot
-    library.trash.empty()
+    library.remove_deleted()
     assert list((settings.folder / "banks").iterdir()) == []
 
 

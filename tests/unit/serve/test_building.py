@@ -14,7 +14,7 @@ from faults.crashes import Full, Kill
 from faults.tracing import WORKS, Decide, Trace, go_on, trace
 
 from sedem import SeDeM, types
-from sedem.bank.store.local import LocalStore
+from sedem.bank.file import BankFile
 from sedem.errors import DataError
 from sedem.serve import parsing
 from sedem.serve.building import Builder
@@ -98,7 +98,7 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     with opened(folder, model) as (library, builder):
         while builder.turn():
             pass
-        library.trash.empty()
+        library.remove_deleted()
         names = library.names(Key("admin", ""))
         entry = library.get("one") if names else None
         if promised:
@@ -108,7 +108,8 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
         if entry is not None and entry.bank is not None:
             found = set(entry.bank.documents.names)
             assert all(d.text == TEXTS[d.name] for d in entry.bank.documents), where
-            assert LocalStore(entry.path).verify() == [], where
+            with BankFile(entry.file).reading() as connection:
+                assert connection.pragma("integrity_check") == "ok", where
         assert needed <= found, where
         # An upload whose answer was on its way may be there, but only as a whole.
         extra = found - allowed
@@ -162,6 +163,6 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
                 for name in promised.split():
                     assert name.startswith("?") or files[name].status in ("completed", "failed")
     # At the start it is an error of the command, afterwards one of the request; a build notes it.
-    # Of a bank's catalog, SQLite may say no more than that it cannot be opened.
+    # Of a bank, SQLite may say no more than that it cannot be opened.
     assert set(told) <= {"ConfigError", "FullDiskError", "BankError", ""}
     assert told["ConfigError"] and told["FullDiskError"]

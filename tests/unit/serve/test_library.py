@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import LEASE, RECIPE
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.bank.file import BankFile, delete
+from sedem.bank.memory_bank import append_to, copy_to
+from sedem.bank.remote import Parts
 from sedem.errors import BankMismatchError, ConfigError
 from sedem.inference import build as build_module
 from sedem.inference import read_parts
@@ -69,16 +74,16 @@ def test_a_stopped_build_goes_on_within_a_long_document(
     library = Library(settings, model)
     upload(library, "flat", long=LEASE * 10, short=RECIPE)
     builder = Builder(library, model, Metrics())
-    append, parts = read_parts.append_part, []
+    append, parts = BankFile.append_part, []
 
-    def counted(*args: object, **kwargs: object) -> None:
-        append(*args, **kwargs)  # type: ignore[arg-type]
+    def counted(*args: Any, **kwargs: Any) -> None:
+        append(*args, **kwargs)
         parts.append(kwargs["before"])
         if len(parts) == 3:
             threading.Thread(target=builder.close).start()
             assert builder._stop.wait(10)
 
-    monkeypatch.setattr(read_parts, "append_part", counted)
+    monkeypatch.setattr(BankFile, "append_part", counted)
     builder.start()
     builder._thread.join(30)
     assert len(parts) == 3
@@ -171,3 +176,98 @@ def test_a_lost_database_is_not_begun_anew_beside_its_files(
         with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
             Library(settings, model)
     assert (settings.folder / "files" / ("file-" + "0" * 24)).read_bytes() == b"uploaded"
+
+
+def test_a_folder_of_an_earlier_release_opens_and_says_how_to_convert_its_banks(
+    settings: Settings, model: SeDeM
+) -> None:
+    library = Library(settings, model)
+    upload(library, "flat", lease=LEASE)
+    upload(library, "new", recipe=RECIPE)
+    read_everything(library, model)
+    old = library.get("flat").file
+    library.close()
+    delete(old)
+    old.mkdir()
+    (old / "catalog.sqlite").write_bytes(b"of format 4")
+    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
+        connection.execute("CREATE TABLE trash (folder TEXT PRIMARY KEY) STRICT")
+        connection.execute("INSERT INTO trash VALUES ('gone-00000000.bank')")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    for _ in range(2):
+        library = Library(settings, model)
+        error = library.get("flat").error
+        assert error is not None and "sedem bank import" in error and str(old) not in error
+        assert (library.get("flat").status, library.get("new").status) == ("failed", "ready")
+        assert not library.database.rows("SELECT * FROM sqlite_master WHERE name = 'trash'")
+        library.close()
+    library = Library(settings, model)
+    upload(library, "flat", recipe=RECIPE)
+    read_everything(library, model)
+    assert "cannot be written now" in library.get("flat").progress().failed[0].error
+    library.delete("flat")
+    read_everything(library, model)
+    assert not old.exists()
+    library.close()
+
+
+def test_a_bank_of_the_operator_may_be_replaced_or_lost(
+    settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
+) -> None:
+    path, other = tmp_path / "given.bank", tmp_path / "other.bank"
+    bank.save(path)
+    model.read([Document("other.txt", RECIPE)]).save(other)
+    library = Library(settings.with_changes(banks={"given": path}), model)
+    entry = library.get("given")
+    assert entry.bank is not None
+    before, texts = entry.bank.snapshot(), [one.text for one in bank.documents]
+    assert before.documents[0].text == texts[0]
+    other.replace(path)
+    entry.refresh()
+    assert entry.bank.documents.names == ["other.txt"]
+    # An answer that runs sees the former bank, or an error, but never the wrong one.
+    assert [one.text for one in before.documents] == texts
+    path.rename(other)
+    for _ in range(2):
+        entry.refresh()
+        assert entry.error == "the bank cannot be read now; the log of the server has the reason"
+        assert (entry.status, entry.bank.documents.names) == ("ready", ["other.txt"])
+    other.rename(path)
+    entry.refresh()
+    assert entry.error is None
+    library.close()
+
+
+def test_a_bank_of_the_operator_may_be_in_parts(
+    settings: Settings,
+    model: SeDeM,
+    bank: MemoryBank,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "parts"
+    copy_to(Parts(place), bank.snapshot(), bank.meta)
+    library = Library(settings.with_changes(banks={"given": place}), model)
+    entry, manifest = library.get("given"), (place / "bank.json").read_bytes()
+
+    def wait_until(names: list[str], failed: bool) -> None:
+        until = time.monotonic() + 20
+        while True:
+            assert entry.bank is not None
+            if (entry.bank.documents.names, entry.error is not None) == (names, failed):
+                return
+            assert time.monotonic() < until, (entry.bank.documents.names, entry.error)
+            entry.refresh()
+            time.sleep(0.01)
+
+    before = [document.name for document in bank.documents]
+    wait_until(before, False)
+    (place / "bank.json").write_bytes(b"damaged")
+    wait_until(before, True)
+    (place / "bank.json").write_bytes(manifest)
+    wait_until(before, False)
+    append_to(Parts(place), model.read([Document("new.txt", RECIPE)]).snapshot())
+    wait_until([*before, "new.txt"], False)
+    library.close()

@@ -16,7 +16,7 @@ from sedem import MemoryBank
 def client(make_client: Callable[..., TestClient], bank: MemoryBank, tmp_path: Path) -> TestClient:
     paths = {name: tmp_path / f"{name}.bank" for name in ("lease", "mine-1")}
     for path in paths.values():
-        MemoryBank.of(bank.snapshot()).save(path)
+        bank.save(path)
     return make_client(banks=paths)
 
 

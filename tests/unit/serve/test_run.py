@@ -22,7 +22,7 @@ from sedem.engine.rows_apart import RowsApart
 from sedem.errors import ConfigError
 from sedem.serve.app import create_app
 from sedem.serve.keys import KeyRing, add_key
-from sedem.serve.run import Server, address_of, listen
+from sedem.serve.run import Server, _allow_open_files, address_of, listen
 from sedem.serve.settings import Settings
 
 STEP_SECONDS = 0.02
@@ -259,3 +259,16 @@ def test_the_command_says_in_one_line_why_it_cannot_serve(tmp_path: Path) -> Non
     assert process.returncode == 1
     assert re.search(r"^error: .*none", err.splitlines()[-1])
     assert "Traceback" not in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_the_limit_of_open_files_is_raised_for_many_banks() -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
+    try:
+        _allow_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 2**16), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

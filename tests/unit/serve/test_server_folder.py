@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -127,7 +128,8 @@ def guarded(make_client: Callable[..., TestClient], tmp_path: Path) -> Iterator[
         *("server.sqlite", "server.sqlite-wal", "server.sqlite-shm", "files", "banks", "lock")
     }
     assert all(ID.fullmatch(path.name) for path in (folder / "files").iterdir())
-    banks = [path.name for path in (folder / "banks").iterdir() if not path.name.startswith(".")]
+    beside = re.compile("-(wal|shm|journal)$")
+    banks = {beside.sub("", path.name) for path in (folder / "banks").iterdir()}
     assert all(ServerFolder.is_bank(name) for name in banks)
 
 

@@ -130,8 +130,8 @@ ODD = (
     "file-000000000000000000000000/../../server.sqlite",
     "x-00000000.bank",
     ".x-00000000.bank.partial",
-    "catalog.sqlite",
-    "shards/000001.safetensors",
+    "x-00000000.bank-wal",
+    "x-00000000.bank.kept",
 )
 
 

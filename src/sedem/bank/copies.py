@@ -1,0 +1,140 @@
+"""Copies of banks: backups, checked files for others, and one file from parts or parts from one.
+
+Memory and texts are copied as they are, so a copy gives the same answers. It appears when it is
+complete. All functions return the bytes of the copy. They raise a BankError if something exists at
+the target, the bank is damaged, or the copy cannot be written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from sedem.bank.care import examine
+from sedem.bank.file import BankFile, already_there, delete
+from sedem.bank.folders import import_folder
+from sedem.bank.manifest import temporary
+from sedem.bank.memory_bank import MemoryBank, Snapshot, copy_to
+from sedem.bank.places import Place, is_remote, store_at
+from sedem.bank.remote import Parts
+from sedem.durable_files import sync_folder
+from sedem.errors import DamagedBankError, NoTextError
+
+
+def backup(source: Place, target: Place) -> int:
+    """Copy a bank as of one commit into a new file, or to a new place in an object store.
+
+    Other processes may write the bank meanwhile. Joining parts needs their texts.
+    """
+    files = store_at(source).files()
+    if is_remote(target):
+        return _publish(files, _new(target))
+    with _appearing(Path(target)) as path:
+        if len(files) == 1:
+            return files[0].copy_to(path)
+        bank = _with_texts(source)
+        copy_to(BankFile(path), bank, bank.meta)
+        return path.stat().st_size
+
+
+def join(source: Place, file: Path) -> int:
+    """Write a bank in parts as one file; see `backup`."""
+    return backup(source, file)
+
+
+def export_bank(source: Place, file: Path) -> int:
+    """Write a bank into one file and check it; see `backup`."""
+    with _appearing(file) as path:
+        size = backup(source, path)
+        _check(path, source)
+        return size
+
+
+def import_bank(file: Path, target: Place) -> int:
+    """Make a bank from the file of one, or from the folder of one of an earlier format.
+
+    All of it is checked first. The target is a new file, or a new place in an object store.
+    """
+    if is_remote(target):
+        given = _new(target)
+        with temporary(given.work) as path:
+            import_bank(file, path)
+            return _publish([BankFile(path)], given)
+    with _appearing(Path(target)) as path:
+        made = BankFile(path)
+        size = import_folder(file, made) if file.is_dir() else BankFile(file).copy_to(path)
+        _check(path, file)
+        return size
+
+
+def split(source: Place, target: Place, parts: int) -> int:
+    """Write a bank with texts as parts of similar size; each has whole documents.
+
+    There are fewer parts than `parts` if there are fewer documents.
+    """
+    bank, given = _with_texts(source), _new(target)
+    blocks = np.bincount(bank.blocks.documents, minlength=len(bank.documents))
+    # The part in which the middle of a document lies, if all blocks are divided evenly.
+    middles = np.cumsum(blocks) - blocks / 2
+    owners = np.floor(middles * parts / max(1, blocks.sum())).astype(int).clip(0, parts - 1)
+    with temporary(given.work) as path:
+        files = []
+        for part in np.unique(owners).tolist() or [0]:
+            files.append(BankFile(path.with_name(f"{part}.bank")))
+            copy_to(files[-1], bank, bank.meta, np.flatnonzero(owners == part).tolist())
+        return _publish(files, given)
+
+
+def _publish(files: Sequence[BankFile], target: Parts) -> int:
+    target.start([target.publish(file) for file in files])
+    return target.size
+
+
+def _with_texts(place: Place) -> Snapshot:
+    bank = MemoryBank.open(place).snapshot()
+    if not bank.meta.texts:
+        raise NoTextError(
+            f"bank '{place}' holds no texts, which are needed to split or join banks; copy it as "
+            "it is with 'sedem bank backup', or build it again with texts"
+        )
+    return bank
+
+
+def _new(place: Place) -> Parts:
+    parts = Parts(place)
+    if parts.exists():
+        raise already_there(parts)
+    return parts
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file that gets its name at the end, unless something has it."""
+    if os.path.lexists(path):
+        raise already_there(path)
+    partial = path.with_name(f".{path.name}.new")
+    delete(partial)
+    try:
+        yield partial
+        os.link(partial, path)
+        sync_folder(path.parent)
+    except FileExistsError:
+        raise already_there(path) from None
+    finally:
+        delete(partial)
+
+
+def _check(path: Path, source: Place) -> None:
+    """Raise a DamagedBankError for the first defect of a copy."""
+    file = BankFile(path)
+    # The copy is what is checked, but it is the source that the message is about.
+    file.name = str(source)
+    problems = examine(file).problems
+    file.close()
+    if problems:
+        more = f" (and {len(problems) - 1:,} more defects)" if problems[1:] else ""
+        raise DamagedBankError(f"bank '{source}' is damaged: {problems[0]}{more}; restore it")

@@ -1,0 +1,373 @@
+"""The SQLite database of a bank: its tables, safe connections to it, and its errors as sentences.
+
+SQLite's checksum VFS adds a checksum to every page and compares it whenever a page is read, so
+damage is found without any code of ours. A file may come from anybody: it has to have exactly
+these tables, no view and no trigger, and what is read from it is checked by `view`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import apsw
+import apsw.sqlite_extra
+
+from sedem.errors import BankError, DamagedBankError, first_line
+
+logger = logging.getLogger(__name__)
+
+APPLICATION = 0x53644D42
+"""`application_id` of a bank: "SdMB"."""
+FORMAT = 5
+"""`user_version` of a bank. Formats 1 to 4 were folders; `folders` imports 3 and 4."""
+CHECKSUM_BYTES = 8
+"""Bytes that the checksum VFS uses of every page."""
+LONGEST = 2**28
+"""Maximum bytes of a value; a file with longer ones is not read."""
+WAIT = 60.0
+"""Seconds that a writer waits for another one."""
+SUFFIXES = ("-wal", "-shm", "-journal")
+"""What SQLite appends to the name of a file for those beside it."""
+
+TABLES = """
+CREATE TABLE bank (
+    id TEXT NOT NULL,             -- random; copies have the same
+    fingerprint TEXT NOT NULL,    -- of the model that made the memory; others reject the bank
+    made_by TEXT NOT NULL,        -- JSON, for people: model, layers, T, C
+    dtype TEXT NOT NULL,          -- type of the slots: bfloat16, int8 or fp8
+    slots INTEGER NOT NULL,       -- slots per block
+    width INTEGER NOT NULL,       -- numbers per slot
+    texts INTEGER NOT NULL,       -- 1 if texts are stored, else 0
+    version INTEGER NOT NULL,     -- grows by 1 with every change
+    oldest INTEGER NOT NULL,      -- oldest version that can still be read
+    documents INTEGER NOT NULL,   -- documents, blocks and tokens in this version
+    blocks INTEGER NOT NULL,
+    tokens INTEGER NOT NULL
+) STRICT;
+CREATE TABLE documents (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    characters INTEGER NOT NULL,
+    sha256 TEXT NOT NULL,         -- of the text in UTF-8
+    pages TEXT NOT NULL,          -- JSON: first character of each page
+    blocks INTEGER NOT NULL,      -- number of its blocks
+    tokens INTEGER NOT NULL,      -- number of its tokens
+    added INTEGER,                -- version that added it; NULL while it is being read
+    removed INTEGER               -- version that removed it; NULL while it is in the bank
+) STRICT;
+CREATE INDEX documents_name ON documents (name);
+CREATE TABLE texts (              -- in pieces, so that a span is read without the rest
+    document INTEGER NOT NULL REFERENCES documents (id),
+    start INTEGER NOT NULL,       -- first character of the piece
+    text TEXT NOT NULL,
+    PRIMARY KEY (document, start)
+) STRICT;
+CREATE TABLE blocks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    document INTEGER NOT NULL REFERENCES documents (id),
+    number INTEGER NOT NULL,      -- in the document, from 0
+    start INTEGER NOT NULL,       -- first character of its span
+    "end" INTEGER NOT NULL,       -- character after its span
+    tokens BLOB NOT NULL,         -- real tokens behind each slot, one byte each; 0 is padding
+    memory BLOB NOT NULL,         -- slots x width numbers of type dtype, little-endian
+    scales BLOB                   -- one float32 per slot for int8 and fp8
+) STRICT;
+CREATE UNIQUE INDEX blocks_place ON blocks (document, number, start, "end", tokens);
+CREATE TABLE keys (               -- derived: the selector's keys of many blocks per row
+    id INTEGER PRIMARY KEY,
+    selector TEXT NOT NULL,       -- digest of the selector that made them
+    dtype TEXT NOT NULL,
+    blocks BLOB NOT NULL,         -- ids of blocks, int64
+    vectors BLOB NOT NULL,        -- blocks x slots x heads x width numbers
+    scales BLOB                   -- one float32 per vector for int8 and fp8
+) STRICT;
+"""
+WORDS = """
+CREATE VIRTUAL TABLE words USING fts5 (  -- rowid is the id of a block
+    name, text, content = '', contentless_delete = 1,
+    tokenize = 'porter unicode61 remove_diacritics 2'
+);
+"""
+_COVER = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"
+_CREATE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+def connect(
+    path: Path | None,
+    *,
+    create: bool = False,
+    wait: float = WAIT,
+    frozen: bool = False,
+    verify: bool = True,
+) -> apsw.Connection:
+    """Open a connection; `database_errors` translates what it and later statements raise.
+
+    Args:
+        path: the file; None makes an empty database in RAM.
+        create: create the file if it does not exist.
+        wait: seconds to wait for another writer.
+        frozen: read the file without a lock, because nobody can write it.
+        verify: compare pages with their checksums; if not, only read.
+    """
+    uri, flags, vfs = ":memory:", _CREATE, None
+    if path is not None:
+        _register_checksums()
+        uri, vfs = path.as_uri(), "cksmvfs"
+        if frozen:
+            uri, flags = uri + "?immutable=1", apsw.SQLITE_OPEN_READONLY
+        elif not create:
+            flags = apsw.SQLITE_OPEN_READWRITE
+            if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+                # Without a log nobody is writing, and a read-only folder cannot hold one.
+                alone = not path.with_name(path.name + "-wal").exists()
+                uri, flags = uri + "?immutable=1" * alone, apsw.SQLITE_OPEN_READONLY
+        flags |= apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOFOLLOW
+    connection = apsw.Connection(uri, flags=flags, vfs=vfs)
+    try:
+        # First, because what follows already reads the file.
+        connection.set_busy_handler(_waiter(path, wait))
+        if not verify:
+            connection.execute("PRAGMA checksum_verification = OFF")
+        if frozen or not verify:
+            # Then SQLite also reads a file whose end is missing.
+            connection.execute("PRAGMA writable_schema = ON")
+        _make_safe(connection, defensive=verify and not frozen)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _make_safe(connection: apsw.Connection, defensive: bool) -> None:
+    for option, value in (
+        (apsw.SQLITE_DBCONFIG_DEFENSIVE, int(defensive)),
+        (apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0),
+        (apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0),
+        (apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0),
+    ):
+        connection.config(option, value)
+    connection.limit(apsw.SQLITE_LIMIT_LENGTH, LONGEST)
+    for pragma in ("cell_size_check = ON", "foreign_keys = ON", "synchronous = FULL"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def create_tables(connection: apsw.Connection, words: bool) -> None:
+    """Create the tables of a bank, inside a transaction."""
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    connection.execute(TABLES + WORDS * words)
+
+
+def query(connection: apsw.Connection, statement: str, *values: Any) -> list[Any]:
+    """Return all rows of a statement as tuples."""
+    return connection.execute(statement, values).fetchall()
+
+
+def prepare_empty(connection: apsw.Connection, row_bytes: int) -> None:
+    """Choose the page size of an empty database, and reserve room for checksums.
+
+    Args:
+        connection: outside a transaction.
+        row_bytes: bytes of most rows.
+    """
+    connection.execute(f"PRAGMA page_size = {page_size(row_bytes)}")
+    connection.reserve_bytes("main", CHECKSUM_BYTES)
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+
+
+def page_size(row_bytes: int) -> int:
+    """Return the largest page size that wastes at most a tenth of the space of rows.
+
+    Large pages are faster, but two rows of 32 KB, for example, do not fit into one of 64 KB.
+
+    Args:
+        row_bytes: bytes of a row.
+    """
+    for size in (2**16, 2**15, 2**14, 2**13):
+        if stored_bytes(row_bytes, size) <= 1.1 * row_bytes:
+            return size
+    return 2**12
+
+
+def stored_bytes(row_bytes: int, page: int) -> float:
+    """Return the bytes that a row of a table takes in a file, with its share of unused space.
+
+    Args:
+        row_bytes: bytes of the row; all rows are alike.
+        page: size of a page.
+    """
+    usable = page - CHECKSUM_BYTES
+    if row_bytes <= usable - 35:
+        return page / (usable // row_bytes)
+    # https://sqlite.org/fileformat.html#b_tree_pages: a long row keeps a part of itself in its
+    # page, and the rest goes to pages of its own.
+    least = (usable - 12) * 32 // 255 - 23
+    kept = least + (row_bytes - least) % (usable - 4)
+    kept = kept if kept <= usable - 35 else least
+    return page / max(1, usable // kept) + -(-(row_bytes - kept) // (usable - 4)) * page
+
+
+def check_file(path: Path, name: object) -> None:
+    """Reject what is not the file of a bank, before SQLite opens it.
+
+    Args:
+        path: the file.
+        name: how messages refer to it.
+
+    Raises:
+        BankError: there is no file, it may not be read, or it is not a bank.
+    """
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            old = (path / "catalog.sqlite").exists()
+            raise BankError(
+                f"'{name}' is a bank in the format of an earlier release; convert it with 'sedem "
+                f"bank import {name} NEW.bank'"
+                if old
+                else f"'{name}' is a folder, not a bank; give the file of a bank"
+            )
+        if not stat.S_ISREG(found.st_mode):
+            raise BankError(f"'{name}' is not a file; give the file of a bank")
+        with path.open("rb") as file:
+            header = file.read(100)
+    except PermissionError:
+        raise BankError(f"'{name}' may not be read; ask its owner for permission") from None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        raise BankError(
+            f"bank '{name}' does not exist; create it with 'sedem build {name} FILE...'"
+        ) from None
+    if header[:16] != b"SQLite format 3\0":
+        raise BankError(f"'{name}' is not a bank, or its first bytes are damaged")
+    if int.from_bytes(header[68:72]) != APPLICATION:
+        raise BankError(f"'{name}' is a database, but not a bank")
+    if (version := int.from_bytes(header[60:64])) != FORMAT:
+        raise BankError(
+            f"bank '{name}' has format {version}, this sedem reads {FORMAT}; use the sedem that "
+            "wrote it, or build it again"
+        )
+    if header[20] != CHECKSUM_BYTES:
+        raise DamagedBankError(f"bank '{name}' has no checksums; restore it or build it again")
+    page = int.from_bytes(header[16:18])
+    if found.st_size % (2**16 if page == 1 else max(page, 1)) and not _is_changing(path, found):
+        # SQLite fills a page that is cut short with zeros, and does not compare it with its
+        # checksum.
+        raise damaged(name, "it is cut short")
+
+
+def _is_changing(path: Path, before: os.stat_result) -> bool:
+    """Whether a file may be incomplete because it is being written, or a writer was killed."""
+    logs = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
+    return any(log.exists() for log in logs) or path.stat().st_size != before.st_size
+
+
+def check_tables(name: object, connection: apsw.Connection) -> None:
+    """Reject a database whose tables differ from those of a bank.
+
+    Args:
+        name: how messages refer to it.
+        connection: a connection to it.
+
+    Raises:
+        BankError: they do.
+    """
+    if tuple(connection.execute(_COVER)) not in (_tables(True), _tables(False)):
+        raise BankError(f"'{name}' is not a bank: its tables are not those of one")
+
+
+@cache
+def _tables(words: bool) -> tuple[object, ...]:
+    with closing(connect(None)) as own:
+        create_tables(own, words)
+        return tuple(own.execute(_COVER))
+
+
+@cache
+def _register_checksums() -> None:
+    with closing(apsw.Connection(":memory:")) as connection:
+        apsw.sqlite_extra.load(connection, "cksumvfs")
+
+
+def _waiter(path: Path | None, wait: float) -> Callable[[int], bool]:
+    """Return a busy handler: it waits for another process, with a message."""
+    since, inode = 0.0, _inode(path)
+
+    def waits(calls: int) -> bool:
+        nonlocal since
+        now = time.monotonic()
+        if calls == 0:
+            since = now
+        elif now - since > wait or _inode(path) != inode:
+            return False
+        elif calls == 20:
+            logger.warning("another process is writing bank '%s'; waiting for it", path)
+        time.sleep(random.uniform(0.005, 0.05) if calls else 0.001)
+        return True
+
+    return waits
+
+
+def _inode(path: Path | None) -> int:
+    with suppress(OSError):
+        return 0 if path is None else path.stat().st_ino
+    return -1
+
+
+def has_moved(connection: apsw.Connection) -> bool:
+    """Whether another file, or none, is now where a connection was opened."""
+    moved = ctypes.c_int()
+    connection.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
+    return bool(moved.value)
+
+
+@contextmanager
+def database_errors(name: object) -> Iterator[None]:
+    """Raise errors of SQLite as `BankError`.
+
+    Args:
+        name: how messages refer to the bank.
+
+    Raises:
+        DamagedBankError: a page does not match its checksum, or the file is no database any more.
+        BankError: any other error; what was being written is unchanged.
+    """
+    try:
+        yield
+    except apsw.BusyError:
+        raise BankError(
+            f"bank '{name}' is being written by another process; wait until it is done"
+        ) from None
+    except (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError) as error:
+        raise damaged(name, first_line(error)) from None
+    except apsw.FullError:
+        raise BankError(f"the disk of bank '{name}' is full; the bank is unchanged") from None
+    except apsw.IOError as error:
+        if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+            raise damaged(name, "a page does not match its checksum") from None
+        raise _unusable(name, error) from None
+    except apsw.TooBigError:
+        raise damaged(name, f"a value has more than {LONGEST:,} bytes") from None
+    except apsw.Error as error:
+        raise _unusable(name, error) from None
+
+
+def damaged(name: object, reason: str) -> DamagedBankError:
+    """Return the error for a damaged bank; `name` is how it refers to it."""
+    return DamagedBankError(
+        f"bank '{name}' is damaged: {reason}; restore it, or keep what can be read of it with "
+        "'sedem bank verify --repair'"
+    )
+
+
+def _unusable(name: object, error: Exception) -> BankError:
+    return BankError(f"bank '{name}' cannot be used now ({first_line(error)}); it is unchanged")

@@ -1,0 +1,537 @@
+"""A bank's file: created, extended, edited and compacted in transactions; docs/bank-format.md.
+
+Every change is one SQLite transaction and gets the next version number. Rows of blocks never change
+and their ids are never reused. A removed document keeps its rows, marked with the version that
+removed it, until the bank is compacted. So a reader needs no lock and no long transaction: it
+remembers a version (`view.View`) and reads rows of that version whenever it needs them, while
+others append, remove, and shrink the file.
+
+Letters: N blocks, J slots of a block, D decoder width.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+
+from sedem.bank import rows
+from sedem.bank.blocks import Blocks
+from sedem.bank.database import (
+    SUFFIXES,
+    WAIT,
+    check_file,
+    check_tables,
+    connect,
+    create_tables,
+    damaged,
+    database_errors,
+    has_moved,
+    prepare_empty,
+)
+from sedem.bank.rows import Head, Meta
+from sedem.durable_files import make_folders, sync_folder
+from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
+from sedem.quantization import Quantized
+from sedem.types import Document
+
+IDLE = 8
+"""Connections that stay open while nobody uses them."""
+LISTED = 10
+"""Number of names listed in an unknown-document error; a bank may have millions."""
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """The size of a bank before and after it was compacted."""
+
+    bytes_before: int
+    bytes_after: int
+
+
+class BankFile:
+    """The file of a bank, or a bank in RAM; threads may share it.
+
+    Args:
+        path: the file; it need not exist yet. None makes a bank in RAM, which ends with the object.
+        wait: seconds to wait for another writer.
+    """
+
+    def __init__(self, path: Path | None = None, wait: float = WAIT) -> None:
+        self.name = "in memory" if path is None else str(path)
+        # Links are followed here once: a connection follows none.
+        self.path = None if path is None else path.parent.resolve() / path.name
+        if self.path is not None and self.path.is_symlink():
+            self.path = self.path.resolve()
+        self.wait = wait
+        self._idle: list[apsw.Connection] = []
+        self._lock, self._writing = threading.Lock(), threading.RLock()
+        self._open: apsw.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+        if path is None:
+            self._open = connect(None)
+        weakref.finalize(self, _close, self._idle)
+
+    @classmethod
+    def of_bytes(cls, content: bytes) -> BankFile:
+        """Return a bank in RAM with the content of a file."""
+        file = cls()
+        assert file._open is not None
+        file._open.deserialize("main", content)
+        return file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens its own connections, or gets the bank in RAM.
+        if self.path is not None:
+            return type(self), (self.path, self.wait)
+        with self.reading() as connection:
+            return BankFile.of_bytes, (connection.serialize("main"),)
+
+    def check_holds(self, head: Head) -> None:
+        """Reject another bank at the place of the one that had a version.
+
+        Raises:
+            BankError: it is another bank, or an older copy of it.
+        """
+        found = self.head()
+        if found.id != head.id or found.version < head.version:
+            raise BankError(f"another bank is at '{self}' now; open the bank again")
+
+    def __str__(self) -> str:
+        return self.name
+
+    def exists(self) -> bool:
+        """Whether something is there; `meta` rejects it if it is not a bank.
+
+        What a killed process left before its first commit is nothing.
+        """
+        if self.path is None:
+            assert self._open is not None
+            return bool(self._open.execute("SELECT 1 FROM sqlite_master").fetchall())
+        if not os.path.lexists(self.path):
+            return False
+        if not self.path.is_file() or self.path.stat().st_size == 0:
+            return not self.path.is_file()
+        with suppress(BankError), database_errors(self):
+            connection = connect(self.path)
+            try:
+                return bool(connection.execute("SELECT 1 FROM sqlite_master").fetchall())
+            finally:
+                connection.close()
+        return True
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file and of its log."""
+        if self.path is None:
+            with self.reading() as connection:
+                return int(connection.pragma("page_count")) * int(connection.pragma("page_size"))
+        log = self.path.with_name(self.path.name + "-wal")
+        return self.path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+
+    # Transactions
+
+    @contextmanager
+    def reading(self) -> Iterator[apsw.Connection]:
+        """Yield a connection that may only read; every statement sees one commit.
+
+        Raises:
+            BankError: there is no bank, or it is damaged, or another one is at its place now.
+        """
+        if self.path is None:
+            assert self._open is not None
+            with self._writing, database_errors(self):
+                yield self._open
+            return
+        with database_errors(self):
+            connection = self._taken()
+            try:
+                yield connection
+            except BaseException:
+                connection.close()
+                raise
+            with self._lock:
+                if len(self._idle) < IDLE:
+                    self._idle.append(connection)
+                    return
+            connection.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[apsw.Connection]:
+        """Run a transaction: at the end of the block it is durable, or nothing has changed.
+
+        Inside another `writing` of the same thread, it is a part of that transaction.
+
+        Raises:
+            BankError: there is no bank, another process is writing it, or it cannot be written.
+        """
+        with self._writing:
+            if self.path is not None and self._open is None:
+                check_file(self.path, self)
+                with self._transaction(create=False) as connection:
+                    check_tables(self, connection)
+                    yield connection
+                return
+            with database_errors(self):
+                assert self._open is not None
+                if self._open.in_transaction:
+                    yield self._open
+                else:
+                    with self._open:
+                        yield self._open
+
+    @contextmanager
+    def creating(self, meta: Meta) -> Iterator[BankFile]:
+        """Create the bank; it appears, with what was added, when the block ends without an error.
+
+        Raises:
+            BankError: something exists there, or it cannot be written.
+        """
+        if self.exists():
+            raise already_there(self)
+        if self.path is not None:
+            try:
+                make_folders(self.path.parent)
+            except OSError as error:
+                raise BankError(f"bank '{self}' cannot be created ({error.strerror})") from None
+        with (
+            self._writing,
+            self._transaction(create=True, row_bytes=rows.row_bytes(meta)) as creating,
+        ):
+            if creating.execute("SELECT 1 FROM sqlite_master").fetchall():
+                raise already_there(self)
+            create_tables(creating, meta.words)
+            creating.execute(
+                "INSERT INTO bank VALUES (?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0)",
+                (secrets.token_hex(16), meta.fingerprint, json.dumps(meta.made_by), meta.dtype,
+                 meta.slots, meta.width, meta.texts),
+            )  # fmt: skip
+            yield self
+
+    @contextmanager
+    def _transaction(self, create: bool, row_bytes: int = 0) -> Iterator[apsw.Connection]:
+        """Open a connection for one transaction."""
+        with database_errors(self):
+            if self.path is None:
+                assert self._open is not None
+                prepare_empty(self._open, row_bytes)
+                with self._open:
+                    yield self._open
+                return
+            self._open = connect(self.path, create=create, wait=self.wait)
+            try:
+                if create:
+                    prepare_empty(self._open, row_bytes)
+                else:
+                    self._open.pragma("journal_mode", "wal")
+                self._open.execute("BEGIN IMMEDIATE")
+                try:
+                    if has_moved(self._open):
+                        raise _exchanged(self)
+                    yield self._open
+                    self._open.execute("COMMIT")
+                except BaseException:
+                    if self._open.in_transaction:
+                        self._open.execute("ROLLBACK")
+                    raise
+            finally:
+                open_, self._open = self._open, None
+                open_.close()
+            if create:
+                sync_folder(self.path.parent)
+
+    def _taken(self) -> apsw.Connection:
+        """Return an idle connection, or a new one to the same file."""
+        assert self.path is not None
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        check_file(self.path, self)
+        connection = connect(self.path)
+        try:
+            connection.pragma("query_only", True)
+            check_tables(self, connection)
+            found = self.path.stat()
+            inode = found.st_dev, found.st_ino
+            with self._lock:
+                self._inode = self._inode or inode
+                if self._inode != inode or has_moved(connection):
+                    raise _exchanged(self)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Close idle connections, so that the file may be moved or deleted."""
+        with self._lock:
+            _close(self._idle)
+            self._inode = None
+
+    # What it holds
+
+    def files(self) -> list[BankFile]:
+        """Return this file: it is the whole bank."""
+        return [self]
+
+    def meta(self) -> Meta:
+        """Return the bank-wide metadata.
+
+        Raises:
+            BankError: there is no bank, or it is damaged.
+        """
+        with self.reading() as connection:
+            return rows.read_meta(self, connection)
+
+    def head(self) -> Head:
+        """Return the newest version; errors as in `meta`."""
+        with self.reading() as connection:
+            row = connection.execute(
+                "SELECT id, version, documents, blocks, tokens FROM bank"
+            ).fetchone()
+        if row is None or any(not isinstance(number, int) or number < 0 for number in row[1:]):
+            raise damaged(self, "its table 'bank' is empty or malformed")
+        return Head(*row)
+
+    def digests(self) -> dict[str, str]:
+        """Return the SHA-256 of each document's text by name; errors as in `meta`."""
+        with self.reading() as connection:
+            return dict(
+                connection.execute(
+                    "SELECT name, sha256 FROM documents WHERE added NOT NULL AND removed IS NULL"
+                )
+            )
+
+    def unfinished(self) -> list[str]:
+        """Return the names of documents whose reading was interrupted; errors as in `meta`."""
+        with self.reading() as connection:
+            found = connection.execute("SELECT name FROM documents WHERE added IS NULL ORDER BY id")
+            return [str(name) for (name,) in found]
+
+    # Changes
+
+    def append(
+        self,
+        fingerprint: str,
+        documents: Sequence[Document],
+        blocks: Blocks,
+        memory_NJD: Quantized,
+        *,
+        again: bool = False,
+    ) -> None:
+        """Add documents and their blocks in one commit; each replaces one of the same name.
+
+        Args:
+            fingerprint: hash of the model that made the memory.
+            documents: the documents; one that the bank has with the same text is skipped.
+            blocks: their blocks, in order; `Blocks.documents` are indices into `documents`.
+            memory_NJD: the memory of the blocks, of any type; it is cast to the bank's.
+            again: also replace documents with the same text.
+
+        Raises:
+            BankMismatchError: another model made the bank, or its blocks have another size.
+            BankError: the bank cannot be written, or memory holds infinities or NaN.
+        """
+        with self.writing() as connection:
+            meta, stored_NJD = self._checked(connection, fingerprint, blocks, memory_NJD)
+            version = None
+            for index, document in enumerate(documents):
+                if not again and rows.has_document(connection, document):
+                    continue
+                version = version or rows.next_version(connection)
+                number = rows.begin_document(connection, document)
+                chosen = np.flatnonzero(blocks.documents == index).tolist()
+                rows.insert_blocks(connection, number, blocks, stored_NJD, chosen)
+                rows.insert_text(connection, meta, number, document)
+                rows.show_document(connection, number, version)
+
+    def append_part(
+        self, fingerprint: str, document: Document, blocks: Blocks, memory_NJD: Quantized,
+        *, before: int, last: bool,
+    ) -> None:  # fmt: skip
+        """Add a part of a long document in one commit; readers see it after the last part.
+
+        Args:
+            fingerprint: hash of the model that made the memory.
+            document: the whole document.
+            blocks: blocks of the part, in order.
+            memory_NJD: their memory, of any type.
+            before: blocks in the earlier parts; 0 drops what an earlier build left.
+            last: whether this is the last part.
+
+        Raises:
+            BankError: as in `append`; or another process has changed the earlier parts.
+        """
+        with self.writing() as connection:
+            meta, stored_NJD = self._checked(connection, fingerprint, blocks, memory_NJD)
+            number, stored = rows.find_unfinished(connection, document)
+            if before and stored != before:
+                raise BankError(
+                    f"{before:,} blocks of '{document.name}' were in bank '{self}', {stored:,} are "
+                    "there now: another process has changed it; build again"
+                )
+            if not before or number is None:
+                number = rows.begin_document(connection, document)
+            rows.insert_blocks(connection, number, blocks, stored_NJD, range(len(blocks)))
+            if last:
+                rows.insert_text(connection, meta, number, document)
+                rows.show_document(connection, number, rows.next_version(connection))
+
+    def stored_part(self, document: Document) -> int:
+        """Return how many blocks of an unfinished document are stored; errors as in `meta`."""
+        with self.reading() as connection:
+            return rows.find_unfinished(connection, document)[1]
+
+    def remove(self, *names: str) -> None:
+        """Remove documents in one commit; `compact` frees their space.
+
+        Raises:
+            UnknownDocumentError: no document has one of the names; then none is removed.
+            BankError: the bank cannot be written.
+        """
+        with self.writing() as connection:
+            version = rows.next_version(connection)
+            for name in dict.fromkeys(names):
+                if not rows.mark_removed(connection, name, version):
+                    raise unknown_document(f"'{self}'", name, list(self.digests()))
+
+    def compact(self, before: int | None = None) -> Compacted:
+        """Delete removed and unfinished documents and free their space; answers do not change.
+
+        Args:
+            before: the oldest version that readers may still use; None means the newest. A reader
+                of an earlier one has to open the bank again.
+
+        Raises:
+            BankError: the bank cannot be written, or it is damaged.
+        """
+        size = self.size
+        with self.writing() as connection:
+            newest = int(connection.execute("SELECT version FROM bank").get)
+            limit = newest if before is None else min(before, newest)
+            rows.purge(connection, "added IS NULL OR removed <= ?", limit)
+            connection.execute("UPDATE bank SET oldest = max(oldest, ?)", (limit,))
+        with database_errors(self):
+            connection = self._open or connect(self.path, wait=self.wait)
+            try:
+                connection.execute("PRAGMA incremental_vacuum").fetchall()
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            finally:
+                if self._open is None:
+                    connection.close()
+        return Compacted(size, self.size)
+
+    def copy_to(self, path: Path) -> int:
+        """Copy the newest commit into a new file, page by page, while others write.
+
+        Returns:
+            Bytes of the copy.
+
+        Raises:
+            BankError: something exists there, the bank is damaged, or the copy cannot be written.
+        """
+        target = BankFile(path)
+        if target.exists():
+            raise already_there(target)
+        assert target.path is not None
+        partial = target.path.with_name(f".{path.name}.partial")
+        delete(partial)
+        try:
+            with self.reading() as source, database_errors(path):
+                connection = connect(partial, create=True)
+                try:
+                    with connection.backup("main", source, "main") as backup:
+                        backup.step()
+                    connection.pragma("journal_mode", "delete")
+                finally:
+                    connection.close()
+            os.link(partial, target.path)
+        except FileExistsError:
+            raise already_there(target) from None
+        except DamagedBankError as error:
+            # What is written anew has no damage: it is the bank that has it.
+            raise DamagedBankError(str(error).replace(f"'{path}'", f"'{self}'")) from None
+        finally:
+            delete(partial)
+        return target.path.stat().st_size
+
+    def _checked(
+        self, connection: apsw.Connection, fingerprint: str, blocks: Blocks, memory_NJD: Quantized
+    ) -> tuple[Meta, Quantized]:
+        """Return the metadata, and new memory in the bank's type."""
+        meta = rows.read_meta(self, connection)
+        check_fingerprint(str(self), meta.fingerprint, fingerprint)
+        shape = tuple(memory_NJD.values.shape)
+        if shape != (len(blocks), meta.slots, meta.width):
+            raise BankMismatchError(
+                f"bank '{self}' has blocks of {meta.slots} slots of {meta.width} numbers, the "
+                f"memory of {len(blocks)} new blocks is {shape}; build another bank"
+            )
+        if not memory_NJD.is_finite():
+            raise BankError(
+                f"memory for bank '{self}' holds infinities or NaN; check the model, and that its "
+                "type has the range of its states"
+            )
+        return meta, memory_NJD.cast(meta.dtype)
+
+
+def _close(idle: list[apsw.Connection]) -> None:
+    while idle:
+        idle.pop().close()
+
+
+def delete(path: Path) -> None:
+    """Delete the file of a bank, what SQLite keeps beside it, and its kept keys and values."""
+    # The file itself last: a log without it would be replayed into the next bank at this place.
+    for suffix in (*(f".kept{suffix}" for suffix in SUFFIXES), ".kept", *SUFFIXES, ""):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _exchanged(file: BankFile) -> BankError:
+    return BankError(f"another file is at '{file}' now; open the bank again")
+
+
+def check_fingerprint(bank: str, has: str, needs: str) -> None:
+    """Reject the memory of another model.
+
+    Args:
+        bank: its name, for the message.
+        has: fingerprint of the model that made the bank.
+        needs: fingerprint of the model that would use it.
+
+    Raises:
+        BankMismatchError: they differ; the message names both.
+    """
+    if has != needs:
+        raise BankMismatchError(
+            f"bank '{bank}' was built by model {has[:12]}, this model is {needs[:12]}; only the "
+            "model that made a memory can use it: use that one, or build again with 'sedem build'"
+        )
+
+
+def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocumentError:
+    """Return the error for a name that no document of a bank has.
+
+    Args:
+        bank: how the message refers to the bank.
+        name: the unknown name.
+        known: the names of all its documents.
+    """
+    listed = ", ".join(known[:LISTED]) or "none"
+    more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
+    return UnknownDocumentError(f"{bank} has no document '{name}'; it has {listed}{more}")
+
+
+def already_there(bank: object) -> BankError:
+    """Return the error for a place that is already taken."""
+    return BankError(f"'{bank}' exists already; choose another name or append to it")

@@ -1,0 +1,199 @@
+"""Kept keys and values: what a decoder computes for each block, in a file beside the bank.
+
+They are derived data and not part of the bank: the file may be deleted at any time, and one that
+cannot be used is ignored with a warning. An entry is found by the digest of the memory that it was
+computed from and by the decoder, so it never belongs to another bank by mistake.
+
+Letters: L layers above injection, G key heads, U states of a block, H width of a head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import weakref
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import apsw
+import torch
+
+from sedem.bank.database import connect, database_errors, prepare_empty
+from sedem.errors import BankError
+from sedem.quantization import Quantized
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".kept"
+_APPLICATION = 0x53644B56
+_TABLE = """
+CREATE TABLE kept (
+    decoder TEXT NOT NULL,  -- fingerprint of everything that computes keys and values
+    memory BLOB NOT NULL,   -- digest of the block's memory
+    dtype TEXT NOT NULL,    -- type of the numbers
+    entry BLOB NOT NULL,    -- L x 2 x G x U x H numbers
+    scales BLOB,            -- one float32 per vector for int8 and fp8
+    PRIMARY KEY (decoder, memory)
+) STRICT;
+"""
+_TYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn,
+    )
+}  # fmt: skip
+_SCALED = (torch.int8, torch.float8_e4m3fn)
+
+
+def kept_path(bank: Path) -> Path:
+    """Return the file of kept keys and values of a bank."""
+    return bank.with_name(bank.name + SUFFIX)
+
+
+def kept_bytes(bank: Path) -> int:
+    """Bytes of the kept keys and values of a bank on local disk."""
+    path = kept_path(bank)
+    return path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+
+
+def memory_digest(memory_JD: Quantized) -> bytes:
+    """Digest of the memory of a block as it is stored."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in (memory_JD.values, memory_JD.scales):
+        if tensor is not None:
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+class KeptFile:
+    """The kept keys and values of one decoder beside a bank; threads may share it.
+
+    Args:
+        bank: file of the bank.
+        decoder: fingerprint of everything that computes keys and values.
+        shape: L, G and H.
+        create: create the file if it does not exist.
+
+    Raises:
+        BankError: the file is damaged, or it is something else.
+    """
+
+    def __init__(
+        self, bank: Path, decoder: str, shape: tuple[int, int, int], *, create: bool = False
+    ) -> None:
+        self.path, self.decoder, self.shape = kept_path(bank), decoder, shape
+        self._lock = threading.Lock()
+        if self.path.exists() and not self.path.is_file():
+            raise BankError(f"'{self.path}' is not a file of kept keys and values; remove it")
+        with database_errors(self.path):
+            self._connection = connect(self.path.parent.resolve() / self.path.name, create=create)
+        weakref.finalize(self, self._connection.close)
+        with self._using() as connection:
+            # A killed process may have left a file without a table.
+            if create and not connection.execute("SELECT 1 FROM sqlite_master").fetchall():
+                prepare_empty(connection, 2**20)
+                with connection:
+                    connection.execute(f"PRAGMA application_id = {_APPLICATION}; {_TABLE}")
+            if create:
+                # Derived data need not survive a power cut, but must not be damaged by one.
+                connection.pragma("journal_mode", "wal")
+                connection.execute("PRAGMA synchronous = NORMAL")
+            found = connection.execute(
+                "SELECT sql FROM sqlite_master WHERE sql NOT NULL"
+            ).fetchall()
+            if connection.pragma("application_id") != _APPLICATION or len(found) != 1:
+                raise BankError(f"'{self.path}' is not a file of kept keys and values; remove it")
+
+    @contextmanager
+    def _using(self) -> Iterator[apsw.Connection]:
+        with self._lock, database_errors(self.path):
+            yield self._connection
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def entry(self, memory_JD: Quantized, states: int) -> Quantized | None:
+        """Return keys and values `[L, 2, G, U, H]` of a block; None if they cannot be used.
+
+        Args:
+            memory_JD: the memory of the block, as it is stored.
+            states: U.
+        """
+        layers, heads, width = self.shape
+        shape = (layers, 2, heads, states, width)
+        try:
+            with self._using() as connection:
+                row = self._row(connection, memory_JD)
+                if row is None or row[1] not in _TYPES:
+                    return None
+                values = torch.empty(shape, dtype=_TYPES[row[1]])
+                scales = torch.empty(shape[:-1]) if values.dtype in _SCALED else None
+                for column, tensor in (("entry", values), ("scales", scales)):
+                    if tensor is not None and not _read(connection, column, row[0], tensor):
+                        return None
+        except BankError as error:
+            logger.warning("%s; it is computed again", error)
+            return None
+        return Quantized(values, scales)
+
+    def holds(self, memory_JD: Quantized, dtype: torch.dtype) -> bool:
+        """Whether there is an entry of this type for a block with this memory."""
+        with self._using() as connection:
+            row = self._row(connection, memory_JD)
+            return row is not None and _TYPES.get(row[1]) == dtype
+
+    def put(self, memory_JD: Quantized, entry: Quantized) -> None:
+        """Store keys and values `[L, 2, G, U, H]` of a block, in one commit.
+
+        Raises:
+            BankError: the disk is full, or the file cannot be written.
+        """
+        values = entry.values.contiguous().view(torch.uint8).numpy()
+        scales = None if entry.scales is None else entry.scales.contiguous().numpy()
+        row = (
+            self.decoder, memory_digest(memory_JD),
+            str(entry.values.dtype).removeprefix("torch."), values, scales,
+        )  # fmt: skip
+        with self._using() as connection:
+            connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?)", row)
+
+    def keep_only(self, memories: Collection[bytes], dtype: torch.dtype) -> None:
+        """Delete what is of another decoder or type, or of blocks that are gone; free its space.
+
+        Args:
+            memories: digests of the memory of all blocks.
+            dtype: type of the entries to keep.
+        """
+        name = str(dtype).removeprefix("torch.")
+        with self._using() as connection:
+            rows: list[Any] = connection.execute(
+                "SELECT rowid, decoder, memory, dtype FROM kept"
+            ).fetchall()
+            gone = [
+                (row,)
+                for row, decoder, memory, kind in rows
+                if decoder != self.decoder or kind != name or memory not in memories
+            ]
+            connection.executemany("DELETE FROM kept WHERE rowid = ?", gone)
+            connection.execute("PRAGMA incremental_vacuum").fetchall()
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def _row(self, connection: apsw.Connection, memory_JD: Quantized) -> tuple[int, str] | None:
+        return connection.execute(
+            "SELECT rowid, dtype FROM kept WHERE decoder = ? AND memory = ?",
+            (self.decoder, memory_digest(memory_JD)),
+        ).fetchone()
+
+
+def _read(connection: apsw.Connection, column: str, row: int, tensor: torch.Tensor) -> bool:
+    """Read a value into a tensor; returns whether it has the right size."""
+    blob = connection.blob_open("main", "kept", column, row, False)
+    fits = blob.length() == tensor.nbytes
+    if fits:
+        blob.read_into(tensor.view(-1).view(torch.uint8).numpy().data)
+    blob.close(True)
+    return fits

@@ -1,0 +1,352 @@
+"""The selector's keys of a bank's blocks: computed from memory, cached, or stored in the bank.
+
+A question is compared with keys. Computing keys costs far more than comparing them, so they are
+cached for the next question if they fit. `prepare` caches keys of any size; `save_keys` stores them
+in the bank's file. Keys belong to one selector: those of another are ignored and recomputed.
+
+Letters: N blocks, J slots of a block, R heads, H width of a head.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import apsw
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sedem.bank.blocks import scan_ranges
+from sedem.bank.database import query
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.bank.view import View
+from sedem.errors import BankError
+from sedem.method.selector import Selector
+from sedem.quantization import (
+    BFLOAT16,
+    DTYPES,
+    Quantized,
+    check_dtype,
+    join,
+    quantize,
+    vector_bytes,
+)
+
+logger = logging.getLogger(__name__)
+
+CACHE_BYTES = 2**30
+"""Bytes of keys that may be cached without `prepare`; more on a GPU that has the memory."""
+GPU_SHARE = 4
+"""On a GPU the limit is 1/GPU_SHARE of its free memory: keys exist twice while their parts are
+joined, and decoding needs memory too."""
+ROW_BYTES = 2**20
+"""Bytes of keys per row of the bank's table."""
+
+
+@dataclass
+class KeyIndex:
+    """The keys of one snapshot of a bank that have been computed so far.
+
+    Attributes:
+        selector: digest of the selector that made them.
+        padding: indices of padding among the bank's N * J slots, in order.
+        stored: the keys that the bank's file has.
+        cached: keys of all blocks `[N, J, R, H]` on the selector's device.
+        pooled: pooled keys for the coarse search, and the indices of padding among them.
+    """
+
+    selector: str
+    padding: Tensor
+    stored: StoredKeys
+    cached: Quantized | None = None
+    pooled: tuple[Quantized, Tensor] | None = None
+
+    def padding_of(self, indices: range, slots: int) -> Tensor:
+        """Indices of padding among the slots of some blocks, counted from the first of them."""
+        bounds = torch.tensor([indices.start, indices.stop]) * slots
+        first, last = torch.searchsorted(self.padding, bounds).tolist()
+        return self.padding[first:last] - indices.start * slots
+
+
+_INDEXES: WeakKeyDictionary[Snapshot, KeyIndex] = WeakKeyDictionary()
+
+
+def key_index(bank: BankReader, selector: Selector) -> KeyIndex:
+    """Return the index of a bank for a selector; a new one if the bank or selector changed."""
+    digest, now = selector.digest(), bank.snapshot()
+    index = _INDEXES.get(now)
+    if index is None or index.selector != digest:
+        padding = torch.from_numpy(np.flatnonzero(now.blocks.slot_tokens == 0))
+        index = KeyIndex(digest, padding, StoredKeys(now, selector))
+        _INDEXES[now] = index
+    return index
+
+
+def forget_keys(bank: BankReader) -> None:
+    """Drop the index of a bank; the next question makes a new one."""
+    _INDEXES.pop(bank.snapshot(), None)
+
+
+def cache_dtype(device: torch.device) -> torch.dtype:
+    """The type of cached keys: the fastest to multiply on their device."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def cache_limit(device: torch.device) -> int:
+    """Bytes of keys that may be cached on a device without `prepare`."""
+    if device.type == "cpu":
+        return CACHE_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(CACHE_BYTES, free // GPU_SHARE)
+
+
+@torch.no_grad()
+def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Quantized]]:
+    """Yield block indices and keys `[n, J, R, H]` of all blocks, in order and part by part.
+
+    The keys are cached for the next question if they fit into `cache_limit`.
+    """
+    bank = bank.snapshot()
+    index = key_index(bank, selector)
+    device = selector.w_key.weight.device
+    if index.cached is not None:
+        index.cached = index.cached.to(device)
+        yield range(len(bank)), index.cached
+        return
+    slots = len(bank) * bank.blocks.slots
+    dtype = cache_dtype(device)
+    size = slots * selector.w_key.out_features * dtype.itemsize
+    fits = size <= cache_limit(device)
+    parts = []
+    for start, stop in _runs(index, range(len(bank))):
+        part = _keys(bank, selector, index, range(start, stop)).to(device)
+        if fits:
+            part = Quantized(part.dequantize().to(dtype))
+            parts.append(part)
+        yield range(start, stop), part
+    if fits:
+        index.cached = join(parts)
+
+
+@torch.no_grad()
+def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quantized:
+    """Return the keys `[n, J, R, H]` of some blocks, in the order of `blocks`."""
+    bank = bank.snapshot()
+    index = key_index(bank, selector)
+    if index.cached is not None:
+        return index.cached[list(blocks)]
+    device = selector.w_key.weight.device
+    parts = [
+        _keys(bank, selector, index, blocks[start:stop]).to(device)
+        for start, stop in _runs(index, blocks)
+    ]
+    # Stored keys and keys made now may differ in type.
+    return Quantized(torch.cat([part.dequantize().float() for part in parts]))
+
+
+@torch.no_grad()
+def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) -> None:
+    """Make a bank's keys now and cache them on the selector's device, regardless of size.
+
+    Args:
+        bank: the bank.
+        selector: the selector of the model that will be asked.
+        dtype: "bfloat16", "int8" or "fp8"; None keeps the keys in float32, unrounded.
+
+    Raises:
+        ConfigError: there is no such type.
+        BankError: the bank is empty or damaged.
+    """
+    if dtype is not None:
+        check_dtype(dtype)
+    if not len(bank):
+        raise BankError("the bank holds no documents, so there are no keys to make")
+    bank = bank.snapshot()
+    # Keys that are already cached may be rounded.
+    index = key_index(bank, selector)
+    index.cached = None
+    parts = (part for _, part in key_parts(bank, selector))
+    cached = [Quantized(p.dequantize().float()) if dtype is None else p.cast(dtype) for p in parts]
+    index = key_index(bank, selector)
+    index.cached = join(cached)
+
+
+@torch.no_grad()
+def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> int:
+    """Store a bank's keys in its file; existing keys of this selector and type are kept.
+
+    Rows are committed one after the other, so that an interrupted run continues.
+
+    Args:
+        bank: a bank in one file.
+        selector: the selector of the model that will be asked.
+        dtype: "bfloat16", "int8" or "fp8".
+
+    Returns:
+        Bytes of all stored keys.
+
+    Raises:
+        BankError: the bank is in parts or damaged, or cannot be written.
+        ConfigError: there is no such type.
+    """
+    check_dtype(dtype)
+    file = bank.store
+    if not isinstance(file, BankFile) or file.path is None:
+        raise BankError(f"keys are stored in a bank in one file; this one is {file}: save it first")
+    digest, now = selector.digest(), Snapshot.of([View.newest(file)], file)
+    with file.writing() as connection:
+        connection.execute("DELETE FROM keys WHERE (selector, dtype) <> (?, ?)", (digest, dtype))
+    ids = now.spans[0].view.columns.ids if len(now) else np.zeros(0, np.int64)
+    missing = np.flatnonzero(StoredKeys(now, selector).row_of < 0)
+    step = max(1, ROW_BYTES // (now.meta.slots * selector.heads * _vector_bytes(selector, dtype)))
+    for start in range(0, len(missing), step):
+        blocks = missing[start : start + step].tolist()
+        keys = quantize(_project(selector, now.stored(blocks)), dtype).to(torch.device("cpu"))
+        values = keys.values.contiguous().view(torch.uint8).numpy()
+        scales = None if keys.scales is None else keys.scales.contiguous().numpy()
+        row = digest, dtype, ids[blocks].astype("<i8").tobytes(), values.data, scales
+        with file.writing() as connection:
+            connection.execute(
+                "INSERT INTO keys (selector, dtype, blocks, vectors, scales) "
+                "VALUES (?, ?, ?, ?, ?)",
+                row,
+            )
+    forget_keys(bank)
+    return stored_bytes(file)
+
+
+def stored_bytes(file: BankFile) -> int:
+    """Total bytes of the keys in a file."""
+    with file.reading() as connection:
+        return int(
+            connection.execute(
+                "SELECT ifnull(sum(length(vectors) + ifnull(length(scales), 0)), 0) FROM keys"
+            ).get
+        )
+
+
+class StoredKeys:
+    """The keys in the file of a bank, as of one snapshot.
+
+    Args:
+        bank: the bank.
+        selector: keys of another selector are ignored.
+
+    Attributes:
+        row_of: row of the table that has the keys of each block `[N]`; -1 if none has.
+        place_of: place of each block in its row `[N]`.
+    """
+
+    def __init__(self, bank: Snapshot, selector: Selector) -> None:
+        self.row_of, self.place_of = np.full(len(bank), -1), np.zeros(len(bank), np.int64)
+        self._types: dict[int, tuple[str, int]] = {}
+        self._heads = _heads(selector)
+        self._file = bank.store
+        file = bank.store
+        if not isinstance(file, BankFile) or len(bank.spans) != 1 or not len(bank):
+            return
+        with file.reading() as connection:
+            rows = query(connection, "SELECT id, selector, dtype, blocks FROM keys")
+        if any(row[1] != selector.digest() for row in rows):
+            logger.warning("the keys in bank '%s' are of another selector", file)
+        span = bank.spans[0]
+        ids = span.view.columns.ids[span.rows.start : span.rows.stop]
+        order = np.argsort(ids)
+        for row, digest, dtype, blocks in rows:
+            if digest != selector.digest() or dtype not in DTYPES or len(blocks) % 8:
+                continue
+            wanted = np.frombuffer(blocks, "<i8")
+            found = np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)
+            index = order[found]
+            present = ids[index] == wanted
+            self.row_of[index[present]] = row
+            self.place_of[index[present]] = np.flatnonzero(present)
+            self._types[row] = dtype, len(wanted)
+
+    def read(self, blocks: NDArray[np.int64], slots: int) -> Quantized:
+        """Return the keys `[n, J, R, H]` of blocks that are all in one row.
+
+        Raises:
+            BankError: the row is damaged, or the bank was compacted since.
+        """
+        row = int(self.row_of[blocks[0]])
+        dtype, count = self._types[row]
+        shape = (len(blocks), slots, *self._heads)
+        values = torch.empty(shape, dtype=DTYPES[dtype])
+        scales = None if dtype == BFLOAT16 else torch.empty(shape[:-1])
+        assert isinstance(self._file, BankFile)
+        with self._file.reading() as connection:
+            for column, tensor in (("vectors", values), ("scales", scales)):
+                if tensor is not None:
+                    room = tensor.flatten(1).view(torch.uint8).numpy()
+                    _read_places(connection, column, row, count, self.place_of[blocks], room)
+        return Quantized(values, scales)
+
+
+def _read_places(
+    connection: apsw.Connection,
+    column: str,
+    row: int,
+    count: int,
+    places: NDArray[np.int64],
+    room: NDArray[np.uint8],
+) -> None:
+    """Read the keys of blocks, at their places in a row, into an array `[n, bytes]`."""
+    try:
+        blob = connection.blob_open("main", "keys", column, row, False)
+    except apsw.SQLError:
+        raise BankError("keys of the bank were replaced; open the bank again") from None
+    try:
+        if blob.length() != count * room.shape[1]:
+            raise BankError(
+                "stored keys of the bank do not fit its blocks; store them again with 'sedem "
+                "build BANK FILE... --keys TYPE'"
+            )
+        for start, stop in _neighbours(places):
+            blob.seek(int(places[start]) * room.shape[1])
+            blob.read_into(room[start:stop].reshape(-1).data)
+    finally:
+        blob.close(True)
+
+
+def _neighbours(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Split places into runs of consecutive ones; yields start and stop."""
+    ends = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
+    yield from pairwise([0, *ends, len(places)])
+
+
+def _heads(selector: Selector) -> tuple[int, int]:
+    return selector.heads, selector.w_key.out_features // selector.heads
+
+
+def _vector_bytes(selector: Selector, dtype: str) -> int:
+    return vector_bytes(_heads(selector)[1], dtype)
+
+
+def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
+    return selector.keys(memory_NJD.dequantize().to(selector.w_key.weight))
+
+
+def _keys(
+    bank: BankReader, selector: Selector, index: KeyIndex, blocks: Sequence[int]
+) -> Quantized:
+    """Return keys of blocks that are all in one row of stored keys, or in none."""
+    if index.stored.row_of[blocks[0]] < 0:
+        return Quantized(_project(selector, bank.stored(blocks)))
+    return index.stored.read(np.asarray(blocks), bank.meta.slots)
+
+
+def _runs(index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Split `blocks` into runs of at most `SCAN` for `_keys`; yields start and stop."""
+    # Arrays, because lists of a million numbers would take more memory than a part's keys.
+    chosen = slice(blocks.start, blocks.stop) if isinstance(blocks, range) else list(blocks)
+    ends = (np.flatnonzero(np.diff(index.stored.row_of[chosen])) + 1).tolist()
+    for start, stop in pairwise([0, *ends, len(blocks)]):
+        for part in scan_ranges(stop - start):
+            yield start + part.start, start + part.stop

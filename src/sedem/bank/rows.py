@@ -1,0 +1,249 @@
+"""The rows of a bank's database: statements that write documents and blocks in a transaction.
+
+Letters: N blocks, J slots of a block, D decoder width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+import numpy as np
+import torch
+
+from sedem.bank.blocks import Blocks
+from sedem.bank.database import damaged, query
+from sedem.errors import BankError
+from sedem.quantization import BFLOAT16, DTYPES, Quantized, vector_bytes
+from sedem.types import Document
+
+TEXT_PIECE = 2**16
+"""Characters of text per row."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Bank-wide metadata.
+
+    Attributes:
+        fingerprint: hash of the model that made it.
+        made_by: the settings behind the fingerprint, for people.
+        slots: J.
+        width: D.
+        dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
+        texts: whether the texts of documents are stored; if not, only their SHA-256 is.
+        words: whether there is a word index.
+    """
+
+    fingerprint: str
+    made_by: dict[str, Any]
+    slots: int
+    width: int
+    dtype: str = BFLOAT16
+    texts: bool = True
+    words: bool = True
+
+
+@dataclass(frozen=True)
+class Head:
+    """A version of a bank, and how much it holds.
+
+    Attributes:
+        id: random number of the bank; copies have the same.
+        version: number of changes before it.
+        documents: number of documents.
+        blocks: N.
+        tokens: tokens of all documents.
+    """
+
+    id: str
+    version: int
+    documents: int
+    blocks: int
+    tokens: int
+
+
+def text_digest(text: str) -> str:
+    """SHA-256 of a document's text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_meta(name: object, connection: apsw.Connection) -> Meta:
+    """Return the bank-wide metadata.
+
+    Args:
+        name: how messages refer to the bank.
+        connection: a connection to it.
+
+    Raises:
+        BankError: it is malformed, or of a type that this release does not know.
+    """
+    found = query(connection, "SELECT fingerprint, made_by, slots, width, dtype, texts FROM bank")
+    try:
+        [(fingerprint, made_by, slots, width, dtype, texts)] = found
+        made_by = json.loads(made_by)
+        fits = isinstance(made_by, dict) and 1 <= slots < 2**16 and 1 <= width < 2**20
+    except (TypeError, ValueError, RecursionError):
+        fits = False
+    if not fits:
+        raise damaged(name, "its table 'bank' is empty or malformed")
+    if dtype not in DTYPES:
+        raise BankError(
+            f"bank '{name}' stores its slots as '{dtype}', this sedem reads {', '.join(DTYPES)}; "
+            "use the sedem that wrote it or build it again"
+        )
+    words = connection.table_exists("main", "words")
+    return Meta(fingerprint, made_by, slots, width, dtype, bool(texts), words)
+
+
+def row_bytes(meta: Meta) -> int:
+    """Bytes of the row of a block."""
+    return meta.slots * (vector_bytes(meta.width, meta.dtype) + 1) + 40
+
+
+def has_document(connection: apsw.Connection, document: Document) -> bool:
+    """Whether the newest version holds a document with the same name and text."""
+    statement = (
+        "SELECT 1 FROM documents WHERE name = ? AND sha256 = ? AND added NOT NULL "
+        "AND removed IS NULL"
+    )
+    return bool(query(connection, statement, document.name, text_digest(document.text)))
+
+
+def next_version(connection: apsw.Connection) -> int:
+    """Count a change; returns the number of the version that it makes."""
+    statement = "UPDATE bank SET version = version + 1 RETURNING version"
+    return int(query(connection, statement)[0][0])
+
+
+def count(connection: apsw.Connection, sign: str, document: int) -> None:
+    """Add a document to the numbers of the newest version, or subtract it."""
+    connection.execute(
+        f"UPDATE bank SET documents = bank.documents {sign} 1, blocks = bank.blocks {sign} "
+        f"one.blocks, tokens = bank.tokens {sign} one.tokens FROM documents AS one "
+        "WHERE one.id = ?",
+        (document,),
+    )
+
+
+def mark_removed(connection: apsw.Connection, name: str, version: int) -> bool:
+    """Remove a document from the newest version; returns whether there is one."""
+    statement = (
+        "UPDATE documents SET removed = ? WHERE name = ? AND added NOT NULL AND removed IS NULL "
+        "RETURNING id"
+    )
+    found = query(connection, statement, version, name)
+    for (number,) in found:
+        count(connection, "-", number)
+    return bool(found)
+
+
+def begin_document(connection: apsw.Connection, document: Document) -> int:
+    """Begin to read a document anew: drop what an earlier attempt has left; returns its id."""
+    purge(connection, "name = ? AND added IS NULL", document.name)
+    digest = text_digest(document.text)
+    return insert_document(connection, document.name, len(document.text), digest, document.pages)
+
+
+def insert_document(
+    connection: apsw.Connection, name: str, characters: int, sha256: str, pages: Sequence[int]
+) -> int:
+    """Add the row of a document that is being read; returns its id."""
+    connection.execute(
+        "INSERT INTO documents (name, characters, sha256, pages, blocks, tokens) "
+        "VALUES (?, ?, ?, ?, 0, 0)",
+        (name, characters, sha256, json.dumps([*pages])),
+    )
+    return connection.last_insert_rowid()
+
+
+def insert_blocks(
+    connection: apsw.Connection,
+    number: int,
+    blocks: Blocks,
+    stored_NJD: Quantized,
+    rows: Sequence[int],
+) -> None:
+    """Append some of the given blocks to a document that is being read.
+
+    Args:
+        connection: inside a transaction.
+        number: id of the document.
+        blocks: blocks of this document, and maybe of others.
+        stored_NJD: their memory, in the bank's type.
+        rows: which of the blocks belong to this document, in order.
+    """
+    [(first,)] = query(connection, "SELECT blocks FROM documents WHERE id = ?", number)
+    values = stored_NJD.values.contiguous().view(torch.uint8).numpy()
+    scales = None if stored_NJD.scales is None else stored_NJD.scales.contiguous().numpy()
+    for place, row in enumerate(rows):
+        start, end = int(blocks.starts[row]), int(blocks.ends[row])
+        connection.execute(
+            'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (number, first + place, start, end, blocks.slot_tokens[row].tobytes(),
+             values[row].data, None if scales is None else scales[row].data),
+        )  # fmt: skip
+    connection.execute(
+        "UPDATE documents SET blocks = blocks + ?, tokens = tokens + ? WHERE id = ?",
+        (len(rows), int(blocks.slot_tokens[rows].sum(dtype=np.int64)), number),
+    )
+
+
+def insert_text(connection: apsw.Connection, meta: Meta, number: int, document: Document) -> None:
+    """Store the text of a document, and index the words of its blocks."""
+    text = document.text
+    if meta.texts:
+        connection.executemany(
+            "INSERT INTO texts VALUES (?, ?, ?)",
+            (
+                (number, start, text[start : start + TEXT_PIECE])
+                for start in range(0, len(text), TEXT_PIECE)
+            ),
+        )
+    if meta.words:
+        statement = 'SELECT id, start, "end" FROM blocks WHERE document = ?'
+        blocks = query(connection, statement, number)
+        connection.executemany(
+            "INSERT INTO words (rowid, name, text) VALUES (?, ?, ?)",
+            ((block, document.name, text[start:end]) for block, start, end in blocks),
+        )
+
+
+def show_document(connection: apsw.Connection, number: int, version: int) -> None:
+    """Make a document that was being read visible in a version, in place of any of its name."""
+    [(name,)] = query(connection, "SELECT name FROM documents WHERE id = ?", number)
+    mark_removed(connection, name, version)
+    connection.execute("UPDATE documents SET added = ? WHERE id = ?", (version, number))
+    count(connection, "+", number)
+
+
+def find_unfinished(connection: apsw.Connection, document: Document) -> tuple[int | None, int]:
+    """Return the id of an unfinished document and its number of blocks; None and 0 without one."""
+    statement = (
+        "SELECT id, blocks FROM documents WHERE name = ? AND sha256 = ? AND pages = ? "
+        "AND added IS NULL"
+    )
+    pages = json.dumps([*document.pages])
+    found = query(connection, statement, document.name, text_digest(document.text), pages)
+    return found[0] if found else (None, 0)
+
+
+def purge(connection: apsw.Connection, condition: str, *values: object) -> None:
+    """Delete the rows of documents, and the stored keys of their blocks."""
+    purged: list[int] = []
+    for (document,) in query(connection, f"SELECT id FROM documents WHERE {condition}", *values):
+        ids = query(connection, "SELECT id FROM blocks WHERE document = ?", document)
+        if connection.table_exists("main", "words"):
+            connection.executemany("DELETE FROM words WHERE rowid = ?", ids)
+        for table, column in (("texts", "document"), ("blocks", "document"), ("documents", "id")):
+            connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (document,))
+        purged += (id for (id,) in ids)
+    if purged:
+        for number, blocks in query(connection, "SELECT id, blocks FROM keys"):
+            if np.isin(np.frombuffer(blocks, "<i8"), purged).any():
+                connection.execute("DELETE FROM keys WHERE id = ?", (number,))

@@ -1,1 +1,0 @@
-"""Storage of banks: the store interface, local folders and object stores."""

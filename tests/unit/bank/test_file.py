@@ -1,0 +1,478 @@
+"""The file of a bank: commits, versions, removed rows, damaged and hostile files."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import numpy as np
+import pytest
+import torch
+from stored_banks import META, OTHER, PRINT, append, facts, memory_of, text_of
+
+from sedem import Document, MemoryBank
+from sedem.bank.blocks import BlockRow, Blocks
+from sedem.bank.database import connect, page_size
+from sedem.bank.file import BankFile, delete
+from sedem.bank.view import View
+from sedem.errors import BankError, BankMismatchError, DamagedBankError, UnknownDocumentError
+from sedem.quantization import Quantized
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> BankFile:
+    """A bank of documents 0 and 1."""
+    file = BankFile(tmp_path / "a.bank")
+    with file.creating(META):
+        append(file, 0)
+    append(file, 1)
+    return file
+
+
+def names(file: BankFile) -> list[str]:
+    return MemoryBank.open_from(file).documents.names
+
+
+def change(file: BankFile, statement: str, *values: object) -> None:
+    """Change a bank behind sedem's back, as a stranger with SQLite and its checksums could."""
+    assert file.path is not None
+    connection = connect(file.path)
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+    connection.execute("PRAGMA foreign_keys = OFF")
+    connection.execute(statement, values)
+    connection.close()
+
+
+# Commits
+
+
+def test_a_bank_is_one_file_once_nobody_has_it_open(file: BankFile) -> None:
+    assert file.path is not None
+    assert [fact[:2] for fact in facts(file)] == [("0.txt", text_of(0)), ("1.txt", text_of(1))]
+    file.close()
+    assert os.listdir(file.path.parent) == ["a.bank"]
+
+
+@pytest.mark.parametrize("row_bytes", [40, 4_000, 16_600, 32_900, 65_700, 73_800, 131_200, 400_000])
+def test_rows_waste_at_most_a_tenth_of_a_file(row_bytes: int, tmp_path: Path) -> None:
+    connection = connect(tmp_path / "a", create=True)
+    connection.execute(f"PRAGMA page_size = {page_size(row_bytes)}")
+    connection.reserve_bytes("main", 8)
+    connection.execute("CREATE TABLE a (id INTEGER PRIMARY KEY, b BLOB)")
+    count = max(40, 2_000_000 // row_bytes)
+    with connection:
+        connection.executemany("INSERT INTO a VALUES (NULL, ?)", [(bytes(row_bytes - 8),)] * count)
+    connection.close()
+    assert (tmp_path / "a").stat().st_size < 1.1 * count * row_bytes + 3 * page_size(row_bytes)
+
+
+def test_an_error_in_a_commit_changes_nothing(file: BankFile) -> None:
+    before = facts(file)
+    with pytest.raises(ZeroDivisionError), file.writing():
+        append(file, 2)
+        file.remove("0.txt")
+        raise ZeroDivisionError
+    assert str(facts(file)) == str(before)
+    with pytest.raises(UnknownDocumentError, match=r"no document '9\.txt'; it has 0\.txt, 1\.txt"):
+        file.remove("0.txt", "9.txt")
+    assert names(file) == ["0.txt", "1.txt"]
+
+
+def test_a_bank_whose_creation_fails_never_appears(tmp_path: Path) -> None:
+    file = BankFile(tmp_path / "a.bank")
+    with pytest.raises(ZeroDivisionError), file.creating(META):
+        append(file, 0)
+        raise ZeroDivisionError
+    assert not file.exists()
+    with file.creating(META):
+        append(file, 1)
+    assert names(file) == ["1.txt"]
+
+
+def test_what_a_killed_process_left_before_the_first_commit_is_no_bank(tmp_path: Path) -> None:
+    def killed() -> None:
+        file = BankFile(tmp_path / "a.bank")
+        with file.creating(META):
+            append(file, *range(300), characters=20_000)
+            os._exit(9)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == 9 and (tmp_path / "a.bank").exists()
+    file = BankFile(tmp_path / "a.bank")
+    assert not file.exists()
+    with file.creating(META):
+        append(file, 1)
+    assert names(file) == ["1.txt"]
+
+
+def test_a_bank_is_created_once(file: BankFile, tmp_path: Path) -> None:
+    with pytest.raises(BankError, match="exists already"), file.creating(META):
+        pass
+    others = [BankFile(tmp_path / "b.bank", wait=0.2) for _ in range(2)]
+    with others[0].creating(META):
+        with (
+            pytest.raises(BankError, match=r"written by another process|exists already"),
+            others[1].creating(META),
+        ):
+            pytest.fail("two processes create one bank")
+        append(others[0], 0)
+    assert names(others[1]) == ["0.txt"]
+
+
+def test_a_second_writer_waits_with_a_message(
+    file: BankFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert file.path is not None
+    second, release = BankFile(file.path), threading.Event()
+    with file.writing() as connection:
+        connection.execute("UPDATE bank SET version = version")
+        thread = threading.Thread(target=append, args=(second, 2))
+        thread.start()
+        release.wait(1.5)
+        assert names(file) == ["0.txt", "1.txt"], "readers do not wait"
+    thread.join()
+    assert names(file) == ["0.txt", "1.txt", "2.txt"]
+    assert "another process is writing bank" in caplog.text
+    with file.writing() as connection:
+        connection.execute("UPDATE bank SET version = version")
+        with pytest.raises(BankError, match="is being written by another process; wait until"):
+            BankFile(file.path, wait=0.1).remove("0.txt")
+
+
+def test_memory_that_does_not_fit_is_refused(file: BankFile) -> None:
+    documents, rows = [Document("a", "b")], Blocks.of([BlockRow(0, 0, 1, (1, 0, 0, 0))])
+    with pytest.raises(BankMismatchError, match="built by model 0123456789ab, this model is fedc"):
+        append(file, 5, fingerprint=OTHER)
+    with pytest.raises(BankMismatchError, match=r"blocks of 4 slots of 8 numbers.*\(1, 4, 9\)"):
+        file.append(PRINT, documents, rows, Quantized(torch.zeros(1, 4, 9)))
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(BankError, match="holds infinities or NaN"):
+            file.append(PRINT, documents, rows, Quantized(torch.full((1, 4, 8), bad)))
+    assert names(file) == ["0.txt", "1.txt"]
+
+
+def test_a_bank_without_words_has_no_index(tmp_path: Path) -> None:
+    for words in (True, False):
+        file = BankFile(tmp_path / f"{words}.bank")
+        with file.creating(META.__class__(**{**vars(META), "words": words})):
+            append(file, 1, 2)
+        with file.reading() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'words'"
+            ).fetchall()
+            assert bool(found) == words == file.meta().words
+
+
+def test_words_find_blocks_by_stems_names_and_without_accents(tmp_path: Path) -> None:
+    file = BankFile(tmp_path / "a.bank")
+    text = "The tenants pay 900 euros. Görlitz is far."
+    rows = Blocks.of([BlockRow(0, 0, 26, (4,) * 4), BlockRow(0, 27, len(text), (4,) * 4)])
+    with file.creating(META):
+        file.append(PRINT, [Document("lease.txt", text)], rows, Quantized(memory_of(0)))
+    with file.reading() as connection:
+
+        def search(words: str) -> list[int]:
+            query = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY bm25(words)"
+            return [row for (row,) in connection.execute(query, (words,))]
+
+        assert search("tenant paid OR paying") == [1] == search("euro")
+        assert search("gorlitz") == [2]
+        assert sorted(search("lease")) == [1, 2]
+
+
+# Versions
+
+
+def test_a_version_is_read_unchanged_while_others_write(file: BankFile) -> None:
+    assert file.path is not None
+    before, other = MemoryBank.open_from(file).snapshot(), BankFile(file.path)
+    other.remove("0.txt")
+    append(other, 1, version=1)
+    append(other, 2)
+    assert before.documents.names == ["0.txt", "1.txt"]
+    assert torch.equal(before.memory(range(4)), torch.cat([memory_of(0), memory_of(1)]))
+    assert before.block_text(2) == text_of(1)[:9]
+    now = MemoryBank.open_from(file)
+    assert [d.text for d in now.documents] == [text_of(1001), text_of(2)]
+    assert now.tokens == int(now.blocks.slot_tokens.sum())
+
+
+def test_reloading_reads_what_is_new_and_equals_opening(file: BankFile) -> None:
+    bank, generator = MemoryBank.open_from(file), np.random.default_rng(0)
+    assert len(bank.blocks) == 4
+    for step in range(30):
+        live = bank.documents.names
+        if generator.random() < 0.4 and len(live) > 1:
+            file.remove(live[generator.integers(len(live))])
+        else:
+            append(file, int(generator.integers(8)), version=step)
+        bank.reload()
+        fresh = MemoryBank.open_from(file)
+        assert bank.blocks == fresh.blocks and bank.documents.names == fresh.documents.names
+        assert torch.equal(bank.memory(range(len(bank))), fresh.memory(range(len(fresh))))
+
+
+def test_another_process_opens_the_same_version(file: BankFile) -> None:
+    bank = MemoryBank.open_from(file)
+    packed = pickle.dumps(bank.snapshot())
+    in_ram = pickle.dumps(bank.cast("int8").snapshot())
+    append(file, 0, version=1)
+    assert pickle.loads(packed).documents.names == ["0.txt", "1.txt"]
+    assert torch.equal(pickle.loads(packed).memory([0, 1]), memory_of(0))
+    assert pickle.loads(in_ram).block_text(0) == text_of(0)[:9]
+    assert file.path is not None
+    delete(file.path)
+    with BankFile(file.path).creating(META):
+        pass
+    with pytest.raises(BankError, match="another bank is at"):
+        pickle.loads(packed)
+
+
+def test_a_file_that_was_exchanged_is_not_read_as_the_old_one(file: BankFile) -> None:
+    assert file.path is not None
+    view = View.newest(file)
+    file.path.rename(file.path.with_name("old"))
+    with BankFile(file.path).creating(META):
+        pass
+    file._idle.clear()
+    with pytest.raises(BankError, match="another file is at"):
+        _ = view.columns
+
+
+def test_compacting_frees_space_and_keeps_what_living_readers_need(file: BankFile) -> None:
+    assert file.path is not None
+    append(file, *range(2, 40), characters=40_000)
+    reader = MemoryBank.open_from(file).snapshot()
+    file.remove(*(f"{n}.txt" for n in range(2, 40)))
+    kept = file.compact(before=reader.spans[0].view.head.version)
+    assert kept.bytes_after > 1_500_000
+    assert torch.equal(reader.memory([4, 5]), memory_of(2))
+    report = file.compact()
+    file.close()
+    assert report.bytes_after == file.path.stat().st_size < 1_400_000 < report.bytes_before
+    with pytest.raises(BankError, match="was compacted since it was opened"):
+        reader.memory([4, 5])
+    assert names(file) == ["0.txt", "1.txt"]
+
+
+def test_a_reader_of_a_compacted_version_is_told_so(file: BankFile) -> None:
+    lazy = MemoryBank.open_from(file).snapshot()
+    file.remove("0.txt")
+    file.compact()
+    for use in (lambda: lazy.blocks, lambda: lazy.documents.names):
+        with pytest.raises(BankError, match="was compacted since it was opened"):
+            use()
+
+
+def test_an_open_reader_does_not_stop_a_file_from_shrinking(file: BankFile) -> None:
+    append(file, *range(2, 40), characters=40_000)
+    bank = MemoryBank.open_from(file)
+    assert len(bank.blocks) and bank.documents[3].text
+    bank.remove(*(f"{n}.txt" for n in range(2, 40)))
+    report = bank.compact()
+    assert report.bytes_after < report.bytes_before / 2
+    assert bank.memory([0]).isfinite().all()
+
+
+# Long documents
+
+
+def parts(document: Document) -> tuple[list[Blocks], list[Quantized]]:
+    ends = [0, 9, 15, len(document.text)]
+    rows = [
+        Blocks.of([BlockRow(0, ends[n], ends[n + 1], (4,) * 4), BlockRow(0, ends[n], 30, (4,) * 4)])
+        for n in range(3)
+    ]
+    return rows, [Quantized(memory_of(n)) for n in range(3)]
+
+
+def test_a_long_document_appears_with_its_last_part(file: BankFile) -> None:
+    document = Document("1.txt", text_of(5, characters=200_000))
+    rows, memory = parts(document)
+    for number in range(3):
+        assert file.stored_part(document) == 2 * number
+        assert names(file) == ["0.txt", "1.txt"], "the old version is there until the last part"
+        file.append_part(
+            PRINT, document, rows[number], memory[number], before=2 * number, last=number == 2
+        )
+        assert file.unfinished() == (["1.txt"] if number < 2 else [])
+    bank = MemoryBank.open_from(file)
+    assert bank.documents[1] == document
+    assert torch.equal(bank.memory(range(2, 8)), torch.cat([m.values for m in memory]))
+
+
+def test_a_part_that_does_not_follow_is_refused(file: BankFile) -> None:
+    document = Document("2.txt", text_of(5, characters=100))
+    rows, memory = parts(document)
+    file.append_part(PRINT, document, rows[0], memory[0], before=0, last=False)
+    with pytest.raises(BankError, match=r"4 blocks of '2.txt' were in bank .*, 2 are there now"):
+        file.append_part(PRINT, document, rows[2], memory[2], before=4, last=True)
+    assert file.stored_part(Document("2.txt", "another text")) == 0
+    file.compact()
+    assert file.unfinished() == [] and file.stored_part(document) == 0
+
+
+# Damage and strangers
+
+
+def test_every_flipped_bit_of_a_used_page_is_found(file: BankFile) -> None:
+    assert file.path is not None
+    expected, generator = str(facts(file)), np.random.default_rng(0)
+    file.close()
+    whole = file.path.read_bytes()
+    for _ in range(60):
+        damaged = bytearray(whole)
+        place = int(generator.integers(len(whole)))
+        damaged[place] ^= 1 << int(generator.integers(8))
+        file.path.write_bytes(damaged)
+        try:
+            assert str(facts(BankFile(file.path))) == expected
+        except BankError:
+            continue
+
+
+@pytest.mark.parametrize("content", [b"", b"no database", b"\0" * 9000, b"SQLite format 3\0" * 99])
+def test_what_is_not_a_bank_is_refused_and_left_alone(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.bank"
+    path.write_bytes(content)
+    with pytest.raises(BankError, match=r"is not a bank|but not a bank"):
+        MemoryBank.open(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("made", [Path.mkdir, os.mkfifo])
+def test_a_folder_or_a_pipe_is_refused(made: Callable[[Path], None], tmp_path: Path) -> None:
+    made(tmp_path / "a.bank")
+    with pytest.raises(BankError, match=r"is a folder, not a bank|is not a file"):
+        MemoryBank.open(tmp_path / "a.bank")
+    with (
+        pytest.raises(BankError, match="exists already"),
+        BankFile(tmp_path / "a.bank").creating(META),
+    ):
+        pass
+
+
+def test_a_database_of_another_program_or_format_is_refused(file: BankFile, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "other.sqlite") as other:
+        other.execute("CREATE TABLE a (b)")
+    with pytest.raises(BankError, match="is a database, but not a bank"):
+        MemoryBank.open(tmp_path / "other.sqlite")
+    change(file, "PRAGMA user_version = 6")
+    with pytest.raises(BankError, match="has format 6, this sedem reads 5"):
+        names(BankFile(file.path))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW more AS SELECT * FROM blocks",
+        "CREATE TRIGGER more AFTER INSERT ON blocks BEGIN DELETE FROM documents; END",
+        "CREATE TABLE more (a)",
+        "DROP INDEX blocks_place",
+        "ALTER TABLE blocks ADD COLUMN more TEXT",
+    ],
+)
+def test_other_tables_views_and_triggers_are_refused(statement: str, file: BankFile) -> None:
+    change(file, statement)
+    for use in (names, lambda file: append(file, 3)):
+        with pytest.raises(BankError, match="its tables are not those of one"):
+            use(BankFile(file.path))
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE bank SET made_by = '[]'", "its table 'bank' is empty or malformed"),
+        ("UPDATE bank SET width = 0", "its table 'bank' is empty or malformed"),
+        ("UPDATE bank SET blocks = -1", "its table 'bank' is empty or malformed"),
+        ("DELETE FROM bank", "its table 'bank' is empty or malformed"),
+        ("UPDATE bank SET dtype = 'int4'", "stores its slots as 'int4', this sedem reads"),
+        ("UPDATE bank SET blocks = 9", "4 blocks, its table 'bank' says 2 and 9"),
+        ("DELETE FROM blocks WHERE id = 2", "3 blocks, its table 'bank' says 2 and 4"),
+        ("DELETE FROM documents WHERE id = 2", "1 documents and 2 blocks"),
+        ('UPDATE blocks SET "end" = 999 WHERE id = 2', "lies outside its text"),
+        ("UPDATE blocks SET start = -1 WHERE id = 2", "lies outside its text"),
+        ("UPDATE blocks SET tokens = x'00' WHERE id = 2", "another number of slots"),
+        ("UPDATE blocks SET memory = x'00' WHERE id = 2", "has memory of another size"),
+        ("UPDATE documents SET pages = '[9, 3]'", "pages of document 0 lie outside its text"),
+        ("UPDATE documents SET pages = '[[[['", "pages of document 0 lie outside its text"),
+        ("UPDATE texts SET text = 'short'", "the text of document 0 is incomplete"),
+    ],
+)
+def test_a_bank_that_contradicts_itself_is_refused(
+    statement: str, message: str, file: BankFile
+) -> None:
+    change(file, statement)
+    with pytest.raises(BankError, match=message):
+        facts(BankFile(file.path))
+
+
+def test_links_are_not_followed_beside_a_bank(file: BankFile, tmp_path: Path) -> None:
+    assert file.path is not None
+    file.close()
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    for suffix in ("-wal", "-shm", "-journal"):
+        link = file.path.with_name(file.path.name + suffix)
+        link.symlink_to(victim)
+        with contextlib.suppress(BankError):
+            append(BankFile(file.path, wait=0.1), 3)
+        link.unlink(missing_ok=True)
+        assert victim.read_bytes() == b"mine"
+
+
+def test_a_bank_is_opened_through_a_link_and_written_in_its_place(
+    file: BankFile, tmp_path: Path
+) -> None:
+    link = tmp_path / "elsewhere" / "link.bank"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "a.bank")
+    append(BankFile(link), 2)
+    assert names(file) == ["0.txt", "1.txt", "2.txt"]
+    assert os.listdir(link.parent) == ["link.bank"]
+
+
+def test_a_bank_in_a_read_only_folder_is_read_and_not_changed(
+    file: BankFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert file.path is not None
+    file.close()
+    # Root may write anywhere, so the answer of the system is replaced.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    reader = BankFile(file.path)
+    assert names(reader) == ["0.txt", "1.txt"]
+    with pytest.raises(BankError, match="cannot be used now"):
+        append(reader, 2)
+    reader.close()
+    assert os.listdir(tmp_path) == ["a.bank"]
+
+
+def test_a_copy_of_a_live_bank_is_whole(file: BankFile, tmp_path: Path) -> None:
+    with file.writing() as connection:
+        connection.execute("UPDATE bank SET version = version + 1")
+        assert file.copy_to(tmp_path / "b.bank") == (tmp_path / "b.bank").stat().st_size
+    assert str(facts(BankFile(tmp_path / "b.bank"))) == str(facts(file))
+    assert sorted(os.listdir(tmp_path))[:2] == ["a.bank", "a.bank-shm"]
+    with pytest.raises(BankError, match="exists already"):
+        file.copy_to(tmp_path / "b.bank")
+
+
+def test_damage_is_named_with_what_to_do(file: BankFile) -> None:
+    assert file.path is not None
+    file.close()
+    size = page_size(76)
+    with file.path.open("r+b") as raw:
+        for page in range(1, file.path.stat().st_size // size):
+            raw.seek(page * size + 100)
+            raw.write(b"?")
+    with pytest.raises(DamagedBankError, match=r"restore it, or keep .* verify --repair"):
+        facts(BankFile(file.path))

@@ -1,0 +1,262 @@
+"""Banks of a server are compacted and deleted; answers keep the version that they began with."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import LEASE, RECIPE
+from faults.tracing import WORKS, Fate, go_on, trace
+
+from sedem import SeDeM
+from sedem.bank.file import BankFile, Compacted
+from sedem.errors import BankError
+from sedem.serve.building import Builder
+from sedem.serve.file_records import new_file
+from sedem.serve.library import Library
+from sedem.serve.metrics import Metrics
+from sedem.serve.settings import Settings
+
+KILLS = 12
+"""Points that are sampled."""
+TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
+
+
+def upload(library: Library, texts: dict[str, str]) -> None:
+    files = []
+    for name, text in texts.items():
+        path = library.files.new_path()
+        path.write_text(text, encoding="utf-8")
+        files.append(new_file(path, "admin", name, "assistants"))
+    library.upload("flat", files)
+
+
+@pytest.fixture
+def library(settings: Settings, model: SeDeM) -> Iterator[Library]:
+    """A bank of three documents, the last of which is more than half of it."""
+    library = Library(settings, model)
+    upload(library, TEXTS)
+    yield library
+    library.close()
+
+
+@pytest.fixture
+def builder(library: Library, model: SeDeM) -> Iterator[Builder]:
+    builder = Builder(library, model, Metrics())
+    finish(builder)
+    yield builder
+    builder.close()
+
+
+def finish(builder: Builder) -> None:
+    while builder.turn():
+        pass
+
+
+def stored_names(path: Path) -> list[str]:
+    """The documents that still have rows."""
+    with BankFile(path).reading() as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM documents ORDER BY id")]
+
+
+def banks(settings: Settings) -> set[str]:
+    return {path.name for path in (settings.folder / "banks").iterdir()}
+
+
+def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
+    settings: Settings, model: SeDeM, library: Library, builder: Builder
+) -> None:
+    entry = library.get("flat")
+    assert entry.bank is not None
+    library.remove_document("flat", "lease.txt")
+    finish(builder)
+    assert stored_names(entry.file) == [*TEXTS], "less than half is removed"
+    size, memory = BankFile(entry.file).size, entry.bank.memory(range(len(entry.bank)))
+    library.remove_document("flat", "long.txt")
+    finish(builder)
+    assert stored_names(entry.file) == ["recipe.txt"]
+    assert BankFile(entry.file).size < size
+    assert entry.bank.documents[0].text == RECIPE
+    assert torch.equal(entry.bank.memory(range(len(entry.bank))), memory[: len(entry.bank)])
+    # This server and the next one write on.
+    upload(library, {"lease.txt": LEASE})
+    finish(builder)
+    library.close()
+    again = Library(settings, model)
+    bank = again.get("flat").bank
+    assert bank is not None
+    assert {one.name: one.text for one in bank.documents} == {
+        "recipe.txt": RECIPE,
+        "lease.txt": LEASE,
+    }
+    again.close()
+
+
+def test_running_answers_keep_what_they_have_not_read_yet(
+    library: Library, builder: Builder, model: SeDeM
+) -> None:
+    entry = library.get("flat")
+    assert entry.bank is not None
+    expected = model.answer(entry.bank, "How much is the rent?", k=2)
+    before = entry.bank.snapshot()
+    library.remove_document("flat", "lease.txt")
+    between = entry.bank.snapshot()
+    library.remove_document("flat", "long.txt")
+    finish(builder)
+    assert stored_names(entry.file) == [*TEXTS]
+    assert model.answer(before, "How much is the rent?", k=2).text == expected.text
+    assert {one.name: one.text for one in before.documents} == TEXTS
+    del before
+    finish(builder)
+    assert stored_names(entry.file) == [*TEXTS], "what only the newer one lacks is a small part"
+    assert {one.name for one in between.documents} == {"recipe.txt", "long.txt"}
+    assert between.memory(range(len(between))).isfinite().all()
+    del between
+    finish(builder)
+    assert stored_names(entry.file) == ["recipe.txt"]
+
+
+def test_questions_are_answered_while_a_bank_is_compacted(
+    library: Library, builder: Builder, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry, compact = library.get("flat"), BankFile.compact
+    ended, answers = threading.Event(), []
+
+    def ask() -> None:
+        while not ended.is_set():
+            assert entry.bank is not None
+            answers.append(model.answer(entry.bank.snapshot(), "What is baked?", k=1).text)
+
+    asking = threading.Thread(target=ask)
+
+    def compact_while_asked(file: BankFile, before: int | None = None) -> Compacted:
+        asking.start()
+        try:
+            return compact(file, before)
+        finally:
+            count = len(answers)
+            while len(answers) < count + 2 and asking.is_alive():
+                ended.wait(0.01)
+
+    monkeypatch.setattr(BankFile, "compact", compact_while_asked)
+    library.remove_document("flat", "lease.txt")
+    library.remove_document("flat", "long.txt")
+    finish(builder)
+    ended.set()
+    asking.join(60)
+    assert len(answers) > 1 and len(set(answers)) == 1
+    assert stored_names(entry.file) == ["recipe.txt"]
+
+
+@pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
+def test_a_server_killed_while_it_compacts_loses_nothing(
+    settings: Settings, model: SeDeM, library: Library, builder: Builder, tmp_path: Path
+) -> None:
+    library.remove_document("flat", "lease.txt")
+    library.remove_document("flat", "long.txt")
+    file = library.get("flat").file
+    library.close()
+    work = tmp_path / "work"
+
+    def compact() -> None:
+        again = Library(settings.with_changes(folder=work), model)
+        finish(Builder(again, model, Metrics()))
+        again.close()
+
+    def run(kill_at: int | None) -> int:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(settings.folder, work)
+        kill = Fate(kill=True)
+        done = trace(compact, work, lambda at, _: kill if at == kill_at else go_on(at, _))
+        assert not done.error and done.killed == (kill_at is not None)
+        return len(done.changes)
+
+    count = run(None)
+    for at in range(0, count, max(1, count // KILLS)):
+        run(at)
+        again = Library(settings.with_changes(folder=work), model)
+        bank = again.get("flat").bank
+        assert bank is not None and [one.text for one in bank.documents] == [RECIPE]
+        assert bank.memory(range(len(bank))).isfinite().all()
+        finish(Builder(again, model, Metrics()))
+        assert stored_names(again.get("flat").file) == ["recipe.txt"]
+        with BankFile(work / "banks" / file.name).reading() as connection:
+            assert connection.pragma("integrity_check") == "ok"
+        again.close()
+
+
+def test_it_can_be_turned_off(settings: Settings, model: SeDeM) -> None:
+    library = Library(settings.with_changes(max_removed_share=1.0), model)
+    upload(library, {"lease.txt": LEASE})
+    builder = Builder(library, model, Metrics())
+    finish(builder)
+    library.remove_document("flat", "lease.txt")
+    finish(builder)
+    assert stored_names(library.get("flat").file) == ["lease.txt"]
+    builder.close()
+    library.close()
+
+
+def test_a_bank_that_cannot_be_compacted_stays_and_is_not_tried_again_and_again(
+    library: Library,
+    builder: Builder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    entry, tries = library.get("flat"), []
+
+    def refused(file: BankFile, before: int | None = None) -> None:
+        tries.append(before)
+        raise BankError("the disk is full")
+
+    monkeypatch.setattr(BankFile, "compact", refused)
+    library.remove_document("flat", "long.txt")
+    finish(builder)
+    finish(builder)
+    assert len(tries) == 1
+    assert caplog.messages.count("bank 'flat' could not be compacted: the disk is full") == 1
+    library.remove_document("flat", "lease.txt")
+    finish(builder)
+    assert len(tries) == 2 and entry.bank is not None
+    assert entry.bank.documents[0].text == RECIPE
+
+
+def test_a_deleted_bank_is_removed_when_no_answer_reads_it(
+    settings: Settings, library: Library, builder: Builder
+) -> None:
+    entry = library.get("flat")
+    assert entry.bank is not None
+    snapshot = entry.bank.snapshot()
+    library.delete("flat")
+    finish(builder)
+    assert not library.entries() and entry.file.exists()
+    # Nothing of the snapshot was read before.
+    assert {one.name: one.text for one in snapshot.documents} == TEXTS
+    del snapshot
+    finish(builder)
+    assert banks(settings) == set()
+
+
+def test_the_next_server_removes_what_a_killed_one_left(
+    settings: Settings, model: SeDeM, library: Library, builder: Builder
+) -> None:
+    entry = library.get("flat")
+    assert entry.bank is not None
+    kept, folder = banks(settings), settings.folder / "banks"
+    # Deleted just before the kill; it was compacted before that, and asked with kept values.
+    for name in ("a-00000000.bank", "a-00000000.bank-wal", "b-00000000.bank.kept"):
+        (folder / name).write_bytes(b"of a deleted bank")
+    # In folders of earlier releases.
+    for name in ("c-00000000.bank", ".c-00000000.bank.partial"):
+        (folder / name).mkdir()
+        (folder / name / "catalog.sqlite").write_bytes(b"of a deleted bank")
+    (folder / "converted.bank").write_bytes(b"of the operator")
+    library.close()
+    again = Library(settings, model)
+    assert banks(settings) - kept == {"converted.bank"}
+    assert again.get("flat").status == "ready"
+    again.close()
