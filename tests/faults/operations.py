@@ -7,6 +7,7 @@ spans and memory can be made again at any time, so what is found is compared bit
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ BANK = "a.bank"
 NEW_BANK = "new/deep/a.bank"
 CHECKPOINT = "a.checkpoint"
 SELECTOR = Selector(16, WIDTH, 2, 8)
-ENTRY = 2, 3, 4
-"""Layers, heads and width of kept keys and values."""
+ENTRY, STATES = (2, 3, 4), 300
+"""Layers, heads and width of kept keys and values, and states of a block."""
 
 Version = tuple[str, int]
 State = tuple[Version, ...]
@@ -92,12 +93,11 @@ def append_in_parts(file: BankFile, version: Version) -> None:
 
 
 def create(path: Path, state: State, dtype: str = "bfloat16", texts: bool = True) -> None:
-    """Make a bank; each document is appended in a commit of its own."""
+    """Make a bank."""
     file = BankFile(path)
     with file.creating(Meta(FINGERPRINT, MADE_BY, SLOTS, WIDTH, dtype, texts, words=texts)):
-        append(file, state[:1])
-    for version in state[1:]:
-        append(file, [version])
+        for version in state:
+            append(file, [version])
 
 
 def read_again(file: BankFile, lost: Sequence[Lost]) -> Iterator[str]:
@@ -358,10 +358,8 @@ def _kept(folder: Path, create: bool = False) -> KeptFile:
 
 def _entry(memory: Quantized) -> Quantized:
     layers, heads, width = ENTRY
-    numbers = memory.values.float().flatten()[: 500 * layers * 2 * heads * width]
-    return Quantized(
-        numbers.repeat(20)[: layers * 2 * heads * 300 * width].view(layers, 2, heads, 300, width)
-    )
+    shape = layers, 2, heads, STATES, width
+    return Quantized(memory.values.float().flatten().repeat(9)[: math.prod(shape)].view(shape))
 
 
 def _look_at_kept(folder: Path) -> State | None:
@@ -370,7 +368,7 @@ def _look_at_kept(folder: Path) -> State | None:
         with opened(folder / BANK) as bank, closing(_kept(folder, create=True)) as file:
             for block in range(len(bank)):
                 memory = bank.stored([block])[0]
-                found = file.entry(memory, 300)
+                found = file.entry(memory, STATES)
                 if found is not None and not torch.equal(found.values, _entry(memory).values):
                     raise WrongError("a kept entry is wrong")
     return look(folder / BANK)
@@ -420,9 +418,7 @@ OPERATIONS = {
         lambda scene: scene.documents[1:],
     ),
     "create": _of_new_bank(
-        lambda folder, scene: create(
-            folder / NEW_BANK, scene.documents[:1], scene.dtype, scene.texts
-        ),
+        lambda folder, scene: create(folder / NEW_BANK, scene.documents, scene.dtype, scene.texts)
     ),
     "compact": Operation(
         lambda folder, scene: BankFile(folder / BANK).compact(),

@@ -21,8 +21,8 @@ from sedem.bank.manifest import temporary
 from sedem.bank.memory_bank import MemoryBank, Snapshot, copy_to
 from sedem.bank.places import Place, is_remote, store_at
 from sedem.bank.remote import Parts
-from sedem.durable_files import sync_folder
-from sedem.errors import DamagedBankError, NoTextError
+from sedem.durable_files import make_folders, sync_folder
+from sedem.errors import BankError, DamagedBankError, NoTextError
 
 
 def backup(source: Place, target: Place) -> int:
@@ -117,13 +117,16 @@ def _appearing(path: Path) -> Iterator[Path]:
     if os.path.lexists(path):
         raise already_there(path)
     partial = path.with_name(f".{path.name}.new")
-    delete(partial)
     try:
+        make_folders(path.parent)
+        delete(partial)
         yield partial
         os.link(partial, path)
         sync_folder(path.parent)
     except FileExistsError:
         raise already_there(path) from None
+    except OSError as error:
+        raise BankError(f"'{path}' cannot be created ({error.strerror})") from None
     finally:
         delete(partial)
 

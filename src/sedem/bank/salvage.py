@@ -97,7 +97,8 @@ class ReadableRows:
             is_known = is_checked or (self._names.get(number) == name and pages == "[]")
             text = self._text(number, sha256) if is_known else None
             ids = owned.get(number, ()) if self.pages else self._ids(number)
-            one = StoredDocument(number, *row[:7], text, ids)
+            fields: list[Any] = [number, *row[:7], text, ids]
+            one = StoredDocument(*fields)
             yield one._replace(problem=self._problem(one, is_checked))
 
     def block(self, number: int) -> Any:
