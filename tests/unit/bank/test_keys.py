@@ -248,7 +248,7 @@ def test_stored_keys_above_the_limit_are_read_for_every_question(
 def test_keys_on_disk_that_exceed_the_limit_are_scored_in_bounded_memory(
     model: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, slots = 8_000, 16
+    count, slots = 24_000, 16
     memory = torch.randn(count, slots, model.decoder.width).bfloat16()
     none = np.zeros(count, np.int64)
     blocks = Blocks(none, none, none + 1, np.full((count, slots), 4, np.uint8))
