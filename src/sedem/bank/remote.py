@@ -81,8 +81,9 @@ class Parts:
         self._files: dict[str, PartFile] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process has its own connections and its own cache.
-        return Parts, (self.place, self.wait)
+        # Another process has its own connections, its own cache and its own working folder.
+        place = self.place if isinstance(self.bucket, Bucket) else self.bucket.path
+        return Parts, (place, self.wait)
 
     def __str__(self) -> str:
         return str(self.bucket)
