@@ -8,7 +8,7 @@ from typing import Any
 from experiments import large_banks
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
-from sedem.bank.coarse_search import COUNT
+from sedem.bank.search import CANDIDATES
 
 SERIES = {"every block": "exact", "pooled keys of every block": "coarse"}
 
@@ -33,7 +33,11 @@ def numbers(scale: Scale) -> list[Number]:
 def about(result: Mapping[str, Any]) -> str:
     """The number of questions scored together, and the cost of candidates."""
     candidates = result.get("candidates_cpu_ms_per_question")
-    more = f" {COUNT:,} candidates take {candidates:,.0f} ms more, at any N." if candidates else ""
+    more = (
+        f" {CANDIDATES:,} candidates take {candidates:,.0f} ms more, at any N."
+        if candidates
+        else ""
+    )
     return f"{result['questions']['limit']} questions scored together, keys in float32.{more}"
 
 

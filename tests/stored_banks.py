@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from sedem import Document, MemoryBank
 from sedem.bank.blocks import BlockRow, Blocks
-from sedem.bank.places import Store
+from sedem.bank.file import BankFile
+from sedem.bank.parts import Store
 from sedem.bank.rows import Meta
 from sedem.quantization import Quantized
 
@@ -54,8 +57,9 @@ def append(
             BlockRow(index, 9, len(document.text), (4, 4, 4, 4)),
         )
     ]
-    memory_NJD = torch.cat([memory_of(seed) for seed in seeds])
-    store.append(fingerprint, documents, Blocks.of(rows), Quantized(memory_NJD))
+    memory_NJD = Quantized(torch.cat([memory_of(seed) for seed in seeds]))
+    with nullcontext(store) if isinstance(store, BankFile) else store.adding() as file:
+        file.append(fingerprint, documents, Blocks.of(rows), memory_NJD)
 
 
 Fact = tuple[str, str, list[BlockRow], Tensor]

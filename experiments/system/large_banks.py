@@ -22,9 +22,9 @@ from torch import Tensor
 
 from experiments.system.scales import Scale
 from sedem import Document, SeDeM
-from sedem.bank.coarse_search import COUNT, GROUPS, pool_keys
 from sedem.bank.keys import key_index, keys_of
 from sedem.bank.scores import key_scores
+from sedem.bank.search import CANDIDATES, GROUPS, pool_keys
 from sedem.inference.requests import encode_questions
 from sedem.provenance import provenance
 from sedem.quantization import Quantized
@@ -153,7 +153,7 @@ def _candidates_ms(
         question = slice(row, row + 1)
         key_scores(query_BQRH[question], mask_BQ[question], keys_NJRH, padding_P)
     spent = time.process_time() - started
-    return 1e3 * spent / len(query_BQRH) * COUNT / len(keys_NJRH)
+    return 1e3 * spent / len(query_BQRH) * CANDIDATES / len(keys_NJRH)
 
 
 def _products(blocks: int, slots: int) -> dict[str, float]:

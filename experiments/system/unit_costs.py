@@ -22,7 +22,7 @@ from experiments.system.large_banks import BUDGET
 from experiments.system.measured import made_on
 from experiments.system.scales import ROOT, SCALES, Scale
 from experiments.system.study import Number
-from sedem.bank.coarse_search import COUNT
+from sedem.bank.search import CANDIDATES
 from sedem.config import DEFAULT_MODEL
 from sedem.durable_files import write_text
 
@@ -115,7 +115,7 @@ def _bank_figures(scale: Scale) -> Iterator[Figure]:
             f"sizes.{blocks}.cpu_ms_per_question.{kind}", units=(f"{kind}_blocks", blocks),
         )  # fmt: skip
     yield Figure(
-        "candidates_ms", f"scoring {COUNT:,} candidates of a question, ms", made,
+        "candidates_ms", f"scoring {CANDIDATES:,} candidates of a question, ms", made,
         "candidates_cpu_ms_per_question",
     )  # fmt: skip
     size, (opened,) = max(bank_size.sizes(scale.name)), bank_size.STUDY.cells(scale)
@@ -169,10 +169,10 @@ def _recall(scale: Scale) -> dict[str, Any]:
     assert result is not None and path is not None, "recall has not been measured"
     return {
         "file": path.relative_to(ROOT).as_posix(),
-        "candidates": COUNT,
+        "candidates": CANDIDATES,
         "best_blocks": result["questions"]["limit"] * BUDGET,
         "percent": {
-            str(size): result["sizes"][str(size)]["recall"][str(COUNT)]
+            str(size): result["sizes"][str(size)]["recall"][str(CANDIDATES)]
             for size in recall_sizes(scale)
         },
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import LEASE, RECIPE
@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from sedem import MemoryBank, SeDeM
 from sedem.bank.keys import save_keys
+from sedem.bank.parts import store_at
 from sedem.cli.main import app
 from sedem.errors import BankError
-from sedem.inference import build
-from sedem.serve.bank_entry import BankEntry
+from sedem.inference import build, read_parts
 from sedem.types import Document
 
 RUN = CliRunner()
@@ -95,42 +95,17 @@ def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
         save_keys(MemoryBank.open(place), model.selector)
 
 
-def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
-    """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
-    entry = BankEntry(None, "a", "a", {}, place, 0, files=None)  # type: ignore[arg-type]
-    assert entry.reload().documents.names == ["lease", "recipe"]
-    build.build_bank(model, model.engine, place, [Document("note", RECIPE)])
-
-    def refreshed(until: object) -> None:
-        for _ in range(500):
-            entry.refresh()
-            time.sleep(0.02)
-            assert entry.bank is not None
-            if (entry.bank.documents.names, entry.error is None) == until:
-                return
-        raise AssertionError(entry.error)
-
-    everything = ["lease", "recipe", "note"]
-    refreshed((everything, True))
-    content = server.objects(place)["bank.json"]
-    server.put(place, "bank.json", b"damaged")
-    refreshed((everything, False))
-    server.put(place, "bank.json", content)
-    refreshed((everything, True))
-
-
 def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_path: Path) -> None:
     """Read as docs/bank-format.md describes it: each part is a bank that opens alone."""
     objects = server.objects(place)
     found = json.loads(objects.pop("bank.json"))
     assert (found["format"], found["commit"], len(found["parts"])) == (1, 2, 2)
-    assert set(objects) == {part["name"] for part in found["parts"]}
+    assert set(objects) == {f"{part['sha256']}.bank" for part in found["parts"]}
     for number, part in enumerate(found["parts"]):
-        content = objects[part["name"]]
-        digest = hashlib.sha256(content).hexdigest()
-        assert (part["name"], part["sha256"]) == (f"{digest[:16]}.bank", digest)
+        file = tmp_path / f"{part['sha256']}.bank"
+        content = objects[file.name]
+        assert part["sha256"] == hashlib.sha256(content).hexdigest()
         assert part["bytes"] == len(content)
-        file = tmp_path / part["name"]
         file.write_bytes(content)
         with closing(sqlite3.connect(file)) as connection:
             row = connection.execute("SELECT id, version, documents, blocks, tokens FROM bank")
@@ -138,3 +113,35 @@ def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_pa
         opened = MemoryBank.open(file)
         assert asdict(opened.meta) == part["meta"]
         assert [*opened.documents] == [MemoryBank.open(place).documents[number]]
+
+
+def test_a_killed_build_goes_on_within_a_long_document(
+    server: ObjectServer, model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "COMMIT", 100)
+    monkeypatch.setattr(read_parts, "PART", 64)
+    place, compress = server.place(), read_parts.compress
+    read: list[Any] = []
+    documents = [
+        Document("note", "A short note."),
+        Document("long", "\n".join([LEASE, RECIPE] * 3)),
+    ]
+
+    class Killed(BaseException):
+        pass
+
+    def counted(*what: Any) -> Any:
+        read.append(what)
+        if len(read) == 3:
+            raise Killed
+        return compress(*what)
+
+    monkeypatch.setattr(read_parts, "compress", counted)
+    with pytest.raises(Killed):
+        build.build_bank(model, model.engine, place, documents)
+    assert not store_at(place).exists()
+    report = build.build_bank(model, model.engine, place, documents)
+    assert (report.unchanged, report.added, len(store_at(place).files())) == (1, 1, 1)
+    resumed = len(read) - 3
+    build.build_bank(model, model.engine, server.place(), documents)
+    assert len(read) - 3 - resumed == resumed + 2

@@ -20,7 +20,7 @@ import torch
 from sedem import Document, MemoryBank
 from sedem.backbone.safetensors import load_weights, save_tensors
 from sedem.bank.blocks import BlockRow, Blocks
-from sedem.bank.care import DAMAGED, Lost, examine, repair
+from sedem.bank.care import DAMAGED, DamagedDocument, examine, repair
 from sedem.bank.copies import backup, export_bank, import_bank
 from sedem.bank.file import BankFile
 from sedem.bank.kept import KeptFile, kept_path
@@ -100,7 +100,7 @@ def create(path: Path, state: State, dtype: str = "bfloat16", texts: bool = True
             append(file, [version])
 
 
-def read_again(file: BankFile, lost: Sequence[Lost]) -> Iterator[str]:
+def read_again(file: BankFile, lost: Sequence[DamagedDocument]) -> Iterator[str]:
     """Append lost documents, for `repair`."""
     for one in lost:
         version = _version(_known_texts()[one.sha256])

@@ -30,7 +30,7 @@ from scale.serving import Counts, Machines, compare, kill_replica, killed_host, 
 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
-from sedem.bank.remote import Parts
+from sedem.bank.parts import Parts
 from sedem.inference import build as building
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources

@@ -36,11 +36,8 @@ def scan_ranges(blocks: int) -> Iterator[range]:
 class BlockRow:
     """What is stored about one block, except its memory.
 
-    Attributes:
-        document: index of the document it comes from.
-        start: first character of its span in the document's text.
-        end: character after its span.
-        slot_tokens: real tokens behind each of its J slots; 0 is padding.
+    Its span is from character `start` to before `end` of a document's text. `slot_tokens` are the
+    real tokens behind each of J slots; 0 is padding.
     """
 
     document: int
@@ -54,10 +51,10 @@ class Blocks(Sequence[BlockRow]):
     """The rows of many blocks, as columns: a million row objects would take a gigabyte.
 
     Attributes:
-        documents: index of the document of each block `[N]`, int64.
-        starts: first character of each span `[N]`, int64.
-        ends: character after each span `[N]`, int64.
-        slot_tokens: real tokens behind each slot `[N, J]`, uint8; 0 is padding.
+        documents: index of the document of each block `[N]`.
+        starts: first character of each span `[N]`.
+        ends: character after each span `[N]`.
+        slot_tokens: real tokens behind each slot `[N, J]`; 0 is padding.
     """
 
     documents: NDArray[np.int64]
@@ -79,8 +76,9 @@ class Blocks(Sequence[BlockRow]):
             for name in ("document", "start", "end")
         )
         slot_tokens = np.array([row.slot_tokens for row in rows], np.int64)
-        tokens = slot_tokens.reshape(len(rows), -1 if rows else 0)
-        return cls(documents, starts, ends, _as_bytes(tokens))
+        return cls(
+            documents, starts, ends, as_bytes(slot_tokens.reshape(len(rows), -1 if rows else 0))
+        )
 
     @classmethod
     def none(cls, slots: int) -> Blocks:
@@ -89,25 +87,11 @@ class Blocks(Sequence[BlockRow]):
         return cls(no, no, no, np.zeros((0, slots), np.uint8))
 
     @classmethod
-    def of_one(
-        cls,
-        document: int,
-        starts: NDArray[np.int64],
-        ends: NDArray[np.int64],
-        slot_tokens: NDArray[np.int64],
-    ) -> Blocks:
-        """Return the blocks of one document; see the class attributes.
-
-        Raises:
-            DataError: a slot has more tokens than a byte can count.
-        """
-        documents = np.full(len(starts), document, np.int64)
-        return cls(documents, starts, ends, _as_bytes(slot_tokens))
-
-    @classmethod
     def join(cls, parts: Sequence[Blocks]) -> Blocks:
         """Concatenate blocks; parts without blocks may have any number of slots."""
-        parts = [part for part in parts if len(part)] or [cls.none(parts[0].slots if parts else 0)]
+        parts = [part for part in parts if len(part)] or list(parts[:1]) or [cls.none(0)]
+        if len(parts) == 1:
+            return parts[0]
         columns = ("documents", "starts", "ends", "slot_tokens")
         return cls(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns))
 
@@ -140,15 +124,20 @@ class Blocks(Sequence[BlockRow]):
     @overload
     def __getitem__(self, index: int) -> BlockRow: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[BlockRow]: ...
-    def __getitem__(self, index: int | slice) -> BlockRow | Sequence[BlockRow]:
+    def __getitem__(self, index: slice) -> Blocks: ...
+    def __getitem__(self, index: int | slice) -> BlockRow | Blocks:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            return self.take(index)
         place = int(self.documents[index]), int(self.starts[index]), int(self.ends[index])
         return BlockRow(*place, tuple(self.slot_tokens[index].tolist()))
 
 
-def _as_bytes(slot_tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
+def as_bytes(slot_tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Convert numbers of tokens to bytes.
+
+    Raises:
+        DataError: a slot has more tokens than a byte can count.
+    """
     most = int(slot_tokens.max(initial=0))
     if most > MOST_SLOT_TOKENS:
         raise DataError(
@@ -207,5 +196,7 @@ def partition(
     starts = by_block(segments.starts).masked_fill(~real, LAST_CHARACTER).amin(1)
     ends = by_block(segments.ends).masked_fill(~real, 0).amax(1)
     nonempty = real.any(1)
-    kept = (values[nonempty].numpy() for values in (starts, ends, tokens_NJ))
-    return Blocks.of_one(document, *kept), slots_NJ[nonempty]
+    spans = starts[nonempty].numpy(), ends[nonempty].numpy()
+    documents = np.full(len(spans[0]), document, np.int64)
+    tokens = as_bytes(tokens_NJ[nonempty].numpy())
+    return Blocks(documents, *spans, tokens), slots_NJ[nonempty]

@@ -1,4 +1,4 @@
-"""The objects of a bank in parts: objects below a place of an object store, or files of a folder.
+"""The objects of a bank in parts: in an object store, or files of a folder.
 
 `Bucket` is a thin layer over obstore, which supports S3, Google Cloud Storage and Azure.
 Credentials, region and endpoint come from the environment, under the names that each service uses.
@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
-import stat
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 from filelock import FileLock
@@ -31,43 +27,14 @@ from sedem.untrusted import read_bytes
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 """URL schemes of the stores that support conditional writes."""
-LIMIT = 2**26
+LIMIT = 2**27
 """Maximum bytes of a manifest."""
-RANGE, AT_ONCE = 2**23, 8
-"""Bytes per request of a download, and requests that run at the same time."""
-WRONG_TAG = {"e_tag": '"none"', "version": "1"}
-"""A tag that no object has."""
 Tag = Any
 """Tells one content of an object from another; None stands for no object."""
+Listed = tuple[str, int, datetime]
+"""The name, size and time of the last change of an object."""
 _RETRIES = {"max_retries": 4, "retry_timeout": timedelta(seconds=30)}
-_TIMEOUTS = {"connect_timeout": "5s", "timeout": "300s"}
-_VARIABLES = {
-    "s": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
-    "g": "GOOGLE_APPLICATION_CREDENTIALS",
-    "a": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
-"""What holds the credentials, by the first letter of the scheme."""
-_SENTENCES = {
-    r"NoSuchBucket|bucket does not exist|ContainerNotFound": "there is no bucket '{bucket}' for "
-    "'{url}'; create it, or correct the name or the endpoint",
-    r"169\.254\.169\.254|/latest/(api/token|meta-data)|metadata\.google\.internal|"
-    r"MissingCredentials|Missing (AccessKeyId|SecretAccessKey)": "there are no credentials for "
-    "'{url}'; set {variables}",
-    r"status code: 40[13]|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|"
-    r"AuthenticationFailed|PermissionDeniedError|UnauthenticatedError": "'{url}' rejects these "
-    "credentials; check {variables}, and that they may list, read, write and delete there",
-    r"(?i)error sending request|HTTP error|timed out|dns error|connection (refused|reset|closed)":
-    "'{url}' cannot be reached; check the network, and AWS_ENDPOINT if you set it",
-}  # fmt: skip
-"""Sentences for errors of a store, by the pattern of the error."""
-
-
-class Listed(NamedTuple):
-    """An object in a listing; `modified` is by the clock of the store."""
-
-    name: str
-    size: int
-    modified: datetime
+_TIMEOUTS = {"connect_timeout": "5s", "read_timeout": "60s", "timeout": "1day"}
 
 
 class Bucket:
@@ -75,7 +42,6 @@ class Bucket:
 
     Raises:
         ConfigError: obstore is not installed.
-        BankError: the URL is not a place that can hold a bank.
     """
 
     def __init__(self, url: str) -> None:
@@ -104,22 +70,16 @@ class Bucket:
         # Another process has its own connections and credentials.
         return Bucket, (self.url,)
 
-    def read(self, name: str, limit: int) -> bytes | None:
-        """Return the content of an object; see `load`."""
-        found = self.load(name, limit)
-        return None if found is None else found[0]
-
     def load(self, name: str, limit: int = LIMIT) -> tuple[bytes, Tag] | None:
         """Return the content of at most `limit` bytes and the tag of an object; None if missing."""
-        with suppress(FileNotFoundError), self._errors():
+        with self._errors(), suppress(FileNotFoundError):
             found = self._store.get(name)
-            meta = found.meta
-            if meta["size"] > limit:
+            if (size := found.meta["size"]) > limit:
                 raise BankError(
-                    f"'{self.url}/{name}' has {meta['size']:,} bytes, at most {limit:,} are read; "
-                    "restore it"
+                    f"'{self.url}/{name}' has {size:,} bytes, at most {limit:,} are read"
                 )
-            return bytes(found.bytes()), {key: meta[key] for key in WRONG_TAG if meta.get(key)}
+            tag = {key: found.meta[key] for key in ("e_tag", "version") if found.meta.get(key)}
+            return bytes(found.bytes()), tag
         return None
 
     def replace(self, name: str, content: bytes, tag: Tag) -> bool:
@@ -139,60 +99,50 @@ class Bucket:
         with self._errors():
             self._store.put(name, file)
 
-    def download(self, name: str, path: Path) -> str | None:
-        """Write an object into a new file, and return its SHA-256; None if it is missing."""
-        size = self.size(name)
-        if size is None:
-            return None
+    def download(self, name: str, path: Path, size: int | None = None) -> str | None:
+        """Write an object into a new file, and return its SHA-256.
 
-        def part(start: int) -> Any:
-            with self._errors():
-                return self._store.get_range(name, start=start, end=min(size, start + RANGE))
-
+        It is None if the object is missing, or has another size than the given one.
+        """
         digest = hashlib.sha256()
-        starts = iter(range(0, size, RANGE))
-        with path.open("xb") as file, ThreadPoolExecutor(AT_ONCE) as pool:
-            while window := list(islice(starts, AT_ONCE)):
-                for content in pool.map(part, window):
-                    file.write(content)
-                    digest.update(content)
-        return digest.hexdigest()
+        with self._errors(), suppress(FileNotFoundError):
+            found = self._store.get(name)
+            if size in (None, found.meta["size"]):
+                with path.open("xb") as file:
+                    for content in found.stream():
+                        file.write(content)
+                        digest.update(content)
+                return digest.hexdigest()
+        return None
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None if it is missing."""
-        with suppress(FileNotFoundError), self._errors():
+        with self._errors(), suppress(FileNotFoundError):
             return int(self._store.head(name)["size"])
         return None
 
-    def entries(self, folder: str = "") -> Iterator[Listed]:
-        """Yield the objects below a folder."""
+    def entries(self) -> Iterator[Listed]:
+        """Yield the objects; times are by the clock of the store."""
         with self._errors():
-            for some in self._store.list(folder):
-                for found in some:
-                    yield Listed(found["path"], found["size"], found["last_modified"])
+            for some in self._store.list():
+                yield from ((one["path"], one["size"], one["last_modified"]) for one in some)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; a missing one is not an error."""
-        with suppress(FileNotFoundError), self._errors():
+        with self._errors(), suppress(FileNotFoundError):
             self._store.delete([*names])
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Raise errors of the store as `BankError`, but FileNotFoundError for a missing object."""
         from obstore.exceptions import BaseError
 
         try:
             yield
         except (BaseError, FileNotFoundError) as error:
-            parts, text = urlsplit(self.url), f"{type(error).__name__}: {error}"
-            for pattern, sentence in _SENTENCES.items():
-                if re.search(pattern, text):
-                    values = {"bucket": parts.netloc, "variables": _VARIABLES[parts.scheme[0]]}
-                    raise BankError(sentence.format(url=self.url, **values)) from None
-            if isinstance(error, FileNotFoundError):
-                raise
-            reason = first_line(error)[:300]
-            raise BankError(f"'{self.url}' cannot be used ({reason})") from None
+            raise BankError(
+                f"'{self.url}' cannot be used ({first_line(error)[:300]}); check its name, the "
+                "network, and the credentials in the environment, such as AWS_ACCESS_KEY_ID"
+            ) from None
 
 
 class Folder:
@@ -205,12 +155,9 @@ class Folder:
         return str(self.path)
 
     def load(self, name: str) -> tuple[bytes, Tag] | None:
-        """Return the content of a regular file, which is its tag too; see `Bucket.load`."""
-        path = self.path / name
-        with suppress(FileNotFoundError, NotADirectoryError):
-            if not stat.S_ISREG(path.lstat().st_mode):
-                raise BankError(f"'{path}' is not a regular file; restore it")
-            content = read_bytes(path, BankError, LIMIT)
+        """Return the content of a file, which is its tag too; see `Bucket.load`."""
+        with suppress(FileNotFoundError):
+            content = read_bytes(self.path / name, BankError, LIMIT)
             return content, content
         return None
 
@@ -235,18 +182,16 @@ class Folder:
                 shutil.copyfile(file, partial)
 
     def entries(self) -> Iterator[Listed]:
-        """Yield the regular files of the folder."""
+        """Yield what is in the folder."""
         for path in self.path.iterdir():
-            found = path.lstat()
-            if stat.S_ISREG(found.st_mode):
-                modified = datetime.fromtimestamp(found.st_mtime, UTC)
-                yield Listed(path.name, found.st_size, modified)
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+                yield path.name, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete files; a missing one is not an error."""
-        with writing(self.path):
-            for name in names:
-                delete(self.path / name)
+        for name in names:
+            delete(self.path / name)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Examine the file of a bank, and repair a damaged one.
 
-A repair copies everything whose pages match their checksums into a new file. Then the damaged file
-is set aside. A document that lost one block or a piece of its text is read again or dropped,
-because answers from the rest would look complete.
+SQLite compares every page with its checksum, so a row that can be read is intact. Rows are looked
+up one by one: a damaged page costs only the rows on it. A repair copies what can be read into a new
+file and sets the damaged one aside. A document that lost a block or a piece of its text is read
+again or dropped, because answers from the rest would look complete.
 """
 
 from __future__ import annotations
@@ -11,26 +12,32 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import apsw
+import torch
 
 from sedem.bank import rows
 from sedem.bank.database import check_file, check_tables, connect, database_errors
 from sedem.bank.file import BankFile, delete
-from sedem.bank.places import Store
-from sedem.bank.rows import Meta
-from sedem.bank.salvage import UNREADABLE, ReadableRows, StoredDocument
+from sedem.bank.parts import Store
+from sedem.bank.rows import Meta, text_digest
 from sedem.durable_files import link, sync_folder
 from sedem.errors import BankError, DamagedBankError
-from sedem.types import Document
+from sedem.quantization import BFLOAT16, DTYPES, Quantized
+from sedem.types import Document, are_pages
 
 DAMAGED = ".damaged"
 """Appended to the name of a file that was set aside."""
 LISTED = 10
 """Number of damaged pages that are named."""
+UNREADABLE = (
+    apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.TooBigError, UnicodeDecodeError,
+)  # fmt: skip
+"""What SQLite raises for rows on damaged pages."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +46,15 @@ class Damage:
 
     Attributes:
         problems: one sentence for each defect.
-        documents: names of the documents that lost a part, in reading order. It is empty if the
-            file cannot be opened.
+        documents: documents that lost a part; empty if the file cannot be opened.
     """
 
     problems: list[str]
     documents: list[str]
 
 
-@dataclass(frozen=True)
-class Lost:
-    """A document that lost a part.
-
-    Attributes:
-        name: its name.
-        sha256: SHA-256 of its text.
-        text: its text; None if it is damaged too, or the bank stores no texts.
-        pages: first character of each of its pages.
-    """
+class DamagedDocument(NamedTuple):
+    """A document that lost a part; its text is None if that is damaged too, or not stored."""
 
     name: str
     sha256: str
@@ -71,9 +69,9 @@ class Repaired:
     Attributes:
         problems: the defects that it found, one sentence each.
         set_aside: the damaged file, under its new name.
-        repaired: damaged documents of which everything was found.
         dropped: documents that lost a part and were not read again.
         read_again: documents that lost a part and were read again.
+        repaired: damaged documents of which everything was found.
     """
 
     problems: list[str]
@@ -83,8 +81,8 @@ class Repaired:
     read_again: list[str]
 
 
-Again = Callable[[BankFile, Sequence[Lost]], Iterable[str]]
-"""Reads lost documents into a bank that lacks them; returns the names of those that it read."""
+Again = Callable[[BankFile, Sequence[DamagedDocument]], Iterable[str]]
+"""Reads documents into a bank that lacks them; returns the names of those that it read."""
 
 
 def examine_all(store: Store) -> Damage:
@@ -104,16 +102,18 @@ def examine(file: BankFile) -> Damage:
     Other processes may write the bank meanwhile.
 
     Raises:
-        BankError: there is no bank, or it cannot be read now.
+        BankError: the bank does not exist, or it cannot be read now.
     """
     try:
-        with file.reading() as reading, _opened(file, reading) as connection:
-            pages = [] if file.path is None else _damaged_pages(connection, file.path)
-            with _opened(file, reading, verify=False) as loose, _one_commit(connection):
-                found = ReadableRows(connection, loose, rows.read_meta(file, connection), pages)
+        with file.reading() as reading, _reopened(file, reading) as strict:
+            pages = [] if file.path is None else _damaged_pages(strict, file.path)
+            with _reopened(file, reading, verify=False) as loose, _one_commit(strict):
+                meta = rows.read_meta(file, strict)
                 # Texts are long, and most documents are intact.
-                documents = [one._replace(text=None) for one in found.documents()]
-                problems = _of_pages(pages) if pages else _of_tables(connection, documents)
+                documents = [
+                    one._replace(text=None) for one in _documents(strict, loose, meta, pages)
+                ]
+                problems = _of_pages(pages) if pages else _of_tables(strict, documents)
     except DamagedBankError as error:
         return Damage([str(error)], [])
     lost = [one for one in documents if one.problem]
@@ -133,10 +133,10 @@ def _one_commit(connection: apsw.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(
+def _reopened(
     file: BankFile, connection: apsw.Connection, verify: bool = True
 ) -> Iterator[apsw.Connection]:
-    """Open a new connection to a file, because an index of words is not checked with an old one."""
+    """Open a new connection to a file, because an old one does not check the index of words."""
     if file.path is None:
         yield connection
         return
@@ -176,7 +176,7 @@ def _of_pages(pages: Sequence[int]) -> list[str]:
     return [f"{len(pages):,} pages do not match their checksums: {shown}"]
 
 
-def _of_tables(connection: apsw.Connection, documents: Sequence[StoredDocument]) -> list[str]:
+def _of_tables(connection: apsw.Connection, documents: Sequence[_Examined]) -> list[str]:
     """Return contradictions within the database."""
     found = connection.execute(f"PRAGMA integrity_check({LISTED})").fetchall()
     problems = [f"the database is damaged: {line}" for (line,) in found if line != "ok"]
@@ -193,11 +193,169 @@ def _of_tables(connection: apsw.Connection, documents: Sequence[StoredDocument])
     return problems
 
 
+# Reading rows one by one
+
+
+class _Examined(NamedTuple):
+    """A document of the newest version, or one that is being read.
+
+    Its first fields are columns; `ids` are those of its blocks, and `problem` is what it lost.
+    """
+
+    number: int
+    name: str
+    characters: int
+    sha256: str
+    pages: str
+    blocks: int
+    tokens: int
+    added: int | None
+    text: str | None
+    ids: Sequence[int]
+    problem: str = ""
+
+    def first_characters(self) -> tuple[int, ...]:
+        with suppress(TypeError, ValueError, RecursionError):
+            found = tuple(json.loads(self.pages))
+            if are_pages(found, self.characters):
+                return found
+        return ()
+
+
+def _documents(
+    strict: apsw.Connection, loose: apsw.Connection, meta: Meta, pages: Sequence[int]
+) -> Iterator[_Examined]:
+    """Yield the documents in reading order; `loose` compares no page with its checksum."""
+    names = dict(_scan(strict, "documents", "name", "documents_name"))
+    numbers, owned = {*names}, dict[int, list[int]]()
+    if pages:
+        # An index has rows that lie between damaged pages; a table has what an index lost.
+        numbers |= {number for number, _ in _scan(loose, "documents", "id")}
+        owners = dict(_scan(strict, "blocks", "document", "blocks_place"))
+        owners |= _scan(strict, "blocks", "document")
+        for block, number in sorted(owners.items()):
+            owned.setdefault(number, []).append(block)
+    for number in sorted(numbers):
+        row, is_checked = _document_row(strict, number), True
+        if row is None:
+            row, is_checked = _document_row(loose, number), False
+        fields = row or (names.get(number, f"number {number}"), 0, "", "[]", 0, 0, 0, None)
+        *values, removed = fields
+        if removed is not None:
+            continue
+        name, _, sha256, first_characters, *_ = values
+        # The text proves its SHA-256, and the index proves the name; nothing else proves pages.
+        is_known = is_checked or (names.get(number) == name and first_characters == "[]")
+        text = _text(strict, loose, number, sha256) if is_known else None
+        ids = owned.get(number, ()) if pages else _block_ids(strict, number)
+        one = _Examined._make((number, *values, text, ids, ""))
+        yield one._replace(problem=_problem(strict, one, meta, is_checked))
+
+
+def _scan(connection: apsw.Connection, table: str, column: str, index: str = "") -> list[Any]:
+    """Return ids and a column of a table, from both ends up to the first damaged page."""
+    way = f"INDEXED BY {index} ORDER BY {column}" if index else "NOT INDEXED ORDER BY id"
+    found: list[Any] = []
+    for order in ("ASC", "DESC"):
+        try:
+            for row in connection.execute(f"SELECT id, {column} FROM {table} {way} {order}"):
+                found.append(row)
+            break
+        except UNREADABLE:
+            continue
+    return found
+
+
+def _document_row(connection: apsw.Connection, number: int) -> Any:
+    with suppress(*UNREADABLE):
+        return connection.execute(
+            "SELECT name, characters, sha256, pages, blocks, tokens, added, removed "
+            "FROM documents WHERE id = ?",
+            (number,),
+        ).fetchone()
+
+
+def _block_ids(connection: apsw.Connection, number: int) -> list[int]:
+    with suppress(*UNREADABLE):
+        found = connection.execute(
+            "SELECT id FROM blocks WHERE document = ? ORDER BY number", (number,)
+        )
+        return [block for (block,) in found]
+    return []
+
+
+def _block_row(connection: apsw.Connection, block: int) -> Any:
+    with suppress(*UNREADABLE):
+        return connection.execute(
+            'SELECT document, number, start, "end", tokens, memory, scales FROM blocks '
+            "WHERE id = ?",
+            (block,),
+        ).fetchone()
+
+
+def _text(strict: apsw.Connection, loose: apsw.Connection, number: int, sha256: str) -> str | None:
+    """Return the text of a document, if it is the one that was read."""
+    # A piece that an index has lost is found in the table, which takes long.
+    for connection, way in ((strict, ""), (loose, "NOT INDEXED")):
+        with suppress(*UNREADABLE, TypeError):
+            pieces = connection.execute(
+                f"SELECT text FROM texts {way} WHERE document = ? ORDER BY start", (number,)
+            )
+            text = "".join(piece for (piece,) in pieces)
+            if text_digest(text) == sha256:
+                return text
+    return None
+
+
+def _problem(connection: apsw.Connection, one: _Examined, meta: Meta, is_checked: bool) -> str:
+    """Return what a document lost; empty if it is intact."""
+    if not is_checked and one.text is None:
+        return "its row cannot be read"
+    if meta.texts and one.added is not None and one.text is None:
+        return "its text is damaged or incomplete"
+    if one.pages != json.dumps([*one.first_characters()]):
+        return "its pages lie outside its text"
+    count = tokens = 0
+    found = (_block_row(connection, block) for block in one.ids)
+    try:
+        for count, (_, number, start, end, slots, *memory) in enumerate(filter(None, found), 1):
+            tokens += sum(slots)
+            if number != count - 1 or not 0 <= start <= end <= one.characters:
+                return f"block {count - 1} has another number, or lies outside its text"
+            if len(slots) != meta.slots or not _is_finite(meta, *memory):
+                return f"block {count - 1} has another size, or holds infinities or NaN"
+    except TypeError:
+        return "its rows are malformed"
+    if count != one.blocks:
+        return f"{count:,} of its {one.blocks:,} blocks can be read"
+    if tokens != one.tokens:
+        return f"its blocks have {tokens:,} tokens, not {one.tokens:,}"
+    return ""
+
+
+def _is_finite(meta: Meta, memory: bytes, scales: bytes | None) -> bool:
+    """Whether the memory of a block has its size, and holds numbers alone."""
+    dtype, scales_bytes = DTYPES[meta.dtype], 4 * meta.slots * (meta.dtype != BFLOAT16)
+    if (
+        len(memory) != meta.slots * meta.width * dtype.itemsize
+        or len(scales or b"") != scales_bytes
+    ):
+        return False
+    values = torch.frombuffer(bytearray(memory), dtype=dtype)
+    if scales is None:
+        return Quantized(values).is_finite()
+    return Quantized(values, torch.frombuffer(bytearray(scales), dtype=torch.float32)).is_finite()
+
+
+# Repairing
+
+
 def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     """Copy what is intact into a new file, and put it in the place of the damaged one.
 
     No other process can use the bank meanwhile. A crash leaves the damaged file or the repaired
     one. Stored keys are not copied, and neither is the index of words of a bank without texts.
+    Documents that are read again become the last ones.
 
     Args:
         file: the bank.
@@ -219,15 +377,15 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     new.name = file.name
     try:
         with database_errors(file), _alone(file, file.path):
-            lost, copied = _copy(file, file.path, new)
-            read_again = list(again(new, [*lost.values()])) if lost else []
-            _number(new, {one.name: number for number, one in lost.items()}, read_again)
+            lost = _copy(file, file.path, new)
+            read_again = list(again(new, lost)) if lost else []
             aside = _exchange(file.path, new)
     finally:
         new.close()
         delete(new.path)
-    repaired = [name for name in damage.documents if name in copied]
-    dropped = [one.name for one in lost.values() if one.name not in read_again]
+    names = [one.name for one in lost]
+    repaired = [name for name in damage.documents if name not in names]
+    dropped = [name for name in names if name not in read_again]
     return Repaired(damage.problems, [aside.name], repaired, dropped, read_again)
 
 
@@ -268,34 +426,39 @@ def _alone(file: BankFile, path: Path) -> Iterator[None]:
         time.sleep(0.1)
 
 
-def _copy(file: BankFile, path: Path, new: BankFile) -> tuple[dict[int, Lost], set[str]]:
-    """Copy intact documents into a new file; returns lost ones by id, and the names of others."""
-    with closing(connect(path, frozen=True, verify=False)) as loose:
+def _copy(file: BankFile, path: Path, new: BankFile) -> list[DamagedDocument]:
+    """Copy intact documents into a new file; returns the others."""
+    with closing(connect(path, frozen=True, verify=False)) as loose, ExitStack() as stack:
         try:
             check_tables(file, loose)
             loose.execute("PRAGMA checksum_verification = ON")
             pages = _damaged_pages(loose, path)
             loose.execute("PRAGMA checksum_verification = OFF")
+            # The pages of rows cannot be found without the others, which need not be compared.
             strict = connect(path, frozen=True) if _hold_rows(loose, pages) else loose
+            stack.callback(strict.close)
             meta = rows.read_meta(file, strict)
             head = strict.execute("SELECT id, version FROM bank").fetchone()
         except (*UNREADABLE, apsw.SQLError, BankError) as error:
             raise _hopeless(file, error) from None
         # The index of words is made from the texts.
         meta = replace(meta, words=meta.words and meta.texts)
-        with closing(strict), new.creating(meta), new.writing() as writing:
+        with new.creating(meta), new.writing() as writing:
             writing.execute("UPDATE bank SET id = ?, version = ?", head)
-            return _copy_documents(ReadableRows(strict, loose, meta, pages), meta, writing)
-
-
-def _hopeless(file: BankFile, error: Exception) -> BankError:
-    return BankError(
-        f"bank '{file}' cannot be repaired ({error}); restore it from a backup, or build it again"
-    )
+            version = rows.next_version(writing)
+            writing.execute("UPDATE bank SET oldest = version")
+            lost = []
+            for one in _documents(strict, loose, meta, pages):
+                if not one.problem:
+                    _copy_document(strict, one, meta, writing, version)
+                elif one.added is not None:
+                    lost.append(
+                        DamagedDocument(one.name, one.sha256, one.text, one.first_characters())
+                    )
+            return lost
 
 
 def _hold_rows(loose: apsw.Connection, pages: Sequence[int]) -> bool:
-    """Whether rows lie on damaged pages; if not, checksums need not be compared again."""
     with suppress(*UNREADABLE):
         return bool(
             loose.execute(
@@ -307,55 +470,32 @@ def _hold_rows(loose: apsw.Connection, pages: Sequence[int]) -> bool:
     return True
 
 
-def _copy_documents(
-    source: ReadableRows, meta: Meta, writing: apsw.Connection
-) -> tuple[dict[int, Lost], set[str]]:
-    lost, copied = dict[int, Lost](), set[str]()
-    version = rows.next_version(writing)
-    for one in source.documents():
-        if one.problem:
-            if one.added is not None:
-                lost[one.number] = Lost(one.name, one.sha256, one.text, one.first_characters())
-            continue
-        writing.execute(
-            "INSERT INTO documents (id, name, characters, sha256, pages, blocks, tokens) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            one[:7],
-        )
-        before = writing.total_changes()
-        writing.executemany(
-            'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (row for row in map(source.block, one.ids) if row and row[0] == one.number),
-        )
-        if writing.total_changes() - before != one.blocks:
-            raise BankError("blocks that were readable before are not any more; check the disk")
-        if one.added is not None:
-            if one.text is not None:
-                rows.insert_text(writing, meta, one.number, Document(one.name, one.text))
-            rows.show_document(writing, one.number, version)
-            copied.add(one.name)
-    return lost, copied
+def _hopeless(file: BankFile, error: Exception) -> BankError:
+    return BankError(
+        f"bank '{file}' cannot be repaired ({error}); restore it from a backup, or build it again"
+    )
 
 
-def _number(new: BankFile, numbers: dict[str, int], names: Sequence[str]) -> None:
-    """Give documents that were read again their ids, so that the reading order stays."""
-    with new.writing() as writing:
-        writing.execute("PRAGMA defer_foreign_keys = ON")
-        for name in names:
-            [(found,)] = writing.execute(
-                "SELECT id FROM documents WHERE name = ? AND added NOT NULL AND removed IS NULL",
-                (name,),
-            ).fetchall()
-            for table, column in (
-                ("documents", "id"),
-                ("texts", "document"),
-                ("blocks", "document"),
-            ):
-                writing.execute(
-                    f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (numbers[name], found)
-                )
-        writing.execute("UPDATE bank SET oldest = version")
+def _copy_document(
+    source: apsw.Connection, one: _Examined, meta: Meta, writing: apsw.Connection, version: int
+) -> None:
+    writing.execute(
+        "INSERT INTO documents (id, name, characters, sha256, pages, blocks, tokens) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        one[:7],
+    )
+    before = writing.total_changes()
+    writing.executemany(
+        'INSERT INTO blocks (document, number, start, "end", tokens, memory, scales) '
+        "VALUES (?, ?, ?, ?, ?, ?, ?)",
+        filter(None, (_block_row(source, block) for block in one.ids)),
+    )
+    if writing.total_changes() - before != one.blocks:
+        raise BankError("blocks that were readable before are not any more; check the disk")
+    if one.added is not None:
+        if one.text is not None:
+            rows.insert_text(writing, meta, one.number, Document(one.name, one.text))
+        rows.show_document(writing, one.number, version)
 
 
 def _exchange(path: Path, new: BankFile) -> Path:

@@ -17,10 +17,8 @@ import numpy as np
 from sedem.bank.care import examine
 from sedem.bank.file import BankFile, already_there, delete
 from sedem.bank.folders import import_folder
-from sedem.bank.manifest import temporary
 from sedem.bank.memory_bank import MemoryBank, Snapshot, copy_to
-from sedem.bank.places import Place, is_remote, store_at
-from sedem.bank.remote import Parts
+from sedem.bank.parts import Parts, Place, is_remote, store_at
 from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import BankError, DamagedBankError, NoTextError
 
@@ -35,23 +33,18 @@ def backup(source: Place, target: Place) -> int:
         return _publish(files, _new(target))
     with _appearing(Path(target)) as path:
         if len(files) == 1:
-            return files[0].copy_to(path)
-        bank = _with_texts(source)
-        copy_to(BankFile(path), bank, bank.meta)
-        return path.stat().st_size
-
-
-def join(source: Place, file: Path) -> int:
-    """Write a bank in parts as one file; see `backup`."""
-    return backup(source, file)
+            files[0].copy_to(path)
+        else:
+            bank = _with_texts(source)
+            copy_to(BankFile(path), bank, bank.meta)
+    return Path(target).stat().st_size
 
 
 def export_bank(source: Place, file: Path) -> int:
     """Write a bank into one file and check it; see `backup`."""
-    with _appearing(file) as path:
-        size = backup(source, path)
-        _check(path, source)
-        return size
+    with _appearing(file, checked=source) as path:
+        backup(source, path)
+    return file.stat().st_size
 
 
 def import_bank(file: Path, target: Place) -> int:
@@ -60,15 +53,15 @@ def import_bank(file: Path, target: Place) -> int:
     All of it is checked first. The target is a new file, or a new place in an object store.
     """
     if is_remote(target):
-        given = _new(target)
-        with temporary(given.work) as path:
+        with _new(target).temporary() as path:
             import_bank(file, path)
-            return _publish([BankFile(path)], given)
-    with _appearing(Path(target)) as path:
-        made = BankFile(path)
-        size = import_folder(file, made) if file.is_dir() else BankFile(file).copy_to(path)
-        _check(path, file)
-        return size
+            return backup(path, target)
+    with _appearing(Path(target), checked=file) as path:
+        if file.is_dir():
+            import_folder(file, BankFile(path))
+        else:
+            BankFile(file).copy_to(path)
+    return Path(target).stat().st_size
 
 
 def split(source: Place, target: Place, parts: int) -> int:
@@ -81,7 +74,7 @@ def split(source: Place, target: Place, parts: int) -> int:
     # The part in which the middle of a document lies, if all blocks are divided evenly.
     middles = np.cumsum(blocks) - blocks / 2
     owners = np.floor(middles * parts / max(1, blocks.sum())).astype(int).clip(0, parts - 1)
-    with temporary(given.work) as path:
+    with given.temporary() as path:
         files = []
         for part in np.unique(owners).tolist() or [0]:
             files.append(BankFile(path.with_name(f"{part}.bank")))
@@ -90,8 +83,9 @@ def split(source: Place, target: Place, parts: int) -> int:
 
 
 def _publish(files: Sequence[BankFile], target: Parts) -> int:
-    target.start([target.publish(file) for file in files])
-    return target.size
+    entries = [target.publish(file) for file in files]
+    target.start(entries)
+    return sum(entry.bytes for entry in entries)
 
 
 def _with_texts(place: Place) -> Snapshot:
@@ -112,8 +106,11 @@ def _new(place: Place) -> Parts:
 
 
 @contextmanager
-def _appearing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file that gets its name at the end, unless something has it."""
+def _appearing(path: Path, checked: Place | None = None) -> Iterator[Path]:
+    """Yield the path of a file that gets its name at the end, unless something has it.
+
+    A copy of the bank `checked` must be free of defects.
+    """
     if os.path.lexists(path):
         raise already_there(path)
     partial = path.with_name(f".{path.name}.new")
@@ -121,6 +118,8 @@ def _appearing(path: Path) -> Iterator[Path]:
         make_folders(path.parent)
         delete(partial)
         yield partial
+        if checked is not None:
+            _check(partial, checked)
         os.link(partial, path)
         sync_folder(path.parent)
     except FileExistsError:

@@ -110,10 +110,10 @@ def connect(
     frozen: bool = False,
     verify: bool = True,
 ) -> apsw.Connection:
-    """Open a connection; `database_errors` translates what it and later statements raise.
+    """Open a connection to a file, or an empty database in RAM; see `database_errors`.
 
     Args:
-        path: the file; None makes an empty database in RAM.
+        path: the file; None means RAM.
         create: create the file if it does not exist.
         wait: seconds to wait for another writer.
         frozen: read the file without a lock, because nobody can write it.
@@ -174,12 +174,7 @@ def query(connection: apsw.Connection, statement: str, *values: Any) -> list[Any
 
 
 def prepare_empty(connection: apsw.Connection, row_bytes: int) -> None:
-    """Choose the page size of an empty database, and reserve room for checksums.
-
-    Args:
-        connection: outside a transaction.
-        row_bytes: bytes of most rows.
-    """
+    """Choose the page size of an empty database for its rows, and reserve room for checksums."""
     connection.execute(f"PRAGMA page_size = {page_size(row_bytes)}")
     connection.reserve_bytes("main", CHECKSUM_BYTES)
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -189,9 +184,6 @@ def page_size(row_bytes: int) -> int:
     """Return the largest page size that wastes at most a tenth of the space of rows.
 
     Large pages are faster, but two rows of 32 KB, for example, do not fit into one of 64 KB.
-
-    Args:
-        row_bytes: bytes of a row.
     """
     for size in (2**16, 2**15, 2**14, 2**13):
         if stored_bytes(row_bytes, size) <= 1.1 * row_bytes:
@@ -200,12 +192,7 @@ def page_size(row_bytes: int) -> int:
 
 
 def stored_bytes(row_bytes: int, page: int) -> float:
-    """Return the bytes that a row of a table takes in a file, with its share of unused space.
-
-    Args:
-        row_bytes: bytes of the row; all rows are alike.
-        page: size of a page.
-    """
+    """Return the bytes that a row takes in a file, with its share of unused space in pages."""
     usable = page - CHECKSUM_BYTES
     if row_bytes <= usable - 35:
         return page / (usable // row_bytes)
@@ -218,11 +205,7 @@ def stored_bytes(row_bytes: int, page: int) -> float:
 
 
 def check_file(path: Path, name: object) -> None:
-    """Reject what is not the file of a bank, before SQLite opens it.
-
-    Args:
-        path: the file.
-        name: how messages refer to it.
+    """Reject what is not the file of a bank, before SQLite opens it; `name` is for messages.
 
     Raises:
         BankError: there is no file, it may not be read, or it is not a bank.
@@ -272,15 +255,7 @@ def _is_changing(path: Path, before: os.stat_result) -> bool:
 
 
 def check_tables(name: object, connection: apsw.Connection) -> None:
-    """Reject a database whose tables differ from those of a bank.
-
-    Args:
-        name: how messages refer to it.
-        connection: a connection to it.
-
-    Raises:
-        BankError: they do.
-    """
+    """Raise a BankError if the tables of a database differ from those of a bank."""
     if tuple(connection.execute(_COVER)) not in (_tables(True), _tables(False)):
         raise BankError(f"'{name}' is not a bank: its tables are not those of one")
 
@@ -332,10 +307,7 @@ def has_moved(connection: apsw.Connection) -> bool:
 
 @contextmanager
 def database_errors(name: object) -> Iterator[None]:
-    """Raise errors of SQLite as `BankError`.
-
-    Args:
-        name: how messages refer to the bank.
+    """Raise errors of SQLite as `BankError`; `name` is how messages refer to the bank.
 
     Raises:
         DamagedBankError: a page does not match its checksum, or the file is no database any more.

@@ -502,16 +502,7 @@ def _exchanged(file: BankFile) -> BankError:
 
 
 def check_fingerprint(bank: str, has: str, needs: str) -> None:
-    """Reject the memory of another model.
-
-    Args:
-        bank: its name, for the message.
-        has: fingerprint of the model that made the bank.
-        needs: fingerprint of the model that would use it.
-
-    Raises:
-        BankMismatchError: they differ; the message names both.
-    """
+    """Raise a BankMismatchError if the model that made a bank is not the one that would use it."""
     if has != needs:
         raise BankMismatchError(
             f"bank '{bank}' was built by model {has[:12]}, this model is {needs[:12]}; only the "
@@ -520,13 +511,7 @@ def check_fingerprint(bank: str, has: str, needs: str) -> None:
 
 
 def unknown_document(bank: str, name: str, known: Sequence[str]) -> UnknownDocumentError:
-    """Return the error for a name that no document of a bank has.
-
-    Args:
-        bank: how the message refers to the bank.
-        name: the unknown name.
-        known: the names of all its documents.
-    """
+    """Return the error for a name that no document of a bank has; `known` are those of all."""
     listed = ", ".join(known[:LISTED]) or "none"
     more = f" and {len(known) - LISTED:,} more" if len(known) > LISTED else ""
     return UnknownDocumentError(f"{bank} has no document '{name}'; it has {listed}{more}")

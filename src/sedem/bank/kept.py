@@ -16,12 +16,11 @@ import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import apsw
 import torch
 
-from sedem.bank.database import connect, database_errors, prepare_empty
+from sedem.bank.database import connect, database_errors, prepare_empty, query
 from sedem.errors import BankError
 from sedem.quantization import Quantized
 
@@ -39,13 +38,7 @@ CREATE TABLE kept (
     PRIMARY KEY (decoder, memory)
 ) STRICT;
 """
-_TYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn,
-    )
-}  # fmt: skip
-_SCALED = (torch.int8, torch.float8_e4m3fn)
+_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 
 
 def kept_path(bank: Path) -> Path:
@@ -93,7 +86,7 @@ class KeptFile:
         weakref.finalize(self, self._connection.close)
         with self._using() as connection:
             # A killed process may have left a file without a table.
-            if create and not connection.execute("SELECT 1 FROM sqlite_master").fetchall():
+            if create and not query(connection, "SELECT 1 FROM sqlite_master"):
                 prepare_empty(connection, 2**20)
                 with connection:
                     connection.execute(f"PRAGMA application_id = {_APPLICATION}; {_TABLE}")
@@ -101,9 +94,7 @@ class KeptFile:
                 # Derived data need not survive a power cut, but must not be damaged by one.
                 connection.pragma("journal_mode", "wal")
                 connection.execute("PRAGMA synchronous = NORMAL")
-            found = connection.execute(
-                "SELECT sql FROM sqlite_master WHERE sql NOT NULL"
-            ).fetchall()
+            found = query(connection, "SELECT sql FROM sqlite_master WHERE sql NOT NULL")
             if connection.pragma("application_id") != _APPLICATION or len(found) != 1:
                 raise BankError(f"'{self.path}' is not a file of kept keys and values; remove it")
 
@@ -117,23 +108,18 @@ class KeptFile:
         self._connection.close()
 
     def entry(self, memory_JD: Quantized, states: int) -> Quantized | None:
-        """Return keys and values `[L, 2, G, U, H]` of a block; None if they cannot be used.
-
-        Args:
-            memory_JD: the memory of the block, as it is stored.
-            states: U.
-        """
+        """Return keys and values `[L, 2, G, U, H]` of a block; None if they cannot be used."""
         layers, heads, width = self.shape
         shape = (layers, 2, heads, states, width)
         try:
             with self._using() as connection:
-                row = self._row(connection, memory_JD)
-                if row is None or row[1] not in _TYPES:
+                row, dtype = self._row(connection, memory_JD)
+                if dtype not in _TYPES:
                     return None
-                values = torch.empty(shape, dtype=_TYPES[row[1]])
-                scales = torch.empty(shape[:-1]) if values.dtype in _SCALED else None
+                values = torch.empty(shape, dtype=getattr(torch, dtype))
+                scales = torch.empty(shape[:-1]) if values.itemsize == 1 else None
                 for column, tensor in (("entry", values), ("scales", scales)):
-                    if tensor is not None and not _read(connection, column, row[0], tensor):
+                    if tensor is not None and not _read(connection, column, row, tensor):
                         return None
         except BankError as error:
             logger.warning("%s; it is computed again", error)
@@ -143,8 +129,7 @@ class KeptFile:
     def holds(self, memory_JD: Quantized, dtype: torch.dtype) -> bool:
         """Whether there is an entry of this type for a block with this memory."""
         with self._using() as connection:
-            row = self._row(connection, memory_JD)
-            return row is not None and _TYPES.get(row[1]) == dtype
+            return self._row(connection, memory_JD)[1] == _name(dtype)
 
     def put(self, memory_JD: Quantized, entry: Quantized) -> None:
         """Store keys and values `[L, 2, G, U, H]` of a block, in one commit.
@@ -154,39 +139,32 @@ class KeptFile:
         """
         values = entry.values.contiguous().view(torch.uint8).numpy()
         scales = None if entry.scales is None else entry.scales.contiguous().numpy()
-        row = (
-            self.decoder, memory_digest(memory_JD),
-            str(entry.values.dtype).removeprefix("torch."), values, scales,
-        )  # fmt: skip
+        row = self.decoder, memory_digest(memory_JD), _name(entry.values.dtype), values, scales
         with self._using() as connection:
             connection.execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?)", row)
 
     def keep_only(self, memories: Collection[bytes], dtype: torch.dtype) -> None:
         """Delete what is of another decoder or type, or of blocks that are gone; free its space.
 
-        Args:
-            memories: digests of the memory of all blocks.
-            dtype: type of the entries to keep.
+        `memories` are the digests of the memory of all blocks.
         """
-        name = str(dtype).removeprefix("torch.")
+        kept = self.decoder, _name(dtype)
         with self._using() as connection:
-            rows: list[Any] = connection.execute(
-                "SELECT rowid, decoder, memory, dtype FROM kept"
-            ).fetchall()
-            gone = [
-                (row,)
-                for row, decoder, memory, kind in rows
-                if decoder != self.decoder or kind != name or memory not in memories
-            ]
+            rows = query(connection, "SELECT rowid, memory, decoder, dtype FROM kept")
+            gone = [(row,) for row, memory, *of in rows if (*of,) != kept or memory not in memories]
             connection.executemany("DELETE FROM kept WHERE rowid = ?", gone)
             connection.execute("PRAGMA incremental_vacuum").fetchall()
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
-    def _row(self, connection: apsw.Connection, memory_JD: Quantized) -> tuple[int, str] | None:
-        return connection.execute(
-            "SELECT rowid, dtype FROM kept WHERE decoder = ? AND memory = ?",
-            (self.decoder, memory_digest(memory_JD)),
-        ).fetchone()
+    def _row(self, connection: apsw.Connection, memory_JD: Quantized) -> tuple[int, str]:
+        """Return the row of a block and its type; no type without a row."""
+        statement = "SELECT rowid, dtype FROM kept WHERE decoder = ? AND memory = ?"
+        found = query(connection, statement, self.decoder, memory_digest(memory_JD))
+        return found[0] if found else (0, "")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _read(connection: apsw.Connection, column: str, row: int, tensor: torch.Tensor) -> bool:

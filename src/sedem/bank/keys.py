@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from weakref import WeakKeyDictionary
 
-import apsw
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sedem.bank.blocks import scan_ranges
 from sedem.bank.database import query
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.bank.view import View
+from sedem.bank.view import View, open_values
 from sedem.errors import BankError
 from sedem.method.selector import Selector
 from sedem.quantization import (
@@ -88,11 +86,6 @@ def key_index(bank: BankReader, selector: Selector) -> KeyIndex:
     return index
 
 
-def forget_keys(bank: BankReader) -> None:
-    """Drop the index of a bank; the next question makes a new one."""
-    _INDEXES.pop(bank.snapshot(), None)
-
-
 def cache_dtype(device: torch.device) -> torch.dtype:
     """The type of cached keys: the fastest to multiply on their device."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -106,11 +99,19 @@ def cache_limit(device: torch.device) -> int:
     return max(CACHE_BYTES, free // GPU_SHARE)
 
 
+def prepare(bank: BankReader, selector: Selector) -> None:
+    """Make a bank's keys now and cache them on the selector's device, regardless of size."""
+    for _ in key_parts(bank, selector, of_any_size=True):
+        pass
+
+
 @torch.no_grad()
-def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Quantized]]:
+def key_parts(
+    bank: BankReader, selector: Selector, *, of_any_size: bool = False
+) -> Iterator[tuple[range, Quantized]]:
     """Yield block indices and keys `[n, J, R, H]` of all blocks, in order and part by part.
 
-    The keys are cached for the next question if they fit into `cache_limit`.
+    The keys are cached for the next question if they fit into `cache_limit`, or are `of_any_size`.
     """
     bank = bank.snapshot()
     index = key_index(bank, selector)
@@ -119,10 +120,9 @@ def key_parts(bank: BankReader, selector: Selector) -> Iterator[tuple[range, Qua
         index.cached = index.cached.to(device)
         yield range(len(bank)), index.cached
         return
-    slots = len(bank) * bank.blocks.slots
     dtype = cache_dtype(device)
-    size = slots * selector.w_key.out_features * dtype.itemsize
-    fits = size <= cache_limit(device)
+    size = len(bank) * bank.blocks.slots * selector.w_key.out_features * dtype.itemsize
+    fits = of_any_size or size <= cache_limit(device)
     parts = []
     for start, stop in _runs(index, range(len(bank))):
         part = _keys(bank, selector, index, range(start, stop)).to(device)
@@ -151,45 +151,10 @@ def keys_of(bank: BankReader, selector: Selector, blocks: Sequence[int]) -> Quan
 
 
 @torch.no_grad()
-def prepare(bank: BankReader, selector: Selector, dtype: str | None = BFLOAT16) -> None:
-    """Make a bank's keys now and cache them on the selector's device, regardless of size.
-
-    Args:
-        bank: the bank.
-        selector: the selector of the model that will be asked.
-        dtype: "bfloat16", "int8" or "fp8"; None keeps the keys in float32, unrounded.
-
-    Raises:
-        ConfigError: there is no such type.
-        BankError: the bank is empty or damaged.
-    """
-    if dtype is not None:
-        check_dtype(dtype)
-    if not len(bank):
-        raise BankError("the bank holds no documents, so there are no keys to make")
-    bank = bank.snapshot()
-    # Keys that are already cached may be rounded.
-    index = key_index(bank, selector)
-    index.cached = None
-    parts = (part for _, part in key_parts(bank, selector))
-    cached = [Quantized(p.dequantize().float()) if dtype is None else p.cast(dtype) for p in parts]
-    index = key_index(bank, selector)
-    index.cached = join(cached)
-
-
-@torch.no_grad()
-def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> int:
+def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> None:
     """Store a bank's keys in its file; existing keys of this selector and type are kept.
 
     Rows are committed one after the other, so that an interrupted run continues.
-
-    Args:
-        bank: a bank in one file.
-        selector: the selector of the model that will be asked.
-        dtype: "bfloat16", "int8" or "fp8".
-
-    Returns:
-        Bytes of all stored keys.
 
     Raises:
         BankError: the bank is in parts or damaged, or cannot be written.
@@ -199,15 +164,16 @@ def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> in
     file = bank.store
     if not isinstance(file, BankFile) or file.path is None:
         raise BankError(f"keys are stored in a bank in one file; this one is {file}: save it first")
-    digest, now = selector.digest(), Snapshot.of([View.newest(file)], file)
+    digest, now = selector.digest(), Snapshot([View.newest(file)], file)
     with file.writing() as connection:
         connection.execute("DELETE FROM keys WHERE (selector, dtype) <> (?, ?)", (digest, dtype))
-    ids = now.spans[0].view.columns.ids if len(now) else np.zeros(0, np.int64)
-    missing = np.flatnonzero(StoredKeys(now, selector).row_of < 0)
-    step = max(1, ROW_BYTES // (now.meta.slots * selector.heads * _vector_bytes(selector, dtype)))
+    ids, missing = now.views[0].columns.ids, np.flatnonzero(StoredKeys(now, selector).row_of < 0)
+    heads, width = _heads(selector)
+    step = max(1, ROW_BYTES // (now.meta.slots * heads * vector_bytes(width, dtype)))
     for start in range(0, len(missing), step):
-        blocks = missing[start : start + step].tolist()
-        keys = quantize(_project(selector, now.stored(blocks)), dtype).to(torch.device("cpu"))
+        blocks = missing[start : start + step]
+        keys = quantize(_project(selector, now.stored(blocks.tolist())), dtype)
+        keys = keys.to(torch.device("cpu"))
         values = keys.values.contiguous().view(torch.uint8).numpy()
         scales = None if keys.scales is None else keys.scales.contiguous().numpy()
         row = digest, dtype, ids[blocks].astype("<i8").tobytes(), values.data, scales
@@ -217,8 +183,7 @@ def save_keys(bank: BankReader, selector: Selector, dtype: str = BFLOAT16) -> in
                 "VALUES (?, ?, ?, ?, ?)",
                 row,
             )
-    forget_keys(bank)
-    return stored_bytes(file)
+    _INDEXES.pop(bank.snapshot(), None)
 
 
 def stored_bytes(file: BankFile) -> int:
@@ -232,11 +197,7 @@ def stored_bytes(file: BankFile) -> int:
 
 
 class StoredKeys:
-    """The keys in the file of a bank, as of one snapshot.
-
-    Args:
-        bank: the bank.
-        selector: keys of another selector are ignored.
+    """The keys of one selector in the file of a bank, as of one snapshot.
 
     Attributes:
         row_of: row of the table that has the keys of each block `[N]`; -1 if none has.
@@ -246,30 +207,26 @@ class StoredKeys:
     def __init__(self, bank: Snapshot, selector: Selector) -> None:
         self.row_of, self.place_of = np.full(len(bank), -1), np.zeros(len(bank), np.int64)
         self._types: dict[int, tuple[str, int]] = {}
-        self._heads = _heads(selector)
-        self._file = bank.store
-        file = bank.store
-        if not isinstance(file, BankFile) or len(bank.spans) != 1 or not len(bank):
+        self._shape = bank.meta.slots, *_heads(selector)
+        self._file = file = bank.store
+        if not isinstance(file, BankFile) or len(bank.views) > 1 or not len(bank):
             return
         with file.reading() as connection:
             rows = query(connection, "SELECT id, selector, dtype, blocks FROM keys")
         if any(row[1] != selector.digest() for row in rows):
             logger.warning("the keys in bank '%s' are of another selector", file)
-        span = bank.spans[0]
-        ids = span.view.columns.ids[span.rows.start : span.rows.stop]
+        ids = bank.views[0].columns.ids[bank.held.start : bank.held.stop]
         order = np.argsort(ids)
         for row, digest, dtype, blocks in rows:
             if digest != selector.digest() or dtype not in DTYPES or len(blocks) % 8:
                 continue
             wanted = np.frombuffer(blocks, "<i8")
-            found = np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)
-            index = order[found]
-            present = ids[index] == wanted
-            self.row_of[index[present]] = row
-            self.place_of[index[present]] = np.flatnonzero(present)
+            found = order[np.searchsorted(ids, wanted, sorter=order).clip(max=len(ids) - 1)]
+            places = np.flatnonzero(ids[found] == wanted)
+            self.row_of[found[places]], self.place_of[found[places]] = row, places
             self._types[row] = dtype, len(wanted)
 
-    def read(self, blocks: NDArray[np.int64], slots: int) -> Quantized:
+    def read(self, blocks: Sequence[int]) -> Quantized:
         """Return the keys `[n, J, R, H]` of blocks that are all in one row.
 
         Raises:
@@ -277,56 +234,29 @@ class StoredKeys:
         """
         row = int(self.row_of[blocks[0]])
         dtype, count = self._types[row]
-        shape = (len(blocks), slots, *self._heads)
-        values = torch.empty(shape, dtype=DTYPES[dtype])
-        scales = None if dtype == BFLOAT16 else torch.empty(shape[:-1])
+        values = torch.empty(len(blocks), *self._shape, dtype=DTYPES[dtype])
+        scales = None if dtype == BFLOAT16 else torch.empty(len(blocks), *self._shape[:-1])
         assert isinstance(self._file, BankFile)
+        gone = BankError("keys of the bank were replaced; open the bank again")
         with self._file.reading() as connection:
             for column, tensor in (("vectors", values), ("scales", scales)):
-                if tensor is not None:
-                    room = tensor.flatten(1).view(torch.uint8).numpy()
-                    _read_places(connection, column, row, count, self.place_of[blocks], room)
+                if tensor is None:
+                    continue
+                rooms = tensor.flatten(1).view(torch.uint8).numpy()
+                blobs = open_values(connection, "keys", column, [row] * len(blocks), gone)
+                for blob, block, room in zip(blobs, blocks, rooms, strict=True):
+                    if blob.length() != count * len(room):
+                        raise BankError(
+                            "stored keys of the bank do not fit its blocks; store them again with "
+                            "'sedem build BANK FILE... --keys TYPE'"
+                        )
+                    blob.seek(int(self.place_of[block]) * len(room))
+                    blob.read_into(room.data)
         return Quantized(values, scales)
-
-
-def _read_places(
-    connection: apsw.Connection,
-    column: str,
-    row: int,
-    count: int,
-    places: NDArray[np.int64],
-    room: NDArray[np.uint8],
-) -> None:
-    """Read the keys of blocks, at their places in a row, into an array `[n, bytes]`."""
-    try:
-        blob = connection.blob_open("main", "keys", column, row, False)
-    except apsw.SQLError:
-        raise BankError("keys of the bank were replaced; open the bank again") from None
-    try:
-        if blob.length() != count * room.shape[1]:
-            raise BankError(
-                "stored keys of the bank do not fit its blocks; store them again with 'sedem "
-                "build BANK FILE... --keys TYPE'"
-            )
-        for start, stop in _neighbours(places):
-            blob.seek(int(places[start]) * room.shape[1])
-            blob.read_into(room[start:stop].reshape(-1).data)
-    finally:
-        blob.close(True)
-
-
-def _neighbours(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Split places into runs of consecutive ones; yields start and stop."""
-    ends = (np.flatnonzero(np.diff(places) != 1) + 1).tolist()
-    yield from pairwise([0, *ends, len(places)])
 
 
 def _heads(selector: Selector) -> tuple[int, int]:
     return selector.heads, selector.w_key.out_features // selector.heads
-
-
-def _vector_bytes(selector: Selector, dtype: str) -> int:
-    return vector_bytes(_heads(selector)[1], dtype)
 
 
 def _project(selector: Selector, memory_NJD: Quantized) -> Tensor:
@@ -339,7 +269,7 @@ def _keys(
     """Return keys of blocks that are all in one row of stored keys, or in none."""
     if index.stored.row_of[blocks[0]] < 0:
         return Quantized(_project(selector, bank.stored(blocks)))
-    return index.stored.read(np.asarray(blocks), bank.meta.slots)
+    return index.stored.read(blocks)
 
 
 def _runs(index: KeyIndex, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

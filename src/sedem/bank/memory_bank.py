@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sedem.bank.blocks import BlockRow, Blocks, scan_ranges
 from sedem.bank.file import BankFile, Compacted, check_fingerprint
-from sedem.bank.places import Place, Store, store_at
+from sedem.bank.parts import Place, Store, store_at
 from sedem.bank.rows import Meta
 from sedem.bank.view import Documents, Source, View
 from sedem.errors import BankError, NoTextError
@@ -41,7 +41,7 @@ class BankReader(ABC):
     @property
     def meta(self) -> Meta:
         """The bank-wide metadata."""
-        return self.snapshot().spans[0].view.meta
+        return self.snapshot().views[0].meta
 
     @property
     def store(self) -> Store:
@@ -56,7 +56,7 @@ class BankReader(ABC):
 
     def __len__(self) -> int:
         """Number of blocks."""
-        return self.snapshot().count
+        return len(self.snapshot().held)
 
     @property
     def fingerprint(self) -> str:
@@ -86,7 +86,7 @@ class BankReader(ABC):
     @property
     def tokens(self) -> int:
         """Tokens of all documents."""
-        return sum(span.view.head.tokens for span in self.snapshot().spans)
+        return sum(view.head.tokens for view in self.snapshot().views)
 
     @property
     def memory_bytes(self) -> int:
@@ -104,24 +104,23 @@ class BankReader(ABC):
     def stored(self, indices: Sequence[int], *, pinned: bool = False) -> Quantized:
         """Memory of the given blocks `[n, J, D]` in the stored type, in the order of `indices`.
 
-        Args:
-            indices: the blocks.
-            pinned: read it into pinned memory, from which a GPU copies without waiting.
+        Pinned memory is memory from which a GPU copies without waiting.
         """
         now = self.snapshot()
-        room = now.spans[0].view.empty(len(indices), pinned)
-        for span, rows_n, places in now.located(indices):
-            span.view.read(span.view.columns.ids[rows_n].tolist(), room, places)
+        room = now.views[0].empty(len(indices), pinned)
+        for number, rows_n, places_n in now.located(indices):
+            view = now.views[number]
+            view.read(view.columns.ids[rows_n].tolist(), room, places_n.tolist())
         return room
 
     def rows(self, indices: Sequence[int]) -> Blocks:
         """Return the given blocks, in the order of `indices`; no other files are read."""
-        found, order = [Blocks.none(self.meta.slots)], []
-        for span, rows_n, places in self.snapshot().located(indices):
-            part = span.view.columns.blocks.take(rows_n)
-            found.append(part.of_documents(part.documents + span.documents))
-            order += places
-        return Blocks.join(found).take(np.argsort(order))
+        now, order = self.snapshot(), [np.zeros(0, np.int64)]
+        found = [Blocks.none(self.meta.slots)]
+        for number, rows_n, places_n in now.located(indices):
+            found.append(now.blocks_of(number, rows_n))
+            order.append(places_n)
+        return Blocks.join(found).take(np.argsort(np.concatenate(order)))
 
     def slot_tokens(self, indices: Sequence[int]) -> Tensor:
         """Number of real tokens behind each slot of the given blocks `[n, J]`."""
@@ -164,94 +163,67 @@ class BankReader(ABC):
         check_fingerprint(str(self.store), self.fingerprint, fingerprint)
 
 
-@dataclass(frozen=True, eq=False)
-class Span:
-    """Neighbouring blocks of one file of a bank.
-
-    Attributes:
-        view: the file, as of one version.
-        rows: which of its blocks.
-        documents: number of documents in the files before it.
-    """
-
-    view: View
-    rows: range
-    documents: int
-
-
 class Snapshot(BankReader):
     """An immutable view of a bank as of one commit; each answer uses one snapshot.
 
     Data derived from the blocks, such as keys, belongs to a snapshot and is dropped with it.
 
     Args:
-        spans: the blocks, in reading order; at least one span, which may be empty.
+        views: the files of the bank, in reading order; at least one.
         kept_in: where the bank is kept.
+        held: which blocks of these files it holds; None means all.
     """
 
-    def __init__(self, spans: Sequence[Span], kept_in: Store) -> None:
-        self.spans, self.kept_in = spans, kept_in
-        self.count = sum(len(span.rows) for span in spans)
-
-    @classmethod
-    def of(cls, views: Sequence[View], kept_in: Store) -> Snapshot:
-        """Return all blocks of the files of a bank."""
-        spans, documents = [], 0
-        for view in views:
-            spans.append(Span(view, range(len(view)), documents))
-            documents += view.head.documents
-        return cls(spans, kept_in)
+    def __init__(self, views: Sequence[View], kept_in: Store, held: range | None = None) -> None:
+        self.views, self.kept_in = views, kept_in
+        self._bounds = np.cumsum([0, *map(len, views)])
+        self.held = range(int(self._bounds[-1])) if held is None else held
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process reads the columns itself.
-        return Snapshot, (self.spans, self.kept_in)
+        return Snapshot, (self.views, self.kept_in, self.held)
 
     def snapshot(self) -> Snapshot:
         """Return this snapshot."""
         return self
 
     @cached_property
+    def all_documents(self) -> Documents:
+        """The documents of the files, in reading order."""
+        return Documents(self.views)
+
+    @cached_property
     def all_blocks(self) -> Blocks:
         """The span behind each block, in reading order."""
-        parts = []
-        for span in self.spans:
-            blocks = span.view.columns.blocks if len(span.rows) else None
-            if blocks is not None:
-                part = blocks.take(slice(span.rows.start, span.rows.stop))
-                parts.append(part.of_documents(part.documents + span.documents))
-        if len(parts) == 1:
-            return parts[0]
-        return Blocks.join(parts) if parts else Blocks.none(self.meta.slots)
+        parts = [Blocks.none(self.meta.slots)]
+        for number, first in enumerate(self._bounds[:-1].tolist()):
+            start, stop = max(self.held.start - first, 0), self.held.stop - first
+            if start < min(stop, len(self.views[number])):
+                parts.append(self.blocks_of(number, slice(start, stop)))
+        return Blocks.join(parts)
 
-    @cached_property
-    def all_documents(self) -> Documents:
-        """The documents, in reading order."""
-        views = [span.view for span in self.spans]
-        return views[0].documents if len(views) == 1 else JoinedDocuments(views)
-
-    @cached_property
-    def _bounds(self) -> NDArray[np.int64]:
-        """First block of each span, and N."""
-        return np.cumsum([0, *(len(span.rows) for span in self.spans)])
+    def blocks_of(self, number: int, rows: NDArray[np.int64] | slice) -> Blocks:
+        """Return some blocks of a file, with the bank's indices of documents."""
+        part = self.views[number].columns.blocks.take(rows)
+        return part.of_documents(part.documents + self.documents.bounds[number])
 
     def located(
         self, indices: Sequence[int]
-    ) -> Iterator[tuple[Span, NDArray[np.int64], list[int]]]:
-        """Yield the files of the given blocks, with their rows there and places in `indices`."""
-        if not len(indices):
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the number of each file with some of the blocks, their rows and their places.
+
+        Rows are indices of blocks in the file, places are indices in `indices`.
+        """
+        wanted_n = np.asarray(indices, np.int64)
+        if not len(wanted_n):
             return
-        if isinstance(indices, range):
-            wanted_n = np.arange(indices.start, indices.stop, indices.step)
-        else:
-            wanted_n = np.asarray(indices, np.int64)
-        wanted_n = np.where(wanted_n < 0, wanted_n + self.count, wanted_n)
-        if (wanted_n < 0).any() or (wanted_n >= self.count).any():
-            raise IndexError(f"a bank of {self.count} blocks has no block {max(indices)}")
-        spans_n = np.searchsorted(self._bounds, wanted_n, side="right") - 1
-        for number in np.unique(spans_n).tolist():
-            places = np.flatnonzero(spans_n == number)
-            span = self.spans[number]
-            yield span, wanted_n[places] - self._bounds[number] + span.rows.start, places.tolist()
+        if wanted_n.min() < 0 or wanted_n.max() >= len(self):
+            raise IndexError(f"a bank of {len(self)} blocks has no block {max(indices)}")
+        wanted_n = wanted_n + self.held.start
+        files_n = np.searchsorted(self._bounds, wanted_n, side="right") - 1
+        for number in np.unique(files_n).tolist():
+            places_n = np.flatnonzero(files_n == number)
+            yield number, wanted_n[places_n] - self._bounds[number], places_n
 
     def part(self, blocks: range) -> Snapshot:
         """Return consecutive blocks as a bank: its block 0 is block `blocks.start` of this one.
@@ -259,25 +231,17 @@ class Snapshot(BankReader):
         Documents keep their indices, even those without a block in it. Files without a block in it
         are not read.
         """
-        spans = []
-        for first, span in zip(self._bounds.tolist(), self.spans, strict=False):
-            start = min(max(blocks.start - first, 0), len(span.rows))
-            stop = min(max(blocks.stop - first, 0), len(span.rows))
-            spans.append(replace(span, rows=span.rows[start:stop]))
-        return Snapshot(spans, self.kept_in)
+        return Snapshot(self.views, self.kept_in, self.held[blocks.start : blocks.stop])
 
     def split(self, parts: int) -> list[range]:
-        """Split the blocks into neighbouring parts of similar size.
+        """Split the blocks into neighbouring parts of similar size; some may be empty.
 
         A bank of at least as many files is split between files, so that each file is needed in one
         place only.
-
-        Args:
-            parts: number of parts; if there are more parts than blocks, some are empty.
         """
-        bounds = [self.count * part // parts for part in range(parts + 1)]
-        if len(self.spans) >= parts:
-            ends = self._bounds
+        bounds = [len(self) * part // parts for part in range(parts + 1)]
+        if len(self.views) >= parts:
+            ends = self._bounds.clip(self.held.start, self.held.stop) - self.held.start
             bounds = [int(ends[np.abs(ends - at).argmin()]) for at in bounds]
         return [range(*bounds[part : part + 2]) for part in range(parts)]
 
@@ -292,12 +256,11 @@ class Snapshot(BankReader):
         Raises:
             NoTextError: the bank holds no texts, and one cannot be read from its source.
         """
-        count = sum(span.view.head.documents for span in self.spans)
-        bounds = np.searchsorted(self.blocks.documents, np.arange(count + 1))
+        bounds = np.searchsorted(self.blocks.documents, np.arange(len(self.documents) + 1))
         each = self.meta.slots * vector_bytes(self.meta.width, self.meta.dtype)
         group: list[int] = []
         size = 0
-        for document in range(count) if documents is None else documents:
+        for document in range(len(self.documents)) if documents is None else documents:
             more = int(bounds[document + 1] - bounds[document]) * each
             if group and size + more > GROUP_BYTES:
                 yield self._group(group, bounds)
@@ -312,53 +275,9 @@ class Snapshot(BankReader):
     ) -> tuple[list[Document], Blocks, Quantized]:
         rows = np.concatenate([np.arange(bounds[d], bounds[d + 1]) for d in documents])
         blocks = self.blocks.take(rows)
-        index = np.searchsorted(documents, blocks.documents).astype(np.int64)
+        index = np.searchsorted(documents, blocks.documents)
         texts = [self.documents[document] for document in documents]
         return texts, blocks.of_documents(index), self.stored(rows.tolist())
-
-
-class JoinedDocuments(Documents):
-    """The documents of several files.
-
-    Args:
-        views: the files.
-    """
-
-    def __init__(self, views: Sequence[View]) -> None:
-        self._views = views
-        self._bounds = np.cumsum([0, *(view.head.documents for view in views)])
-
-    def __len__(self) -> int:
-        return int(self._bounds[-1])
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Names of all documents."""
-        return [name for view in self._views for name in view.documents.names]
-
-    def _at(self, index: int) -> tuple[Documents, int]:
-        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
-        return self._views[number].documents, index - int(self._bounds[number])
-
-    def name(self, index: int) -> str:
-        """Name of a document."""
-        documents, index = self._at(index)
-        return documents.name(index)
-
-    def characters(self, index: int) -> int:
-        """Length of a document's text."""
-        documents, index = self._at(index)
-        return documents.characters(index)
-
-    def pages(self, index: int) -> tuple[int, ...]:
-        """First character of each page of a document's text."""
-        documents, index = self._at(index)
-        return documents.pages(index)
-
-    def text(self, index: int, start: int, end: int) -> str:
-        """Return a span of a document's text."""
-        documents, index = self._at(index)
-        return documents.text(index, start, end)
 
 
 class MemoryBank(BankReader):
@@ -371,8 +290,8 @@ class MemoryBank(BankReader):
         fingerprint: hash of the model that made it; other models reject the bank.
         made_by: the settings behind the fingerprint, for people: model, layers, T, C.
         documents: the texts, in reading order.
-        blocks: the span behind each block, in reading order.
-        memory_NJD: the memory of all blocks, in the same order.
+        blocks: the spans in the documents, in reading order.
+        memory_NJD: the memory of these blocks.
         dtype: type of the stored slots: "bfloat16", "int8" or "fp8".
 
     Raises:
@@ -424,7 +343,7 @@ class MemoryBank(BankReader):
     def _start(self, store: Store, source: Source | None) -> None:
         self._source = source
         self._changing = threading.RLock()
-        self._now = Snapshot.of([View.newest(file, source) for file in store.files()], store)
+        self._now = Snapshot([View.newest(file, source) for file in store.files()], store)
 
     def snapshot(self) -> Snapshot:
         """Return the bank as it is now; later changes do not affect the result."""
@@ -503,18 +422,22 @@ class MemoryBank(BankReader):
             prepare: called with the new snapshot before any reader of this bank sees it.
         """
         with self._changing:
-            before = {span.view.file: span.view for span in self._now.spans}
+            before = {view.file: view for view in self._now.views}
             views = [
                 View.newest(file, self._source, before.get(file)) for file in self.store.files()
             ]
             if views != [*before.values()]:
-                new = Snapshot.of(views, self.store)
+                new = Snapshot(views, self.store)
                 prepare(new)
                 self._now = new
 
 
 def append_to(store: Store, bank: Snapshot, documents: Sequence[int] | None = None) -> None:
     """Add the given documents of a bank to a store, in one commit; None means all."""
+    if not isinstance(store, BankFile):
+        with store.adding() as file:
+            append_to(file, bank, documents)
+        return
     with store.writing():
         for texts, blocks, memory_NJD in bank.groups(documents):
             store.append(bank.fingerprint, texts, blocks, memory_NJD)
@@ -525,15 +448,11 @@ def copy_to(
 ) -> None:
     """Make a new bank of the given documents of another one; None means all.
 
-    Args:
-        store: where the new bank is kept.
-        bank: the bank.
-        meta: metadata of the new bank; its slots may have another type.
-        documents: indices of documents, in ascending order.
+    Its slots may have another type. The indices of documents are in ascending order.
 
     Raises:
         BankError: something exists there, or it cannot be written.
         NoTextError: as in `Snapshot.groups`.
     """
-    with store.creating(meta):
-        append_to(store, bank, documents)
+    with store.creating(meta) as file:
+        append_to(file, bank, documents)

@@ -55,9 +55,7 @@ class Head:
     Attributes:
         id: random number of the bank; copies have the same.
         version: number of changes before it.
-        documents: number of documents.
-        blocks: N.
-        tokens: tokens of all documents.
+        documents: number of documents; so for `blocks` and `tokens`.
     """
 
     id: str
@@ -73,11 +71,7 @@ def text_digest(text: str) -> str:
 
 
 def read_meta(name: object, connection: apsw.Connection) -> Meta:
-    """Return the bank-wide metadata.
-
-    Args:
-        name: how messages refer to the bank.
-        connection: a connection to it.
+    """Return the bank-wide metadata; `name` is how messages refer to the bank.
 
     Raises:
         BankError: it is malformed, or of a type that this release does not know.

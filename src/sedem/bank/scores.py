@@ -124,11 +124,9 @@ def _multipliable(values: Tensor) -> Tensor:
 
 
 def _products(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return products in float32, even under autocast.
+    """Return products `[X, L]` or `[R, X, L]` in float32, even under autocast.
 
-    Args:
-        queries: `[X, H]`, or `[R, X, H]`.
-        keys: `[H, L]`, or `[R, H, L]`; bfloat16 keys must have heads.
+    Queries are `[X, H]` or `[R, X, H]`, keys `[H, L]` or `[R, H, L]`; bfloat16 keys have heads.
     """
     with torch.autocast(queries.device.type, enabled=False):
         if keys.dtype == torch.float32:

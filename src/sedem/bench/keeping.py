@@ -56,8 +56,7 @@ class WarmSedem(BoundSedem):
     def anew(self, memory: BankReader) -> Snapshot:
         """The same bank as another snapshot, with its selector's keys but nothing kept."""
         # The files are shared. Kept keys and values belong to the snapshot.
-        now = memory.snapshot()
-        bank = Snapshot(now.spans, now.kept_in)
+        bank = memory.snapshot().part(range(len(memory)))
         prepare(bank, self.model.selector)
         return bank
 

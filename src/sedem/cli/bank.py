@@ -16,7 +16,7 @@ from sedem.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sedem.bank.care import Lost
+    from sedem.bank.care import DamagedDocument
     from sedem.bank.file import BankFile
     from sedem.engine.interface import Engine
     from sedem.model import SeDeM
@@ -97,7 +97,7 @@ def verify(
     """
     from sedem.bank.care import examine_all
     from sedem.bank.file import BankFile
-    from sedem.bank.places import store_at
+    from sedem.bank.parts import store_at
 
     store = store_at(bank)
     if repair and not isinstance(store, BankFile):
@@ -131,7 +131,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
         found = open_model(model or model_of(str(new.path)))
         return found, found.engine
 
-    def again(new: BankFile, lost: Sequence[Lost]) -> Iterable[str]:
+    def again(new: BankFile, lost: Sequence[DamagedDocument]) -> Iterable[str]:
         if drop:
             return ()
         with progress("characters read again") as report_progress:
@@ -167,7 +167,7 @@ def remove(
 
     All of them are removed in one commit, or none. 'sedem bank compact' gives their space back.
     """
-    from sedem.bank.places import store_at
+    from sedem.bank.parts import store_at
 
     store_at(bank).remove(*documents)
     names = list(dict.fromkeys(documents))
@@ -187,25 +187,24 @@ def compact(
             "--keep",
             metavar="HOURS",
             min=0,
-            help="For a bank in parts: how long readers of earlier commits keep their parts. "
-            "[default: 24]",
+            help="For a bank in parts: keep files that are younger. [default: 24]",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Reclaim the space of removed documents.
 
-    Answers stay the same. The small parts of a bank in parts are merged; a later run deletes what
-    this one replaces and what a killed writer has left.
+    Answers stay the same. Of a bank in parts, it deletes the files that the bank does not need any
+    more, and what a killed writer has left.
     """
     from datetime import timedelta
 
     from sedem.bank.file import BankFile
-    from sedem.bank.places import store_at
+    from sedem.bank.parts import KEEP, store_at
 
     store = store_at(bank)
     if not isinstance(store, BankFile):
-        report = store.compact(None if keep is None else timedelta(hours=keep))
+        report = store.compact(KEEP if keep is None else timedelta(hours=keep))
     elif keep is None:
         report = store.compact()
     else:
@@ -285,9 +284,9 @@ def join_parts(
     as_json: Json = False,
 ) -> None:
     """Write a bank in parts as one file."""
-    from sedem.bank.copies import join
+    from sedem.bank.copies import backup as copy_bank
 
-    _report_copy(bank, file, join(bank, file), as_json)
+    _report_copy(bank, file, copy_bank(bank, file), as_json)
 
 
 def _report_copy(source: Path | str, target: Path | str, size: int, as_json: bool) -> None:
@@ -319,7 +318,7 @@ def warm(
     blocks. Blocks added later are computed when they are used, until the command is given again.
     """
     from sedem.bank.memory_bank import MemoryBank
-    from sedem.bank.places import local_file
+    from sedem.bank.parts import local_file
     from sedem.engine.warming import save_kept
 
     local_file(bank, "'sedem bank warm'")

@@ -121,7 +121,7 @@ def build(
 
 def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) -> Any:
     """The files to read; torch is not imported for it, so a wrong name is told at once."""
-    from sedem.bank.places import is_remote
+    from sedem.bank.parts import is_remote
     from sedem.data.documents import DocumentFiles
 
     if on_ray:

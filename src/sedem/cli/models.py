@@ -35,7 +35,7 @@ def model_of(bank: str) -> str:
     Raises:
         BankError: the bank names another model.
     """
-    from sedem.bank.places import store_at
+    from sedem.bank.parts import store_at
     from sedem.inference.checkpoint import embedded
 
     store = store_at(bank)

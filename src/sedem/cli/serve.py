@@ -16,7 +16,7 @@ from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sedem.bank.places import Place
+    from sedem.bank.parts import Place
     from sedem.serve.settings import Settings
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
@@ -240,7 +240,7 @@ def _check_packages() -> None:
 
 
 def _banks(entries: Sequence[str]) -> dict[str, Place]:
-    from sedem.bank.places import is_remote
+    from sedem.bank.parts import is_remote
 
     banks: dict[str, Place] = {}
     for entry in entries:
@@ -256,7 +256,7 @@ def _banks(entries: Sequence[str]) -> dict[str, Place]:
 def _check_banks(places: Collection[Place]) -> None:
     """Reject places that are no banks before an address is shown, not after the model is open."""
     if places:
-        from sedem.bank.places import store_at
+        from sedem.bank.parts import store_at
 
         for place in places:
             store_at(place).meta()

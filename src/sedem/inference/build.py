@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from sedem.bank.file import BankFile
 from sedem.bank.kept import kept_bytes
 from sedem.bank.keys import save_keys, stored_bytes
 from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
-from sedem.bank.places import Place, Store, local_file, store_at
+from sedem.bank.parts import Place, Store, local_file, store_at
 from sedem.bank.rows import Meta, text_digest
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
@@ -66,7 +67,8 @@ def build_bank(
     Documents already in the bank are skipped; changed ones are replaced. Each commit is durable, so
     the same call continues an interrupted build, even within a long document. Documents are taken
     one after the other, and at most one commit of them is in memory. If taking one fails, those
-    before it are committed before the error is raised.
+    before it are committed before the error is raised. A bank in parts gets them at the end of the
+    call, as one part; until then they are in a file on this machine.
 
     Args:
         model: its encoder and compressor make the memory.
@@ -94,18 +96,20 @@ def build_bank(
     if keys is not None:
         local_file(path, "'sedem build --keys'")
     meta = new_meta(model, source, dtype, no_text, words)
-    writer = _Writer(model, engine, store_at(path, wait), meta)
     stored = stored_digests(model, path, dtype, no_text)
-    taken = Taken(stored, size or (lambda document: len(document.text)))
-    for group in commits(taken.changed(documents)):
-        group_size = sum(map(taken.size, group))
-        before = taken.total - group_size
+    with _file_of(store_at(path, wait), meta) as file:
+        if file.exists():
+            stored |= file.digests()
+        taken = Taken(stored, size or (lambda document: len(document.text)))
+        for group in commits(taken.changed(documents)):
+            group_size = sum(map(taken.size, group))
+            before = taken.total - group_size
 
-        def report(segments: int, of: int, before: int = before, part: int = group_size) -> None:
-            if progress is not None:
-                progress(before + part * segments // of)
+            def report(done: int, of: int, before: int = before, part: int = group_size) -> None:
+                if progress is not None:
+                    progress(before + part * done // of)
 
-        writer.add(group, report)
+            _add(model, engine, file, meta, group, report)
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
@@ -122,7 +126,7 @@ def describe(path: Place) -> dict[str, Any]:
     tokens = bank.tokens
     return {
         "documents": len(bank.documents),
-        "unfinished": store.unfinished(),
+        "unfinished": store.unfinished() if isinstance(store, BankFile) else [],
         "blocks": len(bank),
         "tokens": tokens,
         "dtype": bank.dtype,
@@ -136,31 +140,33 @@ def describe(path: Place) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Writer:
-    """Reads documents into a bank; arguments as in `build_bank`."""
+def _file_of(store: Store, meta: Meta) -> AbstractContextManager[BankFile]:
+    """Return the file that a build writes, which is another one for a bank in parts."""
+    return nullcontext(store) if isinstance(store, BankFile) else store.building(meta)
 
-    model: SedemModules
-    engine: Engine
-    store: Store
-    meta: Meta
 
-    def add(self, group: list[Document], progress: Progress) -> None:
-        """Read some documents in one commit, or one long document in several."""
-        model, store = self.model, self.store
-        if len(group) == 1 and is_long(group[0]):
-            segments = segments_of(model, group[0])
-            if not store.exists():
-                with store.creating(self.meta):
-                    pass
-            read_parts(model, self.engine, store, group[0], segments, progress)
-            return
-        part = read(model, self.engine, group, progress=progress).snapshot()
-        if store.exists():
-            # The bank is not opened, so the cost of a commit depends only on what it adds.
-            append_to(store, part)
-        else:
-            copy_to(store, part, self.meta)
+def _add(
+    model: SedemModules,
+    engine: Engine,
+    file: BankFile,
+    meta: Meta,
+    group: list[Document],
+    progress: Progress,
+) -> None:
+    """Read some documents in one commit, or one long document in several."""
+    if len(group) == 1 and is_long(group[0]):
+        segments = segments_of(model, group[0])
+        if not file.exists():
+            with file.creating(meta):
+                pass
+        read_parts(model, engine, file, group[0], segments, progress)
+        return
+    part = read(model, engine, group, progress=progress).snapshot()
+    if file.exists():
+        # The bank is not opened, so the cost of a commit depends only on what it adds.
+        append_to(file, part)
+    else:
+        copy_to(file, part, meta)
 
 
 def new_meta(

@@ -9,7 +9,7 @@ import math
 from itertools import accumulate
 
 from sedem.bank.blocks import partition, to_blocks
-from sedem.bank.places import Store
+from sedem.bank.file import BankFile
 from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.inference.read import Progress, compress
@@ -25,7 +25,7 @@ PART = 100_000
 def read_parts(
     model: SedemModules,
     engine: Engine,
-    store: Store,
+    file: BankFile,
     document: Document,
     segments: Segments,
     progress: Progress | None = None,
@@ -38,7 +38,7 @@ def read_parts(
     Args:
         model: its encoder and compressor make the memory.
         engine: runs the encoder.
-        store: the store of an existing bank.
+        file: the file of the bank, which exists.
         document: its name and text.
         segments: segments of the text.
         progress: called with the number of segments done and of all.
@@ -51,7 +51,7 @@ def read_parts(
     cut = model.config.compression, model.config.slots_per_block
     blocks = [partition(part, 0, *cut)[0] for part in parts]
     before = [0, *accumulate(map(len, blocks))]
-    stored = store.stored_part(document)
+    stored = file.stored_part(document)
     first = before.index(stored) if stored in before[:-1] else 0
     done = sum(map(len, parts[:first]))
     for number in range(first, len(parts)):
@@ -62,7 +62,7 @@ def read_parts(
 
         memory_SMD = compress(model, engine, [parts[number]], report)
         _, memory_NJD = to_blocks(parts[number], memory_SMD, 0, *cut)
-        store.append_part(
+        file.append_part(
             model.fingerprint(),
             document,
             blocks[number],

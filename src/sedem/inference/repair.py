@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sedem.bank.care import Again, Lost
+from sedem.bank.care import Again, DamagedDocument
 from sedem.bank.file import BankFile, check_fingerprint
 from sedem.bank.memory_bank import append_to
 from sedem.bank.rows import text_digest
@@ -39,7 +39,7 @@ def reading_again(
     """
     given = {(one.name, text_digest(one.text)): one for one in sources}
 
-    def again(bank: BankFile, lost: Sequence[Lost]) -> list[str]:
+    def again(bank: BankFile, lost: Sequence[DamagedDocument]) -> list[str]:
         by_name = source if not bank.meta().texts else None
         documents = [one for one in (_recovered(each, given, by_name) for each in lost) if one]
         if documents:
@@ -50,7 +50,7 @@ def reading_again(
 
 
 def _recovered(
-    lost: Lost, given: dict[tuple[str, str], Document], source: Source | None
+    lost: DamagedDocument, given: dict[tuple[str, str], Document], source: Source | None
 ) -> Document | None:
     """Return a lost document with the text that was read before; None if it is not available."""
     if lost.text is not None:

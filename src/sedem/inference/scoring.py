@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sedem.bank import coarse_search
+from sedem.bank import search
 from sedem.bank.file import unknown_document
 from sedem.bank.memory_bank import BankReader
-from sedem.bank.search import score_questions
 from sedem.errors import ConfigError
 from sedem.inference.requests import Request, auto_budget, budget_of
 from sedem.method.modules import SedemModules
@@ -45,7 +44,7 @@ def score_requests(
         every = any(_needs_every_score(model, requests[row]) for row in rows)
         together = len(rows) == len(requests)
         asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
-        bank_scores_BN = score_questions(model.selector, bank, *asked, every=every)
+        bank_scores_BN = search.score_questions(model.selector, bank, *asked, every=every)
         scores |= zip(rows, bank_scores_BN.cpu(), strict=True)
     return [
         of_documents(request.bank, request.documents, scores[row])
@@ -109,5 +108,5 @@ def _needs_every_score(model: SedemModules, request: Request) -> bool:
     auto = auto_budget(model, request.k)
     if auto is not None:
         # `blocks_for_mass` uses that many of the best scores.
-        return auto[2] > coarse_search.COUNT
-    return resolve_budget(budget_of(model, request.k), len(request.bank)) > coarse_search.COUNT
+        return auto[2] > search.CANDIDATES
+    return resolve_budget(budget_of(model, request.k), len(request.bank)) > search.CANDIDATES

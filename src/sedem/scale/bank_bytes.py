@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sedem.bank.coarse_search import GROUPS
 from sedem.bank.database import page_size, stored_bytes
 from sedem.bank.rows import Meta, row_bytes
+from sedem.bank.search import GROUPS
 from sedem.evaluation.cost import head_widths, model_shapes
 from sedem.quantization import BFLOAT16, DTYPES, vector_bytes
 

@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
 from sedem.bank.keys import save_keys
 from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
-from sedem.bank.places import Place, Store, is_remote, local_file, store_at
+from sedem.bank.parts import Entry, Place, Store, is_remote, local_file, store_at
 from sedem.bank.rows import Meta
 from sedem.inference.build import Report, Taken, commits, new_meta, stored_digests
 from sedem.method.modules import SedemModules
@@ -31,9 +30,6 @@ from sedem.scale.encoder import SentBank
 from sedem.scale.encoders import Encoders, Piece
 from sedem.scale.sources import Sources
 from sedem.types import Document
-
-if TYPE_CHECKING:
-    from sedem.bank.manifest import Entry
 
 Progress = Callable[[int, int, float], None]
 """Called with the bytes done, the total bytes, and the tokens read per second so far."""

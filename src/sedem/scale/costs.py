@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sedem.bank.coarse_search import COUNT, FROM
+from sedem.bank.search import CANDIDATES, COARSE_FROM
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload
 from sedem.inference.checkpoint import embedded
@@ -175,14 +175,14 @@ def _score(
     machines: Machines,
 ) -> dict[str, Any]:
     """Return costs of exact and coarse scoring; `search` says which one sedem uses here."""
-    search = "exact" if blocks <= FROM else "coarse"
+    search = "exact" if blocks <= COARSE_FROM else "coarse"
     found: dict[str, Any] = {
         "search": search,
-        "exact_up_to_blocks": FROM,
-        "exact_up_to_tokens": FROM * shape.tokens,
+        "exact_up_to_blocks": COARSE_FROM,
+        "exact_up_to_tokens": COARSE_FROM * shape.tokens,
         "blocks": blocks,
-        "candidates": None if search == "exact" else COUNT,
-        "parts_for_exact": -(-blocks // FROM),
+        "candidates": None if search == "exact" else CANDIDATES,
+        "parts_for_exact": -(-blocks // COARSE_FROM),
         "recall": asdict(_recall(blocks)),
     }
     coarse = None

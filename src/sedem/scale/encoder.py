@@ -9,22 +9,17 @@ from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import torch
 
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot
-from sedem.bank.places import Place, is_remote
+from sedem.bank.parts import Entry, Parts, Place, is_remote
 from sedem.bank.rows import Meta
 from sedem.bank.view import View
 from sedem.errors import BankError, SedemError
 from sedem.inference.build import build_bank
 from sedem.types import Document
-
-if TYPE_CHECKING:
-    from sedem.bank.manifest import Entry
-    from sedem.bank.remote import Parts
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,7 @@ class SentBank:
                 "build again, and check the network and the memory of both"
             )
         file = BankFile.of_bytes(self.content)
-        return Snapshot.of([View.newest(file)], file)
+        return Snapshot([View.newest(file)], file)
 
 
 class Encoder:
@@ -114,8 +109,6 @@ class Encoder:
 
     def _open_parts(self, host: str, place: Place) -> str:
         """Open the bank in parts; returns why it cannot be used, empty if it can."""
-        from sedem.bank.remote import Parts
-
         try:
             self.parts = Parts(place)
             if self.parts.exists() or is_remote(place):
@@ -148,8 +141,10 @@ class Encoder:
                     no_text=not meta.texts,
                     words=meta.words,
                 )
+                if self.parts is not None:
+                    return "", self.parts.publish(BankFile(read))
                 # Without the log beside it, and without the connections that the build has left.
                 BankFile(read).copy_to(piece)
-                return "", SentBank.of(piece) if self.parts is None else self.parts.publish(piece)
+                return "", SentBank.of(piece)
         except SedemError as error:
             return str(error), None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version as version_of
 from typing import Any
 
-from sedem.bank.places import Place
+from sedem.bank.parts import Place
 from sedem.bank.rows import Meta
 from sedem.errors import ConfigError, DataError, UnavailableError, first_line
 from sedem.scale.cluster import import_ray

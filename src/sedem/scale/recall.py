@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sedem.bank.coarse_search import COUNT, FROM
+from sedem.bank.search import CANDIDATES, COARSE_FROM
 
 Z = 1.96
 """Standard deviations of a 95 % interval."""
@@ -34,14 +34,14 @@ class Recall:
 
 
 def recall_at(blocks: int, percents: Mapping[int, float], best: int) -> Recall:
-    """Return the share of the best blocks that is among `COUNT` candidates of a bank.
+    """Return the share of the best blocks that is among `CANDIDATES` candidates of a bank.
 
     Args:
         blocks: number of blocks, N.
         percents: measured percentages by number of blocks; at least two sizes.
         best: number of best blocks that were looked for at each size.
     """
-    if blocks <= max(FROM, COUNT):
+    if blocks <= max(COARSE_FROM, CANDIDATES):
         return Recall(100.0, "exact search")
     if blocks in percents:
         low, high = wilson(percents[blocks] / 100, best)

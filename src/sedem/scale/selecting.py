@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sedem.bank import coarse_search, keys
+from sedem.bank import keys, search
 from sedem.bank.memory_bank import Snapshot
-from sedem.bank.search import score_questions
 from sedem.inference.scoring import of_documents
 from sedem.method.selector import Selector
-from sedem.quantization import BFLOAT16
 from sedem.scale.partitions import Found, best
 from sedem.scale.versions import OpenVersions, Version
 
@@ -78,12 +76,14 @@ class PartSelector:
         if not len(blocks):
             return Found(np.zeros(0, np.int64), np.zeros(0, np.float32))
         count, documents = wanted.count, wanted.documents
-        every = count is None or documents is not None or count > coarse_search.COUNT
+        every = count is None or documents is not None or count > search.CANDIDATES
         device = self.selector.w_key.weight.device
         hidden_BQE = torch.tensor(wanted.hidden_QE).to(device)[None]
         mask_BQ = torch.ones(hidden_BQE.shape[:2], dtype=torch.bool)
         with self._scoring:
-            scores_n = score_questions(self.selector, bank, hidden_BQE, mask_BQ, every=every)[0]
+            scores_n = search.score_questions(
+                self.selector, bank, hidden_BQE, mask_BQ, every=every
+            )[0]
         return best(of_documents(bank, documents, scores_n.cpu()), blocks.start, count)
 
     def _open(self, bank: Snapshot) -> tuple[Snapshot, range]:
@@ -91,8 +91,6 @@ class PartSelector:
         blocks = bank.split(self.parts)[self.part]
         part = bank.part(blocks)
         if len(blocks):
-            # Of any size: keeping them is the purpose of this process. Unrounded on a CPU and
-            # bfloat16 on a GPU, as one machine keeps the keys of banks that fit into its memory.
-            on_cpu = self.selector.w_key.weight.device.type == "cpu"
-            keys.prepare(part, self.selector, None if on_cpu else BFLOAT16)
+            # Of any size: keeping them is the purpose of this process.
+            keys.prepare(part, self.selector)
         return part, blocks

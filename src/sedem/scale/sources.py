@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sedem.bank.buckets import Bucket
-from sedem.bank.places import is_remote
+from sedem.bank.parts import is_remote
 from sedem.data import documents as files
 from sedem.data.compression import kind
 from sedem.data.document_formats import PARSERS, parse
@@ -149,10 +149,10 @@ def rows_of(file: SourceFile, encoding: str = "utf-8") -> Iterator[Row]:
             return
         folder, _, name = file.place.rpartition("/")
         if kind(Path(name)) not in RECORDS:
-            content = Bucket(folder).read(name, DOCUMENT_BYTES)
-            if content is None:
+            found = Bucket(folder).load(name, DOCUMENT_BYTES)
+            if found is None:
                 raise DataError(f"'{file.place}' is not there any more; build again")
-            text, pages = parse(Path(name), content, encoding)
+            text, pages = parse(Path(name), found[0], encoding)
             yield Row(Document(file.name, text, pages), file.size)
             return
         with tempfile.TemporaryDirectory() as temporary:
@@ -219,10 +219,9 @@ def _remote_files(source: str) -> list[SourceFile]:
             size = Bucket(folder).size(name)
             found = [] if size is None else [SourceFile(source, source, size)]
         else:
-            entries = sorted((e.name, e.size) for e in Bucket(source).entries(""))
             found = [
                 SourceFile(f"{source}/{name}", f"{source}/{name}", size)
-                for name, size in entries
+                for name, size, _ in sorted(Bucket(source).entries())
                 if kind(Path(name)) in ENDINGS
             ]
     except BankError as error:

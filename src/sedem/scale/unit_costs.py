@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sedem.bank.coarse_search import COUNT, GROUPS
+from sedem.bank.search import CANDIDATES, GROUPS
 from sedem.evaluation.cost import Workload, count_flops, layer_flops, model_shapes
 
 FILE = "unit_costs.json"
@@ -116,7 +116,7 @@ def from_entries(
         candidates = 1e-3 * values["candidates_ms"]
     elif exact is not None:
         # Candidates are blocks that are scored exactly.
-        candidates = COUNT * exact
+        candidates = CANDIDATES * exact
     step, rows = inverse("decode_tokens_s"), int(values.get("batch", 1))
     row = _row_seconds(first, step, rows, values.get("batch_questions_s"), values)
     return UnitCosts(
@@ -179,7 +179,7 @@ def counted(model: str, tflops: float, workload: Workload) -> UnitCosts:
         read=flops["read"] / workload.context / rate,
         exact=exact / rate,
         coarse=exact * math.gcd(slots, GROUPS) / slots / rate,
-        candidates=COUNT * exact / rate,
+        candidates=CANDIDATES * exact / rate,
         first=(question + flops["restore"] + flops["prefill"]) / rate,
         step=step,
         row=step,

@@ -151,6 +151,6 @@ class OpenVersions(Generic[T]):
                 f"version {version.number} of the bank is lost with the process that served it; "
                 "ask again"
             ) from error
-        for span in snapshot.spans:
-            span.view.file.check_holds(span.view.head)
+        for view in snapshot.views:
+            view.file.check_holds(view.head)
         return snapshot

@@ -14,7 +14,7 @@ from pathlib import Path
 from sedem.bank.database import check_file
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank, Snapshot
-from sedem.bank.places import Place, Store, is_remote, store_at
+from sedem.bank.parts import Place, Store, is_remote, store_at
 from sedem.durable_files import bytes_text
 from sedem.errors import BankError
 from sedem.serve.database import full_disk
@@ -262,7 +262,7 @@ class BankEntry:
         """Return the oldest version that an answer may read; None if there is none."""
         with self._reloading:
             found = [snapshot for one in self._snapshots if (snapshot := one()) is not None]
-        return min((one.spans[0].view.head.version for one in found), default=None)
+        return min((one.views[0].head.version for one in found), default=None)
 
     def forget(self) -> Readers:
         """Release the memory.

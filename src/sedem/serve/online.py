@@ -105,8 +105,7 @@ class OnlineBanks:
                 self._leave(part, reading)
         bank = parts[0] if len(parts) == 1 else self._joined.get(ids)
         if bank is None:
-            views = [span.view for one in parts for span in one.spans]
-            bank = Snapshot.of(views, parts[0].store)
+            bank = Snapshot([view for one in parts for view in one.views], parts[0].store)
         if len(parts) > 1:
             # Kept, because it owns the keys of its blocks.
             self._joined[ids] = bank

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from sedem import validation
-from sedem.bank.places import Place
+from sedem.bank.parts import Place
 from sedem.config import DEFAULT_MODEL
 from sedem.validation import Flag, NumberFrom0, Share, WholeAbove0, WholeFrom0
 

@@ -254,7 +254,7 @@ def test_compacting_frees_space_and_keeps_what_living_readers_need(file: BankFil
     append(file, *range(2, 40), characters=40_000)
     reader = MemoryBank.open_from(file).snapshot()
     file.remove(*(f"{n}.txt" for n in range(2, 40)))
-    kept = file.compact(before=reader.spans[0].view.head.version)
+    kept = file.compact(before=reader.views[0].head.version)
     assert kept.bytes_after > 1_500_000
     assert torch.equal(reader.memory([4, 5]), memory_of(2))
     report = file.compact()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +20,11 @@ from sedem.bank.keys import (
     CACHE_BYTES,
     cache_dtype,
     cache_limit,
-    forget_keys,
     key_index,
     prepare,
     save_keys,
+    stored_bytes,
 )
-from sedem.bank.search import score_questions
 from sedem.errors import BankError, ConfigError
 from sedem.inference.requests import encode_questions
 from sedem.method.selector import Selector
@@ -80,167 +78,103 @@ def reference(model: SeDeM, bank: MemoryBank) -> Tensor:
         return model.selector(hidden_BQE, mask_BQ, memory_BNJD, slots_BNJ)
 
 
+def error(model: SeDeM, found: Tensor, expected: Tensor) -> float:
+    """Largest difference of scores per question token."""
+    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
+    return float(((found - expected).abs() / mask_BQ.sum(1)[:, None]).max())
+
+
 # Cached in RAM
 
 
-def test_a_second_question_projects_nothing_and_scores_the_same(
+def test_keys_are_made_once_and_scores_equal_those_of_the_selector(
     model: SeDeM, bank: MemoryBank, projections: list[int]
 ) -> None:
     first = scores(model, bank)
-    assert sum(projections) == len(bank)
     assert torch.equal(scores(model, bank), first)
     assert sum(projections) == len(bank)
     torch.testing.assert_close(first, reference(model, bank))
 
 
-def test_keys_above_the_limit_are_not_cached(
-    model: SeDeM, bank: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("prepared", [False, True])
+def test_keys_above_the_limit_are_cached_only_if_they_are_prepared(
+    prepared: bool,
+    model: SeDeM,
+    bank: MemoryBank,
+    projections: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cached = scores(model, bank)
-    assert key_index(bank, model.selector).cached is not None
+    expected = scores(model, bank)
     size = key_index(bank, model.selector).cached.nbytes  # type: ignore[union-attr]
-    forget_keys(bank)
     monkeypatch.setattr(bank_keys, "CACHE_BYTES", size - 1)
+    again = model.read(bank.documents)
+    if prepared:
+        prepare(again, model.selector)
     projections.clear()
-    assert torch.equal(scores(model, bank), cached)
-    assert sum(projections) == 2 * len(bank)
-    assert key_index(bank, model.selector).cached is None
+    assert torch.equal(scores(model, again), expected)
+    assert (key_index(again, model.selector).cached is not None) == prepared
+    assert sum(projections) == (0 if prepared else 2 * len(bank))
 
 
 def test_a_gpu_caches_up_to_a_share_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = torch.device("cuda:1"), torch.device("cpu")
     free = {gpu: 100 * 2**30}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 141 * 10**9))
-    # 8,192 blocks of 32 slots of a 3B model.
-    size = 8192 * 32 * 3072 * cache_dtype(gpu).itemsize
-    assert CACHE_BYTES < size < cache_limit(gpu) == 25 * 2**30
+    assert cache_limit(gpu) == 25 * 2**30
     free[gpu] = 2**30
     assert cache_limit(gpu) == cache_limit(cpu) == CACHE_BYTES == 2**30
     assert (cache_dtype(gpu), cache_dtype(cpu)) == (torch.bfloat16, torch.float32)
 
 
-def test_the_limit_is_that_of_the_selectors_device(
-    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[torch.device] = []
-
-    def limit(device: torch.device) -> int:
-        asked.append(device)
-        return 0
-
-    monkeypatch.setattr(bank_keys, "cache_limit", limit)
-    scores(model, bank)
-    assert set(asked) == {model.selector.w_key.weight.device}
-    assert key_index(bank, model.selector).cached is None
-
-
-def change_by_append(model: SeDeM, bank: MemoryBank) -> None:
-    bank.append(model.read([EXTRA]))
-
-
-def change_by_remove(model: SeDeM, bank: MemoryBank) -> None:
-    bank.remove("lease.txt")
-
-
-@pytest.mark.parametrize("change", [change_by_append, change_by_remove])
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_cached_keys_follow_appending_and_removing(
-    change: Callable[[SeDeM, MemoryBank], None],
-    on_disk: bool,
-    model: SeDeM,
-    bank: MemoryBank,
-    tmp_path: Path,
+def test_cached_keys_follow_changes_of_the_bank_and_of_the_selector(
+    on_disk: bool, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
     if on_disk:
         bank.save(tmp_path / "a.bank")
-    scores(model, bank)
-    change(model, bank)
-    torch.testing.assert_close(scores(model, bank), reference(model, bank))
 
+    def turn() -> None:
+        with torch.no_grad():
+            model.selector.w_key.weight.neg_()
 
-def test_cached_keys_of_another_selector_are_made_again(model: SeDeM, bank: MemoryBank) -> None:
     before = scores(model, bank)
-    with torch.no_grad():
-        model.selector.w_key.weight.neg_()
-    after = scores(model, bank)
-    assert not torch.equal(before, after)
-    torch.testing.assert_close(after, reference(model, bank))
-
-
-def test_questions_scored_together_score_as_each_alone(model: SeDeM, bank: MemoryBank) -> None:
-    hidden_BQE, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
-    together = score_questions(model.selector, bank, hidden_BQE, mask_BQ)
-    torch.testing.assert_close(together, scores(model, bank))
-
-
-def test_keys_prepared_in_float32_score_exactly(
-    model: SeDeM, bank: MemoryBank, projections: list[int]
-) -> None:
-    expected = scores(model, bank)
-    forget_keys(bank)
-    prepare(bank, model.selector, "int8")
-    prepare(bank, model.selector, None)
-    projections.clear()
-    assert torch.equal(scores(model, bank), expected)
-    assert not projections
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_prepared_keys_have_the_type_asked_for_and_score_nearly_the_same(
-    dtype: str, model: SeDeM, bank: MemoryBank
-) -> None:
-    expected = scores(model, bank)
-    prepare(bank, model.selector, dtype)
-    cached = key_index(bank, model.selector).cached
-    assert cached is not None
-    assert cached.values.dtype == DTYPES[dtype]
-    found = scores(model, bank)
-    assert not torch.equal(found, expected)
-    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
-    assert ((found - expected).abs() / mask_BQ.sum(1)[:, None]).max() < TOLERANCE[dtype]
-
-
-def test_an_empty_bank_and_an_unknown_type_are_refused(model: SeDeM, bank: MemoryBank) -> None:
-    with pytest.raises(ConfigError, match="cannot be stored as 'int4'; use bfloat16, int8, fp8"):
-        prepare(bank, model.selector, "int4")
-    with pytest.raises(BankError, match="this one is in memory: save it first"):
-        save_keys(bank, model.selector)
-    for name in ("lease.txt", "recipe.txt"):
-        bank.remove(name)
-    with pytest.raises(BankError, match="holds no documents"):
-        prepare(bank, model.selector)
+    for change in (
+        lambda: bank.append(model.read([EXTRA])),
+        lambda: bank.remove("lease.txt"),
+        turn,
+    ):
+        change()
+        after = scores(model, bank)
+        assert after.shape != before.shape or not torch.equal(after, before)
+        torch.testing.assert_close(after, reference(model, bank))
+        before = after
 
 
 # On disk
 
 
+@pytest.mark.parametrize("limit", [0, CACHE_BYTES])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_stored_keys_replace_the_projection_and_leave_the_bank_unchanged(
-    dtype: str, model: SeDeM, opened: MemoryBank, projections: list[int]
+def test_stored_keys_replace_the_projection(
+    dtype: str,
+    limit: int,
+    model: SeDeM,
+    opened: MemoryBank,
+    projections: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected, path = scores(model, opened), opened.path
-    assert path is not None
-    size = save_keys(opened, model.selector, dtype)
-    again = MemoryBank.open(path)
-    assert (again.fingerprint, again.memory_bytes) == (opened.fingerprint, opened.memory_bytes)
+    monkeypatch.setattr(bank_keys, "CACHE_BYTES", limit)
+    expected, file = scores(model, opened), opened.store
+    save_keys(opened, model.selector, dtype)
+    assert isinstance(file, BankFile) and file.path is not None
+    width = model.selector.w_key.out_features // model.selector.heads
     vectors = len(opened) * opened.meta.slots * model.selector.heads
-    each = model.selector.w_key.out_features // model.selector.heads
-    assert size == vectors * vector_bytes(each, dtype)
+    assert stored_bytes(file) == vectors * vector_bytes(width, dtype)
     projections.clear()
-    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
-    off = (scores(model, again) - expected).abs() / mask_BQ.sum(1)[:, None]
-    assert 0 < off.max() < TOLERANCE[dtype]
-    assert not projections
-
-
-def test_stored_keys_above_the_limit_are_read_for_every_question(
-    model: SeDeM, opened: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bank_keys, "CACHE_BYTES", 0)
-    save_keys(opened, model.selector, "int8")
-    projections.clear()
-    first = scores(model, opened)
-    assert torch.equal(scores(model, opened), first)
+    for again in (opened, MemoryBank.open(file.path)):
+        found = scores(model, again)
+        assert 0 < error(model, found, expected) < TOLERANCE[dtype]
+        assert torch.equal(scores(model, again), found)
     assert not projections
 
 
@@ -255,7 +189,8 @@ def test_keys_on_disk_that_exceed_the_limit_are_scored_in_bounded_memory(
     store = BankFile(tmp_path / "large.bank")
     made = MemoryBank(model.fingerprint(), {}, [Document("one", "-")], blocks, Quantized(memory))
     made.save(tmp_path / "large.bank")
-    size = save_keys(MemoryBank.open_from(store), model.selector)
+    save_keys(MemoryBank.open_from(store), model.selector)
+    size = stored_bytes(store)
     cached = scores(model, MemoryBank.open_from(store))
     parts: list[tuple[int, float]] = []
     key_scores = search.key_scores
@@ -287,43 +222,43 @@ def megabytes() -> float:
     return int(line.split()[1]) / 1000
 
 
-def test_documents_appended_later_are_projected_and_removed_ones_are_not_scored(
+def test_only_missing_keys_are_made(
     model: SeDeM, opened: MemoryBank, projections: list[int]
 ) -> None:
     save_keys(opened, model.selector)
     opened.append(model.read([EXTRA]))
     opened.remove("lease.txt")
-    assert opened.path is not None
-    again = MemoryBank.open(opened.path)
+    new = int((opened.blocks.documents == 1).sum())
     projections.clear()
-    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
-    found = scores(model, again)
-    assert sum(projections) == sum(
-        again.documents[b.document].name == "note.md" for b in again.blocks
-    )
-    off = (found - reference(model, again)).abs() / mask_BQ.sum(1)[:, None]
-    assert off.max() < TOLERANCE["bfloat16"]
-
-
-def test_saving_keys_again_makes_only_missing_ones(
-    model: SeDeM, opened: MemoryBank, projections: list[int]
-) -> None:
-    save_keys(opened, model.selector, "int8")
-    opened.append(model.read([EXTRA]))
+    found = scores(model, opened)
+    assert sum(projections) == new
+    assert error(model, found, reference(model, opened)) < TOLERANCE["bfloat16"]
     projections.clear()
-    save_keys(opened, model.selector, "int8")
-    assert sum(projections) == sum(b.document == 2 for b in opened.blocks)
+    save_keys(opened, model.selector)
+    assert sum(projections) == new
     save_keys(opened, model.selector, "fp8")
-    assert sum(projections) > len(opened)
+    assert sum(projections) == new + len(opened)
 
 
-def test_keys_that_do_not_fit_their_blocks_are_an_error(model: SeDeM, opened: MemoryBank) -> None:
+def test_an_interrupted_run_keeps_its_rows(
+    model: SeDeM, opened: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bank_keys, "ROW_BYTES", 1)  # one block per row
+    expected, project = scores(model, opened), bank_keys._project
+    projections.clear()
+
+    def stops(selector: Selector, memory_NJD: Quantized) -> Tensor:
+        if len(projections) == 2:
+            raise KeyboardInterrupt
+        return project(selector, memory_NJD)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bank_keys, "_project", stops)
+        with pytest.raises(KeyboardInterrupt):
+            save_keys(opened, model.selector, "int8")
     save_keys(opened, model.selector, "int8")
-    assert isinstance(opened.store, BankFile)
-    with opened.store.writing() as connection:
-        connection.execute("UPDATE keys SET vectors = zeroblob(7)")
-    with pytest.raises(BankError, match="stored keys of the bank do not fit its blocks"):
-        scores(model, opened)
+    assert sum(projections) == len(opened)
+    assert error(model, scores(model, opened), expected) < TOLERANCE["int8"]
 
 
 def test_stored_keys_of_another_selector_are_made_again_with_a_warning(
@@ -338,24 +273,22 @@ def test_stored_keys_of_another_selector_are_made_again_with_a_warning(
     torch.testing.assert_close(found, reference(model, opened))
 
 
-def test_an_interrupted_run_keeps_its_rows_and_loses_nothing(
-    model: SeDeM, opened: MemoryBank, projections: list[int], monkeypatch: pytest.MonkeyPatch
+def test_keys_that_cannot_be_stored_or_read_are_an_error(
+    model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bank_keys, "ROW_BYTES", 1)  # one block per row
-    expected, project = scores(model, opened), bank_keys._project
-
-    def stops(selector: Selector, memory_NJD: Quantized) -> Tensor:
-        if sum(projections) == len(opened) + 2:
-            raise KeyboardInterrupt
-        return project(selector, memory_NJD)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(bank_keys, "_project", stops)
-        with pytest.raises(KeyboardInterrupt):
-            save_keys(opened, model.selector, "int8")
-    projections.clear()
-    save_keys(opened, model.selector, "int8")
-    assert sum(projections) == len(opened) - 2
-    _, mask_BQ = encode_questions(model, model.engine, QUESTIONS)
-    off = (scores(model, opened) - expected).abs() / mask_BQ.sum(1)[:, None]
-    assert off.max() < TOLERANCE["int8"]
+    with pytest.raises(ConfigError, match="cannot be stored as 'int4'; use bfloat16, int8, fp8"):
+        save_keys(bank, model.selector, "int4")
+    with pytest.raises(BankError, match="this one is in memory: save it first"):
+        save_keys(bank, model.selector)
+    bank.save(tmp_path / "a.bank")
+    save_keys(bank, model.selector, "int8")
+    assert isinstance(bank.store, BankFile)
+    for statement, words in (
+        ("UPDATE keys SET vectors = zeroblob(7)", "stored keys of the bank do not fit its blocks"),
+        ("DELETE FROM keys", "keys of the bank were replaced; open the bank again"),
+    ):
+        key_index(bank, model.selector)
+        with bank.store.writing() as connection:
+            connection.execute(statement)
+        with pytest.raises(BankError, match=words):
+            scores(model, bank)

@@ -1,9 +1,11 @@
-"""A bank without texts keeps their SHA-256, and shows the text of an unchanged source alone."""
+"""Versions of files are read on demand; texts that are not stored come from unchanged sources."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from stored_banks import META, append, memory_of, text_of
 
 from sedem import MemoryBank
 from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot
+from sedem.bank.view import View
 from sedem.errors import NoTextError
 
 
@@ -82,3 +86,54 @@ def test_a_bank_with_texts_is_saved_without_them(tmp_path: Path) -> None:
     with_texts.save(tmp_path / "b.bank", no_text=True)
     opened = MemoryBank.open(tmp_path / "b.bank")
     assert not opened.meta.texts and opened.blocks == with_texts.blocks
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_snapshots_of_several_files_and_of_parts_read_as_one_bank(parts: int) -> None:
+    views = []
+    for numbers in ((0,), (), (1, 2)):
+        file = BankFile()
+        with file.creating(META):
+            if numbers:
+                append(file, *numbers)
+        views.append(View.newest(file))
+    bank = Snapshot(views, BankFile())
+    assert bank.documents.names == ["0.txt", "1.txt", "2.txt"]
+    assert [bank.block_text(n)[:9] for n in (4, 0)] == [text_of(2)[:9], text_of(0)[:9]]
+    every = torch.cat([memory_of(n) for n in range(3)])
+    for order in ([4, 0, 0, 5, 1], [5, 5], []):
+        assert torch.equal(bank.memory(order), every[order])
+        assert bank.rows(order) == [bank.blocks[n] for n in order]
+    for wanted in bank.split(parts):
+        part = bank.part(wanted)
+        assert part.blocks == bank.blocks[wanted.start : wanted.stop]
+        assert torch.equal(part.memory(range(len(part))), every[wanted.start : wanted.stop])
+        assert part.part(range(1, 2)).blocks == part.blocks[1:2]
+    with pytest.raises(IndexError, match="a bank of 6 blocks has no block 6"):
+        bank.memory([0, 6])
+
+
+def test_opening_and_reloading_read_no_rows_that_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    real = View._block_rows
+
+    def counting(view: View, *rest: Any) -> Iterator[Any]:
+        for ids, blocks in real(view, *rest):
+            read.append(len(ids))
+            yield ids, blocks
+
+    monkeypatch.setattr(View, "_block_rows", counting)
+    file = BankFile(tmp_path / "a.bank")
+    with file.creating(META):
+        append(file, *range(9))
+    bank = MemoryBank.open_from(file)
+    assert len(bank) == 18 and not read
+    assert len(bank.blocks) == sum(read) == 18
+    file.remove("3.txt")
+    append(file, 9)
+    bank.reload()
+    bank.reload()
+    assert len(bank.blocks) == 18 and sum(read) == 20
+    assert bank.blocks == MemoryBank.open_from(file).blocks

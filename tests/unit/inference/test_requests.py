@@ -13,7 +13,7 @@ from conftest import LEASE, POSITIONS
 
 from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.bank import coarse_search
+from sedem.bank import search
 from sedem.errors import ConfigError, DataError
 from sedem.inference.generation import Decoding
 from sedem.inference.prompts import question_ids
@@ -106,8 +106,8 @@ def test_auto_is_refused_without_guidance(k: Auto | str, model: SeDeM, bank: Mem
 def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
     guided: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coarse_search, "FROM", 1)
-    monkeypatch.setattr(coarse_search, "COUNT", 7)
+    monkeypatch.setattr(search, "COARSE_FROM", 1)
+    monkeypatch.setattr(search, "CANDIDATES", 7)
     bank = guided.read(documents)
     states = encode_questions(guided, guided.engine, [RENT])
 

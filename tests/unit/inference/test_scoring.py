@@ -11,7 +11,7 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources, build, untimed
 
 from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
-from sedem.bank import coarse_search
+from sedem.bank import search
 from sedem.errors import ConfigError, UnknownDocumentError
 from sedem.inference.requests import Request
 
@@ -82,8 +82,8 @@ def test_a_large_bank_is_not_searched_for_candidates_of_other_documents(
     model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = model.answer(bank, RENT, k=4, decoding=SHORT, documents=[1])
-    monkeypatch.setattr(coarse_search, "FROM", 1)
-    monkeypatch.setattr(coarse_search, "COUNT", 4)
+    monkeypatch.setattr(search, "COARSE_FROM", 1)
+    monkeypatch.setattr(search, "CANDIDATES", 4)
     answer = model.answer(bank, RENT, k=4, decoding=SHORT, documents=[1])
     assert untimed(answer) == untimed(expected)
 

@@ -10,10 +10,10 @@ import torch
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.blocks import Blocks
-from sedem.bank.coarse_search import pool_keys
 from sedem.bank.file import BankFile
 from sedem.bank.keys import key_index, keys_of
 from sedem.bank.rows import Meta
+from sedem.bank.search import pool_keys
 from sedem.inference.checkpoint import embedded
 from sedem.quantization import DTYPES, Quantized
 from sedem.scale.bank_bytes import BlockShape, bank_bytes
@@ -43,12 +43,12 @@ def test_slots_take_the_bytes_of_a_real_bank(dtype: str, bank: MemoryBank) -> No
 def test_blocks_take_the_bytes_of_a_real_file(dtype: str, width: int) -> None:
     shape = replace(NANO, width=width)
     file, starts = BankFile(), np.arange(100) * 10
-    tokens = np.full((100, shape.slots), 4)
+    tokens = np.full((100, shape.slots), 4, np.uint8)
     memory_NJD = Quantized(torch.randn(100, shape.slots, width))
     sizes = []
     with file.creating(Meta("print", {}, shape.slots, width, dtype, texts=False, words=False)):
         for name in "abcdef":
-            blocks = Blocks.of_one(0, starts, starts + 10, tokens)
+            blocks = Blocks(np.zeros(100, np.int64), starts, starts + 10, tokens)
             file.append("print", [Document(name, "ten chars." * 100)], blocks, memory_NJD)
             sizes.append(file.size)
     # Of further documents, because every table takes a page.

@@ -24,8 +24,7 @@ from pyarrow import parquet
 from sedem import Document, MemoryBank, SeDeM
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
-from sedem.bank.places import Place, store_at
-from sedem.bank.remote import Parts
+from sedem.bank.parts import Parts, Place, store_at
 from sedem.config import SedemConfig
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
 from sedem.inference import build as building

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sedem.bank.coarse_search import FROM
+from sedem.bank.search import COARSE_FROM
 from sedem.cli.bank_cost import parse_machine, parse_tokens
 from sedem.cli.main import app
 from sedem.errors import ConfigError
@@ -40,7 +40,7 @@ def test_reading_is_tokens_times_their_cost(cost: Callable[..., dict[str, Any]])
 
 
 def test_sedem_scores_exactly_up_to_its_limit(cost: Callable[..., dict[str, Any]]) -> None:
-    at, above = (cost(128 * blocks)["score"] for blocks in (FROM, FROM + 1))
+    at, above = (cost(128 * blocks)["score"] for blocks in (COARSE_FROM, COARSE_FROM + 1))
     assert (at["search"], at["recall"]["how"], at["candidates"]) == ("exact", "exact search", None)
     assert (above["search"], above["candidates"]) == ("coarse", 4096)
     assert (at["parts_for_exact"], above["parts_for_exact"]) == (1, 2)
@@ -60,7 +60,7 @@ def test_scorers_are_as_many_as_questions_time_or_memory_need(
     # A question searches one of many banks, but the keys of all are in memory.
     many = cost(10**12, Machines(devices=1000), questions_per_second=0.1, searched=12_800_000)
     found = many["score"]
-    assert found["search"] == "exact" and found["blocks"] == FROM
+    assert found["search"] == "exact" and found["blocks"] == COARSE_FROM
     assert found["exact"]["machines"] == found["exact"]["machines_for_memory"] == 8000
     assert found["exact"]["because_of"] == "the memory of keys"
 

@@ -22,9 +22,9 @@ from synthetic import (
 
 from sedem import MemoryBank, SeDeM
 from sedem.backbone.decoder import Backbone
-from sedem.bank.manifest import PartFile
+from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot
-from sedem.bank.remote import Parts
+from sedem.bank.parts import PartFile, Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, SedemError, UnavailableError
 from sedem.inference.reply import Selected
@@ -257,7 +257,7 @@ def test_a_replica_reads_only_the_files_that_it_needs(
     model, store = stored[0], Parts(tmp_path / "parts")
     for seed in range(4):
         synthetic_bank(model, 3, seed=seed).save(tmp_path / f"{seed}.bank")
-    entries = [store.publish(tmp_path / f"{seed}.bank") for seed in range(4)]
+    entries = [store.publish(BankFile(tmp_path / f"{seed}.bank")) for seed in range(4)]
     store.start(entries)
     read: set[str] = set()
     reading = PartFile.reading

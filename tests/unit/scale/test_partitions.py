@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sedem.bank.file import BankFile
-from sedem.bank.memory_bank import Snapshot, Span
+from sedem.bank.memory_bank import Snapshot
 from sedem.errors import ConfigError
 from sedem.inference.requests import Request
 from sedem.method.selector import Auto, select
@@ -21,8 +21,8 @@ from sedem.scale.partitions import Found, best, merge, needed
 
 def split(blocks: int, parts: int, *files: int) -> list[range]:
     """Split a bank whose files end after these blocks."""
-    spans = [Span(None, range(*pair), 0) for pair in pairwise([0, *files, blocks])]  # type: ignore[arg-type]
-    return Snapshot(spans, BankFile()).split(parts)
+    views = [range(*pair) for pair in pairwise([0, *files, blocks])]
+    return Snapshot(views, BankFile()).split(parts)  # type: ignore[arg-type]
 
 
 def by_parts(scores_N: torch.Tensor, parts: int, count: int | None) -> Found:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sedem.bank.coarse_search import FROM
+from sedem.bank.search import COARSE_FROM
 from sedem.scale.recall import recall_at, wilson
 
 PERCENTS = {100_000: 95.0, 300_000: 90.0, 1_000_000: 80.0}
 
 
 def test_a_bank_that_is_searched_exactly_loses_nothing() -> None:
-    found = recall_at(FROM, PERCENTS, 80)
+    found = recall_at(COARSE_FROM, PERCENTS, 80)
     assert (found.percent, found.how) == (100.0, "exact search")
 
 

@@ -14,7 +14,7 @@ from conftest import LEASE, RECIPE
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile, delete
 from sedem.bank.memory_bank import append_to, copy_to
-from sedem.bank.remote import Parts
+from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
 from sedem.inference import build as build_module
 from sedem.inference import read_parts

@@ -8,26 +8,20 @@ import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from object_server import BUCKET, ObjectServer
-from stored_banks import META, OTHER, PRINT, append, facts, memory_of, same, text_of
+from stored_banks import META, OTHER, append, facts, memory_of, text_of
 
 from sedem import Document, MemoryBank
-from sedem.bank import buckets, remote
-from sedem.bank.blocks import Blocks
-from sedem.bank.buckets import Bucket
+from sedem.bank import buckets
 from sedem.bank.file import BankFile
-from sedem.bank.manifest import MANIFEST
-from sedem.bank.remote import Parts
+from sedem.bank.parts import MANIFEST, Parts
 from sedem.errors import BankError, BankMismatchError, ConfigError, UnknownDocumentError
-from sedem.quantization import Quantized
 
 NOW = timedelta()
 
@@ -52,8 +46,8 @@ def parts(place: str | Path) -> Parts:
 
 def filled(place: str | Path, *more: int) -> Parts:
     made = Parts(place)
-    with made.creating(META):
-        append(made, 1)
+    with made.creating(META) as file:
+        append(file, 1)
     for number in (2, *more):
         append(made, number)
     return made
@@ -64,7 +58,7 @@ def names(parts: Parts) -> list[str]:
 
 
 def objects(parts: Parts) -> set[str]:
-    return {one.name for one in parts.bucket.entries() if one.name.endswith("bank")}
+    return {name for name, _, _ in parts.bucket.entries() if name.endswith("bank")}
 
 
 # Commits
@@ -76,11 +70,11 @@ def test_a_bank_appears_when_it_is_complete(place: str | Path) -> None:
         parts.meta()
     with suppress(RuntimeError), parts.creating(META):
         raise RuntimeError
-    with pytest.raises(BankError, match="exists already"), parts.creating(META):
-        append(parts, 1)
+    with pytest.raises(BankError, match="exists already"), parts.creating(META) as file:
+        append(file, 1)
         assert not Parts(place).exists()
         with Parts(place).creating(META):
-            append(parts, 2)
+            pass
     assert parts.meta() == META and names(parts) == []
 
 
@@ -105,8 +99,8 @@ def test_what_changes_nothing_is_no_commit(parts: Parts) -> None:
     append(parts, 1, 2)
     with pytest.raises(BankMismatchError, match=f"bank '{parts}' was built by model"):
         append(parts, 3, fingerprint=OTHER)
-    with suppress(RuntimeError), parts.writing():
-        append(parts, 3)
+    with suppress(RuntimeError), parts.adding() as file:
+        append(file, 3)
         raise RuntimeError
     assert parts.manifest().commit == 2
 
@@ -118,16 +112,13 @@ def test_parts_of_workers_are_committed(parts: Parts, tmp_path: Path) -> None:
         with file.creating(META):
             append(file, number)
         append(file, 1, version=number)
-        entries.append(pickle.loads(pickle.dumps(parts)).publish(tmp_path / f"{number}.bank"))
+        entries.append(pickle.loads(pickle.dumps(parts)).publish(file))
     for entry in (*entries, entries[1]):
         parts.commit([entry], ["1.txt"])
     assert names(parts) == ["2.txt", "3.txt", "4.txt", "1.txt"] and parts.manifest().commit == 4
-    with pytest.raises(BankMismatchError):
-        parts.commit([entry.model_copy(update={"meta": replace(META, fingerprint=OTHER)})])
 
 
 def test_readers_keep_what_they_have_opened(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "PART_BYTES", 0)
     bank = MemoryBank.open_from(parts)
     sent, before = pickle.dumps(bank.snapshot()), bank.snapshot()
     bank.reload()
@@ -138,51 +129,38 @@ def test_readers_keep_what_they_have_opened(parts: Parts, monkeypatch: pytest.Mo
     assert bank.documents[0] == Document("1.txt", text_of(1))
     bank.reload()
     assert bank.documents.names == ["2.txt", "3.txt"]
-    assert bank.snapshot().spans[0].view is before.spans[1].view
+    assert bank.snapshot().views[0] is before.views[1]
     monkeypatch.setenv("SEDEM_CACHE", str(Path(os.environ["SEDEM_CACHE"], "another machine")))
     assert torch.equal(pickle.loads(sent).memory([0, 1]), memory_of(1))
-    parts.compact(NOW)
+    report = parts.compact(NOW)
+    assert report.bytes_before > report.bytes_after > 0
     monkeypatch.setenv("SEDEM_CACHE", str(Path(os.environ["SEDEM_CACHE"], "and another")))
-    with pytest.raises(BankError, match=r"is missing or damaged .*; open the bank again if it was"):
+    with pytest.raises(BankError, match=r"is missing or damaged; open the bank again if it was"):
         pickle.loads(sent).memory([0])
 
 
-def test_compacting_merges_small_neighbours(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    append(parts, 3)
-    append(parts, 4)
-    before = facts(parts)
-    monkeypatch.setattr(remote, "PART_BYTES", 2 * parts.manifest().parts[0].bytes)
-    report = parts.compact(NOW)
-    assert [file.head().documents for file in parts.files()] == [2, 2]
-    assert (report.bytes_before, report.bytes_after) == (2 * parts.size, parts.size)
-    assert same(facts(parts), before)
-    assert objects(parts) == {entry.name for entry in parts.manifest().parts}
-
-
-def test_a_long_document_is_resumed(parts: Parts) -> None:
-    document, no = Document("long", text_of(7, 500)), np.zeros(6, np.int64)
-    blocks = Blocks(no, np.arange(6), np.arange(1, 7), np.ones((6, 4), np.uint8))
-    memory = Quantized(torch.cat([memory_of(number) for number in range(3)]))
-
-    def add(store: BankFile | Parts, *starts: int) -> None:
-        for start in starts:
-            chosen = slice(start, start + 2)
-            what = blocks.take(chosen), memory[chosen]
-            store.append_part(PRINT, document, *what, before=start, last=start == 4)
-
-    add(parts, 0, 2)
-    again = Parts(parts.place)
-    assert (again.unfinished(), again.stored_part(document)) == (["long"], 4)
-    assert names(again) == ["1.txt", "2.txt"] and again.manifest().commit == 2
-    with pytest.raises(BankError, match="another process has changed it; build again"):
-        add(again, 0, 4)
-    add(again, 2, 4)
-    assert again.unfinished() == [] and not list((parts.work / "unfinished").iterdir())
-    file = BankFile()
-    with file.creating(META):
-        append(file, 1, 2)
-    add(file, 0, 2, 4)
-    assert same(facts(again), facts(file)) and len(again.files()) == 3
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_build_is_one_part_and_is_resumed(place: str | Path, is_new: bool) -> None:
+    parts = Parts(place) if is_new else filled(place)
+    with suppress(RuntimeError), parts.building(META) as file:
+        append(file, 3)
+        append(file, 2)
+        raise RuntimeError
+    again = Parts(place, wait=0.1)
+    assert again.exists() != is_new
+    with again.building(META) as file:
+        assert [*file.digests()] == ["3.txt", "2.txt"]
+        append(file, 4)
+        busy = pytest.raises(BankError, match="is being written by another process")
+        with busy, Parts(place, wait=0.1).building(META):
+            pass
+    assert names(again) == (["3.txt", "2.txt"] if is_new else ["1.txt", "2.txt", "3.txt"]) + [
+        "4.txt"
+    ]
+    assert len(again.files()) == (1 if is_new else 3)
+    with again.building(META) as file:
+        assert not file.digests()
+    assert again.manifest().commit == (1 if is_new else 3)
 
 
 # Races and crashes
@@ -191,7 +169,7 @@ def test_a_long_document_is_resumed(parts: Parts) -> None:
 def test_every_append_of_two_writers_is_there(parts: Parts) -> None:
     def write(writer: int) -> None:
         for number in range(3):
-            append(Parts(parts.place), 100 * writer + number, 7, version=writer)
+            append(Parts(str(parts)), 100 * writer + number, 7, version=writer)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(write, (1, 2)))
@@ -201,7 +179,7 @@ def test_every_append_of_two_writers_is_there(parts: Parts) -> None:
 
 def test_a_writer_that_always_loses_gives_up(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """It loses nothing of the others, and its next attempt succeeds."""
-    loser, numbers = Parts(parts.place, wait=0.0), itertools.count(10)
+    loser, numbers = Parts(str(parts), wait=0.0), itertools.count(10)
     real = loser.bucket.replace
 
     def late(*what: Any) -> Any:
@@ -226,46 +204,31 @@ def test_a_writer_that_dies_before_its_commit_changes_nothing(
     def die(*what: Any) -> Any:
         raise Killed
 
-    for change in (lambda: append(parts, 3), lambda: append(parts, 2, version=1), parts.compact):
+    for change in (lambda: append(parts, 3), lambda: append(parts, 2, version=1)):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(parts.bucket, "replace", die)
             change()
-        assert names(Parts(parts.place)) == ["1.txt", "2.txt"]
+        assert names(Parts(str(parts))) == ["1.txt", "2.txt"]
     listed, left = {entry.name for entry in parts.manifest().parts}, objects(parts)
-    monkeypatch.setattr(remote, "PART_BYTES", 0)
     parts.compact()
     assert objects(parts) == left > listed
     parts.compact(NOW)
     assert objects(parts) == listed
 
 
-def test_a_request_that_is_repeated_is_no_lost_race(server: ObjectServer) -> None:
-    bucket = Bucket(server.place())
-    assert bucket.replace("a", b"1", None) and bucket.replace("a", b"1", None)
-    found = bucket.load("a")
-    assert found is not None and not bucket.replace("a", b"2", None)
-    assert bucket.replace("a", b"2", found[1]) and bucket.replace("a", b"2", found[1])
-    assert not bucket.replace("a", b"3", found[1]) and bucket.read("a", 9) == b"2"
-
-
 # Parts from anybody
 
 
 HOSTILE: list[tuple[str, Any, str]] = [
-    ("parts.1.name", "../../etc/passwd", r"parts\[1\]\.name"),
-    ("parts.1.name", "0123456789abcdef.bank\n", r"parts\[1\]\.name"),
-    ("parts.1.sha256", "0" * 64, "is not named by its SHA-256"),
+    ("parts.1.sha256", "../../etc/passwd", r"parts\[1\]\.sha256"),
+    ("parts.1.sha256", "0" * 64 + "\n", r"parts\[1\]\.sha256"),
     ("parts.1.head.blocks", 2**61, "cannot hold what it is said to hold"),
     ("parts.1.head.tokens", 2**62, "cannot hold"),
-    ("parts.1.head.blocks", "2", "a whole number is needed"),
     ("parts.1.meta.slots", 2**40, "cannot hold"),
-    ("parts.1.meta.dtype", "float64", "cannot hold"),
-    ("parts.1.meta.width", 4, "parts differ in .* how they store memory"),
     ("parts.1.meta.fingerprint", OTHER, "parts differ in their model"),
     ("parts.1.other", 1, "unknown key 'other'"),
     ("parts", [], "parts is empty"),
     ("format", 2, "format is 2; .*use the sedem that wrote it"),
-    ("commit", 10**400, "commit is"),
 ]
 
 
@@ -281,7 +244,7 @@ def test_a_manifest_that_cannot_be_true_is_rejected(tmp_path: Path) -> None:
         path.write_text(json.dumps(found))
         with pytest.raises(BankError, match=f"^the manifest of bank '{tmp_path}' is .*{words}"):
             MemoryBank.open(tmp_path)
-    for damaged in (b"", b"[]", b"[" * 100_000, b"\xff", b"[" + b" " * 2**26):
+    for damaged in (b"", b"[]", b"[" * 100_000, b"\xff", b"[" + b" " * buckets.LIMIT):
         path.write_bytes(damaged)
         with pytest.raises(BankError, match=r"manifest of bank '.*' is damaged|at most .* read"):
             MemoryBank.open(tmp_path)
@@ -293,13 +256,13 @@ def test_what_is_no_part_is_not_opened(kind: str, tmp_path: Path) -> None:
     name = MANIFEST if kind == "manifest" else parts.manifest().parts[1].name
     path = tmp_path / "parts" / name
     moved = path.rename(tmp_path / "elsewhere.bank")
-    if kind in ("link", "manifest"):
+    if kind == "link":
         path.symlink_to(moved)
     elif kind == "cut":
         path.write_bytes(moved.read_bytes()[:-1])
-    elif kind == "pipe":
+    elif kind != "gone":
         os.mkfifo(path)
-    with pytest.raises(BankError, match="is not a regular file"):
+    with pytest.raises(BankError, match=r"is missing or damaged|is a pipe"):
         MemoryBank.open_from(Parts(tmp_path / "parts")).memory([2])
 
 
@@ -309,7 +272,7 @@ def test_what_is_no_part_is_not_opened(kind: str, tmp_path: Path) -> None:
 @pytest.fixture
 def stored(server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """A bank of documents 1 to 4 in an object store, of which this machine has no copy."""
-    place = filled(server.place(), 3, 4).place
+    place = str(filled(server.place(), 3, 4))
     monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "here"))
     return Parts(place)
 
@@ -319,19 +282,7 @@ def copies(tmp_path: Path) -> set[str]:
 
 
 def copy_of(parts: Parts, number: int) -> str:
-    return f"{parts.manifest().parts[number - 1].sha256}.bank"
-
-
-def test_a_part_is_downloaded_when_it_is_first_used(
-    stored: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bank = MemoryBank.open_from(stored)
-    assert len(bank) == 8 and bank.tokens > 0 and not copies(tmp_path)
-    assert torch.equal(bank.snapshot().part(range(2, 4)).memory([0, 1]), memory_of(2))
-    assert copies(tmp_path) == {copy_of(stored, 2)}
-    monkeypatch.delattr(Bucket, "download")
-    again = MemoryBank.open(stored.place).snapshot()
-    assert torch.equal(again.part(range(2, 4)).memory([0, 1]), memory_of(2))
+    return parts.manifest().parts[number - 1].name
 
 
 @pytest.mark.parametrize("how", ["flip", "cut", "gone"])
@@ -344,7 +295,7 @@ def test_a_damaged_object_is_rejected(
     if how == "gone":
         server.delete(place, name)
     bank = MemoryBank.open_from(stored)
-    words = f"part '{place}/{name}' is missing or damaged .its size or SHA-256 differs"
+    words = f"part '{place}/{name}' is missing or damaged"
     with pytest.raises(BankError, match=words):
         bank.memory([0])
     assert not copies(tmp_path)
@@ -361,7 +312,7 @@ def test_a_damaged_copy_is_downloaded_again(how: str, stored: Parts, tmp_path: P
     if how != "gone":
         flipped = content.replace(b"document 1 says", b"document 7 says")
         path.write_bytes({"flip": flipped, "header": b"?" + content[1:]}.get(how, content[:4096]))
-    documents = MemoryBank.open(stored.place).documents
+    documents = MemoryBank.open(str(stored)).documents
     if how in ("flip", "header"):
         with pytest.raises(BankError, match=f"the copy of '{stored}/.*' in the cache was damaged"):
             _ = documents[0]
@@ -374,6 +325,7 @@ def test_the_cache_keeps_its_budget(
     """The part that was used longest ago goes; who reads it is not disturbed."""
     monkeypatch.setenv("SEDEM_CACHE_BYTES", str(2 * stored.manifest().parts[0].bytes))
     bank = MemoryBank.open_from(stored).snapshot()
+    assert len(bank) == 8 and bank.tokens > 0 and not copies(tmp_path)
     with stored.files()[0].reading() as connection:
         for start in (2, 4, 6):
             bank.part(range(start, start + 2)).memory([0])
@@ -383,60 +335,23 @@ def test_the_cache_keeps_its_budget(
     assert copies(tmp_path) == {copy_of(stored, 1), copy_of(stored, 4)}
     monkeypatch.setenv("SEDEM_CACHE_BYTES", "1 GB")
     with pytest.raises(ConfigError, match="SEDEM_CACHE_BYTES is '1 GB'; give a number of bytes"):
-        facts(Parts(stored.place))
-
-
-def test_what_cannot_be_written_is_named(
-    stored: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(BankError, match=f"'{tmp_path}/file.*' cannot be written"):
-        filled(tmp_path / "file")
-    monkeypatch.setenv("SEDEM_CACHE", str(tmp_path / "file"))
-    with pytest.raises(BankError, match=r"cannot be written .*; make room, or set SEDEM_CACHE"):
-        MemoryBank.open(stored.place).memory([0])
-
-
-# On the way to the store
-
-
-@pytest.mark.parametrize("ignored", ["If-Match", "If-None-Match"])
-def test_a_store_that_ignores_conditions_is_rejected(
-    ignored: str, server: ObjectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parts, real = Parts(server.place()), Bucket.replace
-
-    def careless(self: Bucket, name: str, content: bytes, tag: Any) -> bool:
-        if (tag is None) == (ignored == "If-None-Match"):
-            server.put(self.url, name, content)
-            return True
-        return real(self, name, content, tag)
-
-    monkeypatch.setattr(Bucket, "replace", careless)
-    with pytest.raises(BankError, match="ignores conditions"), parts.creating(META):
-        pass
-    assert not parts.exists()
+        facts(Parts(str(stored)))
 
 
 def test_what_is_wrong_with_the_store_is_named(
     server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def assert_named(words: str, place: str = f"s3://{BUCKET}/x") -> None:
-        with pytest.raises((BankError, ConfigError), match=words):
-            Parts(place).exists()
-
     for place in ("s3://", "s3://bucket", "s3:///folder", "ftp://bucket/folder"):
-        assert_named(f"'{place}' is not a place in .*s3://BUCKET/FOLDER", place)
-    assert_named("there is no bucket 'nobody-has-this' for 's3://", "s3://nobody-has-this/bank")
-    with monkeypatch.context() as patch:
-        patch.setattr("moto.settings.INITIAL_NO_AUTH_ACTION_COUNT", 0)
-        assert_named("rejects these credentials; check AWS_ACCESS_KEY_ID")
-    with monkeypatch.context() as patch:
-        patch.delenv("AWS_ACCESS_KEY_ID")
-        patch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-        assert_named(f"no credentials for 's3://{BUCKET}/x'; set AWS_ACCESS")
-    monkeypatch.setitem(buckets._RETRIES, "max_retries", 1)
+        with pytest.raises(BankError, match=f"'{place}' is not a place in .*s3://BUCKET/FOLDER"):
+            Parts(place)
+    nobody = Parts("s3://nobody-has-this/bank")
+    assert not nobody.exists()
+    with pytest.raises(BankError, match=r"cannot be used .*; check its"), nobody.creating(META):
+        pass
+    monkeypatch.setitem(buckets._RETRIES, "max_retries", 0)
     monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
-    assert_named("cannot be reached; check the network, and AWS_ENDPOINT")
+    with pytest.raises(BankError, match=r"cannot be used .*the network, and the credentials in"):
+        Parts(f"s3://{BUCKET}/x").exists()
     monkeypatch.setattr(buckets, "find_spec", lambda name: None)
-    assert_named(r"needs obstore; run pip install 'sedem\[scale\]'")
+    with pytest.raises(ConfigError, match=r"needs obstore; run pip install 'sedem\[scale\]'"):
+        Parts(f"s3://{BUCKET}/x")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
-from sedem.bank import blocks, coarse_search
-from sedem.bank.coarse_search import pool_keys
-from sedem.bank.keys import forget_keys, key_index, prepare, save_keys
+from sedem.bank import blocks, search
+from sedem.bank.keys import key_index, prepare, save_keys
+from sedem.bank.search import pool_keys
 from sedem.inference.requests import Request, encode_questions
 from sedem.inference.scoring import score_requests
 from sedem.quantization import Quantized
@@ -19,8 +21,8 @@ RENT = "What is the rent?"
 @pytest.fixture
 def bank(model: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch) -> MemoryBank:
     """A bank that is searched like a large one, with five candidates a question."""
-    monkeypatch.setattr(coarse_search, "FROM", 1)
-    monkeypatch.setattr(coarse_search, "COUNT", 5)
+    monkeypatch.setattr(search, "COARSE_FROM", 1)
+    monkeypatch.setattr(search, "CANDIDATES", 5)
     return model.read(documents)
 
 
@@ -43,7 +45,7 @@ def test_candidates_have_their_exact_scores_and_other_blocks_none(
     keys: str, model: SeDeM, bank: MemoryBank, tmp_path: object
 ) -> None:
     if keys == "cached":
-        prepare(bank, model.selector, None)
+        prepare(bank, model.selector)
     elif keys == "stored":
         bank.save(f"{tmp_path}/a.bank")
         bank = MemoryBank.open(f"{tmp_path}/a.bank")
@@ -60,10 +62,9 @@ def test_keys_are_pooled_in_parts_whether_they_are_cached_or_not(
     cached: bool, model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (expected,) = scored(model, Request(bank, RENT, k=2))
-    pooled = key_index(bank, model.selector).pooled
-    forget_keys(bank)
+    again = model.read(bank.documents)
     if cached:
-        prepare(bank, model.selector, None)
+        prepare(again, model.selector)
     sizes = []
 
     def spied(keys: Quantized, padding: torch.Tensor) -> object:
@@ -71,13 +72,14 @@ def test_keys_are_pooled_in_parts_whether_they_are_cached_or_not(
         return pool_keys(keys, padding)
 
     monkeypatch.setattr(blocks, "SCAN", 3)
-    monkeypatch.setattr(coarse_search, "pool_keys", spied)
-    (found,) = scored(model, Request(bank, RENT, k=2))
-    assert max(sizes) == 3 < len(bank) == sum(sizes)
+    monkeypatch.setattr(search, "pool_keys", spied)
+    (found,) = scored(model, Request(again, RENT, k=2))
+    assert max(sizes) == 3 < len(again) == sum(sizes)
     torch.testing.assert_close(found, expected)
-    again = key_index(bank, model.selector).pooled
-    assert pooled is not None and again is not None
-    assert torch.equal(again[0].values, pooled[0].values) and torch.equal(again[1], pooled[1])
+    pooled = [key_index(one, model.selector).pooled for one in (bank, again)]
+    for keys, padding in pooled[1:]:  # type: ignore[misc]
+        assert torch.equal(keys.values, pooled[0][0].values)  # type: ignore[index]
+        assert torch.equal(padding, pooled[0][1])  # type: ignore[index]
 
 
 def test_with_as_many_groups_as_slots_the_best_candidates_are_the_best_blocks(
@@ -89,27 +91,15 @@ def test_with_as_many_groups_as_slots_the_best_candidates_are_the_best_blocks(
 
 
 @pytest.mark.parametrize(
-    "request_of",
-    [
-        lambda bank: Request(bank, RENT, k="all"),
-        lambda bank: Request(bank, RENT, k=6),
-        lambda bank: Request(bank, RENT, ranking=True),
-        lambda bank: Request(bank, RENT, blocks=[0, 1]),
-    ],
+    "needs", [{"k": "all"}, {"k": 6}, {"ranking": True}, {"blocks": [0, 1]}, {"k": 2}]
 )
-def test_requests_that_need_every_score_get_every_score(
-    request_of: object, model: SeDeM, bank: MemoryBank
+def test_small_banks_and_requests_that_need_it_get_every_score(
+    needs: dict[str, Any], model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (found,) = scored(model, request_of(bank))  # type: ignore[operator]
+    if needs == {"k": 2}:
+        monkeypatch.setattr(search, "COARSE_FROM", len(bank))
+    (found,) = scored(model, Request(bank, RENT, **needs))
     torch.testing.assert_close(found, model.scores(bank, RENT))
-
-
-def test_a_bank_at_the_limit_is_scored_exactly(
-    model: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coarse_search, "FROM", len(bank))
-    (found,) = scored(model, Request(bank, RENT, k=2))
-    assert torch.equal(found, model.scores(bank, RENT))
 
 
 def test_pooled_keys_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
@@ -119,12 +109,3 @@ def test_pooled_keys_follow_an_append(model: SeDeM, bank: MemoryBank) -> None:
     assert len(found) == len(bank)
     answer = model.answer(bank, RENT, k=2)
     assert [c.score for c in answer.citations] == sorted(found.tolist(), reverse=True)[:2]
-
-
-def test_requests_to_several_banks_get_scores_of_their_own_bank(
-    model: SeDeM, documents: list[Document]
-) -> None:
-    one, other = model.read(documents[:1]), model.read(documents[1:])
-    asked = [Request(one, RENT), Request(other, "How long?"), Request(one, "When may one leave?")]
-    for request, found in zip(asked, scored(model, *asked), strict=True):
-        torch.testing.assert_close(found, model.scores(request.bank, request.question))
