@@ -19,7 +19,7 @@ from sedem import MemoryBank, SeDeM
 from sedem.bank.keys import save_keys
 from sedem.cli.main import app
 from sedem.errors import BankError
-from sedem.inference import build
+from sedem.reading import building as build
 from sedem.serve.bank_entry import BankEntry
 from sedem.types import Document
 

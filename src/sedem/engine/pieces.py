@@ -15,7 +15,7 @@ from torch import Tensor
 from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept
 from sedem.engine.scratch import Scratch
-from sedem.method.piecewise import attend_piece, join
+from sedem.guidance.piecewise import attend_piece, join
 from sedem.quantization import Quantized
 
 COLUMNS = 2048

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sedem.answering.scores import of_documents
 from sedem.bank import coarse_search, keys
 from sedem.bank.memory_bank import Snapshot
 from sedem.bank.search import score_questions
-from sedem.inference.scoring import of_documents
 from sedem.method.selector import Selector
 from sedem.quantization import BFLOAT16
 from sedem.scale.partitions import Found, best
