@@ -7,7 +7,7 @@ from experiments.system.cells import Cell
 from experiments.system.scales import Scale
 from experiments.system.study import SCORES, Number, Study, command
 from experiments.system.variants import guided_model, main_model
-from sedem.method.selector import Budget
+from sedem.guidance.budgets import Budget
 
 LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
 """Number of questions of each set."""

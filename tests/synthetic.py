@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.decoding import Decoding
+from sedem.answering.requests import Request
 from sedem.bank.blocks import BlockRow
 from sedem.errors import SedemError
-from sedem.inference.generation import Decoding
-from sedem.inference.requests import Request
-from sedem.method.selector import Auto
+from sedem.guidance.budgets import Auto
 from sedem.quantization import BFLOAT16, quantize
 from sedem.types import Answer
 

@@ -15,10 +15,10 @@ from experiments.tools.shipping import shrunk
 from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED
+from sedem.checkpoint.folder import locate
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.registry import METHODS, default_checkpoint
-from sedem.inference.checkpoint import locate
 
 SQUAD = Path(__file__).parent / "fixtures" / "squad.json"
 

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from experiments.system import pages
 from sedem import Document, MemoryBank, SeDeM
+from sedem.checkpoint.folder import embedded
 from sedem.cli.main import app
-from sedem.inference.checkpoint import embedded
 from sedem.serve.settings import Settings
 from sedem.training.shipped_recipes import shipped_recipe
 
@@ -140,7 +140,7 @@ def test_thirty_documents_are_trained_on_as_shown(
     def shipped(name: str) -> Path | None:
         return backbone if name == NANO else embedded(name)
 
-    monkeypatch.setattr("sedem.inference.checkpoint.embedded", shipped)
+    monkeypatch.setattr("sedem.checkpoint.folder.embedded", shipped)
     monkeypatch.setattr("sedem.training.adapt.MOST_HELD_OUT", 8)
     monkeypatch.chdir(tmp_path)
     session: dict[str, Any] = {}

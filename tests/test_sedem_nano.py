@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
+from sedem.checkpoint.folder import locate
 from sedem.cli.main import app
 from sedem.demo import DOCUMENTS, QUESTIONS
 from sedem.engine.kept import KeptBudget
-from sedem.inference.checkpoint import locate
 
 SOURCES = {
     "Who founded the Eastman Kodak Company?": ("george-eastman.txt", "Eastman Kodak Company"),

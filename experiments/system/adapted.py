@@ -66,8 +66,8 @@ def with_labels(scale: Scale, data: Path) -> Path:
 
 def untrained_checkpoint(scale: Scale, data: Path) -> Path:
     """Write the checkpoint that `sedem init` makes from the backbone."""
-    from sedem.inference.checkpoint import write
-    from sedem.inference.untrained import untrained
+    from sedem.checkpoint.folder import write
+    from sedem.checkpoint.untrained import untrained
 
     folder = scale.runs / "adapt" / "untrained"
     if not folder.is_dir():

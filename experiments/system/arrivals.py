@@ -15,10 +15,10 @@ from random import Random
 from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
+from sedem.answering.answer import respond
+from sedem.answering.decoding import Decoding
+from sedem.answering.requests import Request
 from sedem.bench.contexts import context, source
-from sedem.inference.answer import respond
-from sedem.inference.generation import Decoding
-from sedem.inference.requests import Request
 from sedem.provenance import provenance
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from sedem.evaluation.compare import compare
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import SedemMethod, open_sedem
 from sedem.evaluation.records import Record, measure, to_record
-from sedem.method.selector import Budget
+from sedem.guidance.budgets import Budget
 from sedem.provenance import provenance
 
 BUDGETS: tuple[Budget, ...] = (1, 2, 4, 8, "all")

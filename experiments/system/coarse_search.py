@@ -13,11 +13,11 @@ from torch import Tensor
 
 from experiments.system.scales import Questions, Scale
 from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.requests import encode_questions
 from sedem.bank.keys import key_index, key_parts
 from sedem.bank.scores import key_scores
 from sedem.bank.search import pool_keys
 from sedem.data.articles import read_articles
-from sedem.inference.requests import encode_questions
 from sedem.provenance import provenance
 from sedem.quantization import join
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from experiments.system.scales import Questions, Scale
 from sedem import SeDeM
-from sedem.evaluation.metrics import RESAMPLES
+from sedem.evaluation.metrics import BINS, RESAMPLES, auroc, calibration_error
 from sedem.evaluation.run import sample
-from sedem.method.confidence import BINS, FEATURES, Confidence, auroc, calibration_error
+from sedem.guidance.confidence import FEATURES, Confidence
 from sedem.provenance import provenance
 from sedem.training.calibration import evidence_features
 

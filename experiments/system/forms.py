@@ -9,9 +9,9 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished
 from sedem.config import SedemConfig
-from sedem.inference.checkpoint import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished
-from sedem.method.guidance import Guidance
+from sedem.guidance.bias import Guidance
 
 PAPER_FORM = "joint"
 FORMS = {

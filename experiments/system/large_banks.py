@@ -22,10 +22,10 @@ from torch import Tensor
 
 from experiments.system.scales import Scale
 from sedem import Document, SeDeM
+from sedem.answering.requests import encode_questions
 from sedem.bank.keys import key_index, keys_of
 from sedem.bank.scores import key_scores
 from sedem.bank.search import CANDIDATES, GROUPS, pool_keys
-from sedem.inference.requests import encode_questions
 from sedem.provenance import provenance
 from sedem.quantization import Quantized
 

@@ -177,9 +177,9 @@ def icae_ranks(checkpoint: Path, examples: Sequence[Example], dtype: str) -> dic
     """
     import torch
 
+    from sedem.answering.prompts import context_prompt
     from sedem.baselines.icae import ICAE
     from sedem.evaluation.rank import normalized_effective_rank
-    from sedem.inference.prompts import context_prompt
     from sedem.provenance import provenance
 
     reader = ICAE.from_pretrained(checkpoint, dtype=getattr(torch, dtype)).eval()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sedem.answering.prompts import answer_ids, question_ids
 from sedem.bank.blocks import BlockRow, partition
 from sedem.data import labels
-from sedem.inference.prompts import answer_ids, question_ids
 from sedem.method.segments import Segments, segment_text
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.system.gpu_scale import CANDIDATE
 from experiments.system.step_processes import LOG, Step
-from sedem.inference.portable import BACKBONE
+from sedem.checkpoint.portable import BACKBONE
 
 PART = 15 * 2**20
 """Maximum bytes of a part."""

@@ -22,12 +22,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sedem.answering.decoding import Decoding as Decoding
+    from sedem.answering.requests import Request as Request
     from sedem.bank.memory_bank import MemoryBank as MemoryBank
     from sedem.config import SedemConfig as SedemConfig
     from sedem.errors import SedemError as SedemError
-    from sedem.inference.generation import Decoding as Decoding
-    from sedem.inference.requests import Request as Request
-    from sedem.method.selector import Auto as Auto
+    from sedem.guidance.budgets import Auto as Auto
     from sedem.model import SeDeM as SeDeM
     from sedem.types import Answer as Answer
     from sedem.types import Citation as Citation
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Answer": "types",
-    "Auto": "method.selector",
+    "Auto": "guidance.budgets",
     "Citation": "types",
-    "Decoding": "inference.generation",
+    "Decoding": "answering.decoding",
     "Document": "types",
     "MemoryBank": "bank.memory_bank",
     "Reader": "types",
-    "Request": "inference.requests",
+    "Request": "answering.requests",
     "SeDeM": "model",
     "SedemConfig": "config",
     "SedemError": "errors",

@@ -10,9 +10,16 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from sedem.answering.answer import AnswerStream, respond
+from sedem.answering.decoding import Decoding
+from sedem.answering.rehearsal import rehearse
+from sedem.answering.requests import Request, encode_questions
+from sedem.answering.scheduler import WAITING, Scheduler
 from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import score_questions
+from sedem.checkpoint import folder as checkpoint
+from sedem.checkpoint.portable import BACKBONE
 from sedem.config import Condition, SedemConfig
 from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
@@ -21,16 +28,9 @@ from sedem.engine.kept import KeptBudget
 from sedem.engine.open import open_engine
 from sedem.engine.warming import warm
 from sedem.errors import ConfigError
-from sedem.inference import checkpoint
-from sedem.inference.answer import AnswerStream, respond
-from sedem.inference.generation import Decoding
-from sedem.inference.portable import BACKBONE
-from sedem.inference.read import Progress, read
-from sedem.inference.rehearsal import rehearse
-from sedem.inference.requests import Request, encode_questions
-from sedem.inference.scheduler import WAITING, Scheduler
-from sedem.method.modules import SedemModules
-from sedem.method.selector import Budget
+from sedem.guidance.budgets import Budget
+from sedem.modules import SedemModules
+from sedem.reading.encoding import Progress, read
 from sedem.types import Answer, Document
 
 GREEDY = Decoding()
@@ -341,7 +341,7 @@ class SeDeM(SedemModules):
             ConfigError: a backbone is in a folder that only this machine has.
             CheckpointError: the hub refuses the upload.
         """
-        from sedem.inference.hub import upload  # imports the hub's HTTP client
+        from sedem.checkpoint.hub import upload  # imports the hub's HTTP client
 
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "checkpoint"

@@ -10,7 +10,7 @@ from browser.visitor import Opener, Served, ask, upload
 from playwright.sync_api import Page, expect
 from servers import READER, SECRET
 
-from sedem.inference.running import RunningAnswers
+from sedem.answering.running import RunningAnswers
 
 QUESTION = "In what year was Ulysses launched?"
 

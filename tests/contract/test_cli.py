@@ -25,15 +25,15 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig, cli
+from sedem.answering.prompts import UNANSWERABLE
 from sedem.backbone.loading import open_backbone
 from sedem.bank.file import BankFile
+from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.cli.main import app
 from sedem.cli.output import printable
 from sedem.evaluation.config import CONTROLS
 from sedem.evaluation.readers import SedemMethod
-from sedem.inference import build, read_parts
-from sedem.inference.checkpoint import EXTRA_ENTRIES
-from sedem.inference.prompts import UNANSWERABLE
+from sedem.reading import building, long_documents
 
 RENT = "What is the rent?"
 TINY = "tiny"
@@ -121,7 +121,7 @@ def trained(tiny_folder: Callable[..., str], tmp_path_factory: pytest.TempPathFa
 def here(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with two text files; "tiny" counts as a shipped checkpoint."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sedem.inference.checkpoint.embedded", {TINY: checkpoint}.get)
+    monkeypatch.setattr("sedem.checkpoint.folder.embedded", {TINY: checkpoint}.get)
     Path("lease.txt").write_text(LEASE, encoding="utf-8")
     Path("recipe.md").write_text(RECIPE, encoding="utf-8")
     return tmp_path
@@ -391,7 +391,7 @@ def test_only_a_model_with_independent_blocks_warms(bank: Path) -> None:
 def test_an_interrupted_build_resumes(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, documents = build.read, ["lease.txt", "recipe.md", "note.txt"]
+    read, documents = building.read, ["lease.txt", "recipe.md", "note.txt"]
     Path("note.txt").write_text("The cellar key hangs behind the door.")
 
     def killed(model: Any, engine: Any, batch: list[Document], **options: Any) -> MemoryBank:
@@ -400,9 +400,9 @@ def test_an_interrupted_build_resumes(
         return read(model, engine, batch, **options)
 
     # Every document is a commit of its own, and none is longer than a commit.
-    monkeypatch.setattr(build, "COMMIT", max(len(Path(name).read_text()) for name in documents))
+    monkeypatch.setattr(building, "COMMIT", max(len(Path(name).read_text()) for name in documents))
     with monkeypatch.context() as broken:
-        broken.setattr(build, "read", killed)
+        broken.setattr(building, "read", killed)
         stopped = sedem("build", "a.bank", *documents, "-m", TINY)
     assert stopped.exit_code == 130
     assert "interrupted; run it again to continue after the last commit" in stopped.output
@@ -415,8 +415,8 @@ def test_an_interrupted_build_resumes(
 def test_a_document_that_is_not_read_to_its_end_is_named(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "COMMIT", 100)
-    monkeypatch.setattr(read_parts, "PART", 64)
+    monkeypatch.setattr(building, "COMMIT", 100)
+    monkeypatch.setattr(long_documents, "PART", 64)
     append, parts = BankFile.append_part, []
 
     def killed(*given: Any, **options: Any) -> None:
@@ -497,7 +497,7 @@ def test_folders_and_patterns_are_read_and_no_file_twice(here: Path, checkpoint:
 def test_pages_are_cited(here: Path, checkpoint: Path) -> None:
     model = SeDeM.from_pretrained(checkpoint)
     document = Document("lease.pdf", LEASE, (0, 0, len(LEASE) // 2))
-    build.build_bank(model, model.engine, Path("a.bank"), [document])
+    building.build_bank(model, model.engine, Path("a.bank"), [document])
     printed = succeeds("ask", "a.bank", RENT, "-k", "all", "-m", checkpoint)
     assert re.search(r"^  \[\d+\] lease\.pdf, page 2:0-\d+ ", printed, re.MULTILINE)
     entry = prints_json("ask", "a.bank", RENT, "-k", "all", "--json", "-m", checkpoint)

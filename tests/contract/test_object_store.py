@@ -20,7 +20,7 @@ from sedem.bank.keys import save_keys
 from sedem.bank.parts import store_at
 from sedem.cli.main import app
 from sedem.errors import BankError
-from sedem.inference import build, read_parts
+from sedem.reading import building, long_documents
 from sedem.types import Document
 
 RUN = CliRunner()
@@ -42,7 +42,7 @@ def place(server: ObjectServer, model: SeDeM) -> str:
     """A bank of two parts, one document each."""
     place = server.place()
     for document in (Document("lease", LEASE), Document("recipe", RECIPE)):
-        build.build_bank(model, model.engine, place, [document])
+        building.build_bank(model, model.engine, place, [document])
     return place
 
 
@@ -90,7 +90,7 @@ def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
     advice = f"copy it with 'sedem bank join {place} FILE.bank'"
     assert advice in " ".join(sedem("bank", "warm", place, fails=True).split())
     with pytest.raises(BankError, match=f"'sedem build --keys' needs a bank in one file; {advice}"):
-        build.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
+        building.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
     with pytest.raises(BankError, match="keys are stored in a bank in one file"):
         save_keys(MemoryBank.open(place), model.selector)
 
@@ -118,9 +118,9 @@ def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_pa
 def test_a_killed_build_goes_on_within_a_long_document(
     server: ObjectServer, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "COMMIT", 100)
-    monkeypatch.setattr(read_parts, "PART", 64)
-    place, compress = server.place(), read_parts.compress
+    monkeypatch.setattr(building, "COMMIT", 100)
+    monkeypatch.setattr(long_documents, "PART", 64)
+    place, compress = server.place(), long_documents.compress
     read: list[Any] = []
     documents = [
         Document("note", "A short note."),
@@ -136,12 +136,12 @@ def test_a_killed_build_goes_on_within_a_long_document(
             raise Killed
         return compress(*what)
 
-    monkeypatch.setattr(read_parts, "compress", counted)
+    monkeypatch.setattr(long_documents, "compress", counted)
     with pytest.raises(Killed):
-        build.build_bank(model, model.engine, place, documents)
+        building.build_bank(model, model.engine, place, documents)
     assert not store_at(place).exists()
-    report = build.build_bank(model, model.engine, place, documents)
+    report = building.build_bank(model, model.engine, place, documents)
     assert (report.unchanged, report.added, len(store_at(place).files())) == (1, 1, 1)
     resumed = len(read) - 3
-    build.build_bank(model, model.engine, server.place(), documents)
+    building.build_bank(model, model.engine, server.place(), documents)
     assert len(read) - 3 - resumed == resumed + 2

@@ -19,7 +19,7 @@ from servers import SECONDS, Served, serving
 from serving import READER, SECRET
 
 from sedem import Decoding, Document, SeDeM
-from sedem.inference.running import RunningAnswers
+from sedem.answering.running import RunningAnswers
 from sedem.serve.settings import Settings
 
 MODEL = "sedem-nano@lease"

@@ -7,7 +7,7 @@ import torch
 
 from experiments.system import confidence
 from experiments.system.confidence import measure_confidence
-from sedem.method.confidence import Confidence
+from sedem.guidance.confidence import Confidence
 
 
 def test_figures_are_those_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ from sedem.bank.file import BankFile
 from sedem.bank.kept import KeptFile, kept_path
 from sedem.bank.keys import keys_of, save_keys, stored_bytes
 from sedem.bank.rows import Meta, text_digest
+from sedem.checkpoint import folder as checkpoint
 from sedem.config import CONFIG_FILE
 from sedem.errors import SedemError
-from sedem.inference import checkpoint
 from sedem.method.selector import Selector
 from sedem.quantization import Quantized, join, quantize
 

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from sedem.backbone.safetensors import load_weights
 from sedem.baselines.settings import method_of
 from sedem.bench.command import _CONDITIONS, _CONTEXT, _SELECTION, _figures
+from sedem.checkpoint.model_card import summary_of
 from sedem.config import SedemConfig
 from sedem.data.corpus import read_texts
 from sedem.data.documents import read_document
@@ -28,7 +29,6 @@ from sedem.data.tokenizer import open_tokenizer
 from sedem.evaluation.cost import cost
 from sedem.evaluation.report import report
 from sedem.evaluation.results import read_json
-from sedem.inference.model_card import summary_of
 from sedem.training.baseline_recipe import load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.stages import Stage1Recipe

@@ -18,10 +18,10 @@ from hostile.borders import BORDERS, Border, altered, hostile_paths, values, yam
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from sedem.answering.decoding import Decoding
 from sedem.cli.options import budget, parse_options
 from sedem.data.question_sets import parse_records
 from sedem.errors import ConfigError, SedemError
-from sedem.inference.generation import Decoding
 from sedem.training.recipe import load_recipe
 from sedem.training.stages import Stage1Recipe
 

@@ -16,12 +16,12 @@ import torch
 from transformers import DynamicCache
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem.answering.decoding import generate
 from sedem.backbone.decoder import ATTENTION, EAGER_FAMILIES, SINK_FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.engine.open import open_engine
 from sedem.errors import ConfigError
-from sedem.inference.generation import generate
-from sedem.method import independent
+from sedem.guidance import independent
 from sedem.method.injection import Blocks, prefill, step
 from sedem.training.stage1 import Stage1
 from sedem.training.stage1_losses import Stage1Losses

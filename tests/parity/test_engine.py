@@ -10,12 +10,12 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import Request, choose, start_of
 from sedem.backbone.decoder import FAMILIES
 from sedem.backbone.loading import open_backbone
 from sedem.engine.interface import Start
 from sedem.engine.open import open_engine
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, choose, start_of
 from sedem.method.encoder import encode
 
 WINDOW = 6

@@ -17,7 +17,7 @@ from unit.training.small_recipes import (
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.baselines.registry import TRAINED
-from sedem.inference.checkpoint import EXTRA_ENTRIES
+from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.training.recipe import as_yaml, load_recipe
 from sedem.training.shipped_recipes import shipped_recipes
 from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2

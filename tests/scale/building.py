@@ -10,7 +10,7 @@ from scale.hosts import Cluster
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.inference import build as building
+from sedem.reading import building as building
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
 

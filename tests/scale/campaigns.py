@@ -31,7 +31,7 @@ from scale.serving import Counts, Machines, compare, kill_replica, killed_host, 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts
-from sedem.inference import build as building
+from sedem.reading import building
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
 
@@ -41,11 +41,11 @@ DRIVER = f"""
 import os, signal, sys
 from pathlib import Path
 from sedem import SeDeM
-from sedem.inference import build
+from sedem.reading import building
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
 address, checkpoint, bank, folder, commits = sys.argv[1:]
-build.COMMIT = {COMMIT}
+building.COMMIT = {COMMIT}
 seen = []
 def progress(*_):
     seen.append(1)

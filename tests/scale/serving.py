@@ -28,7 +28,7 @@ from serving import SECRET, bearer
 from synthetic import WORDS, synthetic_bank
 
 from sedem import MemoryBank, SeDeM
-from sedem.inference.generation import Decoding
+from sedem.answering.decoding import Decoding
 from sedem.scale.serving import Machines, serving
 from sedem.serve.keys import Key, KeyRing, digest_of
 from sedem.serve.run import listen

@@ -14,7 +14,7 @@ from scale.building import (
 )
 from scale.hosts import hosts, not_permitted
 
-from sedem.inference import build as building
+from sedem.reading import building as building
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sedem.checkpoint.folder import EXTRA_ENTRIES
 from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference.checkpoint import EXTRA_ENTRIES
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 SHIPPED = [file.parent for file in CHECKPOINTS.glob("sedem*/config.json")]

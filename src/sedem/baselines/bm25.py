@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.memory import text_bytes
 from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.engine.device import Clock
-from sedem.inference.generation import Decoding
-from sedem.method.selector import Budget, resolve_budget
+from sedem.guidance.budgets import Budget
+from sedem.method.selector import resolve_budget
 from sedem.types import Answer, Document
 
 PARAGRAPH = 1024

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import torch
 from transformers import DynamicCache
 
+from sedem.answering.decoding import Decoding, Transcript, generate
+from sedem.answering.prompts import context_prompt, end_ids, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import text_bytes
 from sedem.engine.device import Clock
 from sedem.engine.interface import Step
 from sedem.errors import DataError
-from sedem.inference.generation import Decoding, Transcript, generate
-from sedem.inference.prompts import context_prompt, end_ids, question_ids
 from sedem.method.injection import prefill, step
 from sedem.types import Answer, Citation, Document, check_documents, check_tokens
 

@@ -25,6 +25,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.memory import text_bytes
@@ -32,8 +34,6 @@ from sedem.baselines.paragraphs import Paragraph, split, split_notes
 from sedem.baselines.token_pruning import CachedScorer, plan_windows, prune_tokens
 from sedem.engine.device import Clock
 from sedem.errors import DataError
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.types import Answer, Document
 from sedem.validation import Settings, Share, Whole, WholeAbove0, WholeFrom0
 

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PretrainedConfig
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import SEPARATOR, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context_tuned import FullContextTuned, FullContextTunedConfig
 from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
@@ -37,8 +39,6 @@ from sedem.baselines.soft_prompt import prefill_soft_prompts, run_soft_prompts
 from sedem.baselines.trained import GREEDY
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import SEPARATOR, question_ids
 from sedem.method.encoder import encode
 from sedem.method.selector import Selector, block_scores, resolve_budget, select
 from sedem.types import Answer, Document

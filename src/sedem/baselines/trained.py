@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from sedem.answering.decoding import Decoding, Transcript
+from sedem.answering.prompts import context_prompt, question_ids
 from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.baselines.full_context import cite, free_positions, generate_timed
 from sedem.baselines.memory import CompressedContext, ContextMemory, PrefillResult
 from sedem.baselines.settings import ReaderConfig, method_of
+from sedem.checkpoint import folder as checkpoint
+from sedem.checkpoint.portable import portable_name
 from sedem.engine.device import Clock, chosen_device
 from sedem.errors import CheckpointError, ConfigError
-from sedem.inference import checkpoint
-from sedem.inference.generation import Decoding, Transcript
-from sedem.inference.portable import portable_name
-from sedem.inference.prompts import context_prompt, question_ids
 from sedem.method.losses import next_token_loss
 from sedem.types import Answer, Document, check_documents, check_tokens
 

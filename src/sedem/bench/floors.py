@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 
+from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import cache_dtype
 from sedem.bench.ceilings import Ceilings
@@ -27,7 +28,6 @@ from sedem.engine.int8 import replaced_matrices, step_bytes
 from sedem.engine.static import Static
 from sedem.evaluation.cost import Workload, count_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
-from sedem.inference.prompts import question_ids
 from sedem.model import SeDeM
 from sedem.types import Answer
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
+from sedem.answering.requests import auto_budget
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.config import BlockContext
@@ -20,7 +21,6 @@ from sedem.engine.open import open_engine
 from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem
-from sedem.inference.requests import auto_budget
 from sedem.model import SeDeM
 
 Keeping = Literal["cold", "warm"]

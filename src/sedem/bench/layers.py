@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from sedem.backbone.decoder import Backbone
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock
-from sedem.inference.read import batches
 from sedem.method.segments import segment_text
+from sedem.reading.encoding import batches
 from sedem.types import Document
 
 
@@ -36,7 +36,7 @@ class EncoderLayers:
         self.trunk.norm = nn.Identity()
 
     def batches(self, documents: Sequence[Document]) -> list[Tensor]:
-        """Token ids in the batches of `sedem.inference.read`, with the start token."""
+        """Token ids in the batches of `sedem.reading.encoding`, with the start token."""
         config = self.config
         how, shift = config.segmentation, config.segment_shift
         segmented = [

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
@@ -21,7 +22,6 @@ from sedem.bench.spread import spread
 from sedem.bench.stages import build_stages
 from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
-from sedem.inference.prompts import question_ids
 from sedem.types import Answer, Document, Reader
 
 WARM_UP = 2

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import context_prompt, question_ids
 from sedem.backbone.compiling import check_compiler
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import generate_timed
@@ -31,8 +33,6 @@ from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import decoding_of
 from sedem.evaluation.readers import frozen_decoder
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import context_prompt, question_ids
 from sedem.types import Answer, Document, check_documents
 
 QUESTION_ROOM = 64

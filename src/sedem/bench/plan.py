@@ -15,6 +15,7 @@ from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
 from sedem.bench.keeping import Keeping
 from sedem.bench.peers import PEERS
+from sedem.checkpoint.folder import locate
 from sedem.config import BlockContext
 from sedem.durable_files import sha256
 from sedem.engine.device import unusable
@@ -24,7 +25,6 @@ from sedem.evaluation.command import weight_files
 from sedem.evaluation.config import DTYPES
 from sedem.evaluation.cost import PRESETS
 from sedem.evaluation.registry import METHODS, default_checkpoint
-from sedem.inference.checkpoint import locate
 from sedem.quantization import BFLOAT16, check_dtype
 from sedem.validation import Flag, Settings, Whole, WholeAbove0
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from sedem.backbone.loading import empty_model
+from sedem.checkpoint.folder import locate, open_backbones
+from sedem.checkpoint.portable import BACKBONE
 from sedem.config import DEFAULT_MODEL, SedemConfig
 from sedem.evaluation.cost import PRESETS, shape_file
-from sedem.inference.checkpoint import locate, open_backbones
-from sedem.inference.portable import BACKBONE
 from sedem.model import SeDeM
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")

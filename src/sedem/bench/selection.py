@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from sedem.answering.requests import encode_questions
 from sedem.bank.scores import key_scores
 from sedem.bench.ceilings import Ceilings
 from sedem.bench.floors import Work
 from sedem.bench.spread import spread
 from sedem.engine.device import Clock
 from sedem.evaluation.readers import BoundSedem
-from sedem.inference.requests import encode_questions
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, quantize
 

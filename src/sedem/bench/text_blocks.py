@@ -2,8 +2,8 @@
 
 Block-Attention (2409.15355) and TurboRAG (2410.07590) keep them this way. Each block is run through
 all layers of the frozen decoder, with the start token before it and positions from 1 on. Those of
-the K selected blocks are placed before the question. This is `method.independent` with injection at
-layer 0 and token embeddings as the states, so it runs on SeDeM's engine.
+the K selected blocks are placed before the question. This is `guidance.independent` with injection
+at layer 0 and token embeddings as the states, so it runs on SeDeM's engine.
 
 SeDeM's selector chooses the blocks, in the same time as for SeDeM, and the same text is read.
 
@@ -20,6 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import (
+    Request,
+    check_fits,
+    choose,
+    encode_questions,
+)
+from sedem.answering.scores import score_requests
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import prepare
 from sedem.bank.memory_bank import MemoryBank
@@ -34,18 +43,9 @@ from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import decoding_of
 from sedem.evaluation.readers import frozen_decoder, open_model
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import (
-    Request,
-    check_fits,
-    choose,
-    encode_questions,
-)
-from sedem.inference.scoring import score_requests
-from sedem.method.modules import SedemModules
-from sedem.method.selector import Budget
+from sedem.guidance.budgets import Budget
 from sedem.model import SeDeM
+from sedem.modules import SedemModules
 from sedem.types import Answer, Document
 
 

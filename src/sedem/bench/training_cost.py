@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from sedem.bench.training_flops import Shapes, Work, encoding_flops, stage1_work, stage2_work
+from sedem.checkpoint.folder import embedded
 from sedem.data.hub import HOMES
 from sedem.data.question_sets import parse_records
 from sedem.errors import ConfigError
@@ -25,7 +26,6 @@ from sedem.evaluation.cost import (
     shape_file,
 )
 from sedem.evaluation.storage import BFLOAT16
-from sedem.inference.checkpoint import embedded
 from sedem.method.selector import resolve_budget
 from sedem.training.recipe import DataSource, Optimization, load_recipe
 from sedem.training.shipped_recipes import what_trains

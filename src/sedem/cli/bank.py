@@ -51,7 +51,7 @@ def list_documents(bank: BankPlace, as_json: Json = False) -> None:
 @bank_app.command()
 def show(bank: BankPlace, as_json: Json = False) -> None:
     """Show a bank's model, size and storage."""
-    from sedem.inference.build import describe
+    from sedem.reading.building import describe
 
     facts = describe(bank)
     if as_json:
@@ -125,7 +125,7 @@ def _repair(bank: Path, files: list[Path], drop: bool, model: str | None, as_jso
     from sedem.bank.care import repair
     from sedem.bank.file import BankFile
     from sedem.data.documents import read_documents, source_text
-    from sedem.inference.repair import reading_again
+    from sedem.reading.repair import reading_again
 
     def opened(new: BankFile) -> tuple[SeDeM, Engine]:
         found = open_model(model or model_of(str(new.path)))

@@ -14,7 +14,7 @@ from sedem.cli.options import BankPlace, Model
 from sedem.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from sedem.inference.build import Report
+    from sedem.reading.building import Report
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C has ended."""
@@ -137,7 +137,7 @@ def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) ->
 
 def _build_here(bank: str, files: Any, model: str | None, options: dict[str, Any]) -> Report:
     """Build on this machine."""
-    from sedem.inference.build import build_bank
+    from sedem.reading.building import build_bank
 
     opened = open_model(model or model_of(bank))
     with output.progress("reading", of_bytes=True) as report_progress:

@@ -49,9 +49,9 @@ def calibrate(
     quarter is not fitted to; the figures are measured on it.
     """
     from sedem.backbone.bars import hide_bars
+    from sedem.checkpoint.folder import copy_with_part, locate
     from sedem.data.question_sets import open_examples
     from sedem.evaluation.run import sample
-    from sedem.inference.checkpoint import copy_with_part, locate
     from sedem.model import SeDeM
     from sedem.training.calibration import calibrate as fit
 

@@ -34,8 +34,8 @@ def init(
     better than the backbone. Training can start from it.
     """
     from sedem.backbone.bars import hide_bars
-    from sedem.inference.checkpoint import write
-    from sedem.inference.untrained import untrained
+    from sedem.checkpoint.folder import write
+    from sedem.checkpoint.untrained import untrained
 
     if out.exists():
         raise CheckpointError(f"'{out}' exists already; give the name of a new folder")

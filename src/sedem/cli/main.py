@@ -167,9 +167,9 @@ def ask(
     the others are answered, and the exit status is 1.
     """
     chosen_k = budget(k)
+    from sedem.answering.decoding import Decoding
     from sedem.bank.memory_bank import MemoryBank
     from sedem.data.documents import source_text
-    from sedem.inference.generation import Decoding
 
     decoding = Decoding(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     opened = MemoryBank.open(bank, source=source_text)

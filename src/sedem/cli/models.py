@@ -36,7 +36,7 @@ def model_of(bank: str) -> str:
         BankError: the bank names another model.
     """
     from sedem.bank.parts import store_at
-    from sedem.inference.checkpoint import embedded
+    from sedem.checkpoint.folder import embedded
 
     store = store_at(bank)
     if not store.exists():

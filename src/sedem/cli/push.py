@@ -27,8 +27,8 @@ def push(
     The card tells the budget, data and scores of its training. A card already in the folder or
     repository is kept.
     """
-    from sedem.inference.checkpoint import locate
-    from sedem.inference.hub import push_folder
+    from sedem.checkpoint.folder import locate
+    from sedem.checkpoint.hub import push_folder
 
     folder = locate(checkpoint)
     write(push_folder(folder, repository, private=private, with_backbone=with_backbone))

@@ -18,8 +18,8 @@ def seal(
     Their sizes and hashes are written to its manifest, against which every opening checks them.
     Do this after a change by hand, and to a checkpoint that has no manifest.
     """
-    from sedem.inference.checkpoint import seal
-    from sedem.inference.manifest import MANIFEST
+    from sedem.checkpoint.folder import seal
+    from sedem.checkpoint.manifest import MANIFEST
 
     seal(checkpoint)
     write(f"{checkpoint / MANIFEST}: written")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sedem.checkpoint.folder import locate
+from sedem.checkpoint.portable import BACKBONE
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError, first_line
-from sedem.inference.checkpoint import locate
-from sedem.inference.portable import BACKBONE
 from sedem.untrusted import exists, is_folder
 
 Span = tuple[int, int]

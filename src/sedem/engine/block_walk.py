@@ -1,4 +1,4 @@
-"""Keys and values of independent blocks, through fused layers; see `method.independent`.
+"""Keys and values of independent blocks, through fused layers; see `guidance.independent`.
 
 Letters: N blocks, J slots per block, U restored states, L layers above injection, G key heads, H
 head width, D decoder width.

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from sedem.engine.conditioning import condition
 from sedem.engine.device import storage_bytes
 from sedem.engine.fair_lock import FairLock
 from sedem.engine.interface import Rows, Start, Step
 from sedem.engine.rows_apart import RowsApart
-from sedem.method.conditioning import condition
 from sedem.method.encoder import encode
 from sedem.method.injection import step as inject_step
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 
 
 class Eager:

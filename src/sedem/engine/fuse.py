@@ -18,7 +18,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.engine.decoder import FusedDecoder
 from sedem.engine.encoder import FusedEncoder
 from sedem.engine.layers import FusedLayer
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 
 ADAPTER = "default"
 

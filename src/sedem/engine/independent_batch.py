@@ -17,7 +17,7 @@ from sedem.engine.kept import Kept
 from sedem.engine.layers import biases_of, run_layers
 from sedem.engine.static_cache import StaticCache
 from sedem.engine.upload import Shape, fill, fill_lengths
-from sedem.method.independent import prefix_positions
+from sedem.guidance.independent import prefix_positions
 
 
 class IndependentBatch(StaticBatch):

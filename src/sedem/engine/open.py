@@ -11,7 +11,7 @@ from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from sedem.engine.interface import BlockSource
 from sedem.engine.kept import Kept
 from sedem.engine.scratch import Scratch
-from sedem.method.piecewise import attend_piece, join
+from sedem.guidance.piecewise import attend_piece, join
 from sedem.quantization import Quantized
 
 COLUMNS = 2048
@@ -66,7 +66,7 @@ class PieceMemory:
     def attend(
         self, layer: int, query_RFPH: Tensor, positions_RP: Tensor, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Attend to all blocks; see `method.piecewise.attend_piece`.
+        """Attend to all blocks; see `guidance.piecewise.attend_piece`.
 
         Args:
             layer: number of the layer, counted from the injection.

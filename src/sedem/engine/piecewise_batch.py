@@ -19,7 +19,7 @@ from sedem.engine.independent_batch import IndependentBatch
 from sedem.engine.interface import Start
 from sedem.engine.layers import Attention, Bias
 from sedem.engine.pieces import PieceMemory, cut, hold
-from sedem.method.piecewise import attend_piece, join
+from sedem.guidance.piecewise import attend_piece, join
 
 
 class PiecewiseBatch(IndependentBatch):

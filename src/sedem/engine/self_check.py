@@ -23,7 +23,7 @@ from torch import Tensor
 from sedem.durable_files import write_text
 from sedem.engine.interface import Engine, Start
 from sedem.engine.split_keys import LONG
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 
 logger = logging.getLogger(__name__)
 

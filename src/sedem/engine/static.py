@@ -29,7 +29,7 @@ from sedem.engine.rows_apart import RowsApart
 from sedem.engine.running_batch import RunningBatch, StaticRows
 from sedem.engine.stored import decoder_fingerprint
 from sedem.errors import ConfigError
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 
 MAX_QUESTION_BUFFERS = 32
 """Number of question batch sizes whose buffers are kept."""

@@ -17,7 +17,7 @@ from sedem.bank.kept import KeptFile, kept_bytes
 from sedem.bank.memory_bank import BankReader
 from sedem.engine.interface import BlockSource
 from sedem.errors import BankError
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 from sedem.quantization import Quantized
 
 logger = logging.getLogger(__name__)

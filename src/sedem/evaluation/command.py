@@ -7,8 +7,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from sedem.answering.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import method_of
+from sedem.checkpoint.folder import EXTRA_ENTRIES, locate
+from sedem.checkpoint.portable import BACKBONE
 from sedem.config import SedemConfig
 from sedem.data.examples import ExampleSet
 from sedem.data.question_sets import counts_tokens, identify, open_examples, sniff
@@ -16,9 +19,6 @@ from sedem.durable_files import sha256
 from sedem.evaluation.config import EvaluationConfig, MethodSettings, QuestionSettings
 from sedem.evaluation.registry import open_method
 from sedem.evaluation.run import Progress, evaluate, sample
-from sedem.inference.checkpoint import EXTRA_ENTRIES, locate
-from sedem.inference.portable import BACKBONE
-from sedem.inference.prompts import ANSWER_LIMIT, LONG_ANSWER_LIMIT
 
 LONG_ANSWERS = ("qasper", "ruler-qa2")
 """Schemas with the long answer limit (appendix Implementation Details)."""

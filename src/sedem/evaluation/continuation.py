@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from sedem.answering.prompts import SEPARATOR
 from sedem.errors import ConfigError
 from sedem.evaluation.metrics import summarize
-from sedem.inference.prompts import SEPARATOR
 from sedem.method.encoder import encode, states_at
 from sedem.method.injection import prefill
 from sedem.method.losses import next_token_loss

@@ -267,7 +267,7 @@ def model_shapes(name: str) -> tuple[SedemConfig, PretrainedConfig, PretrainedCo
 
 
 def _checkpoint_shapes(folder: Path) -> tuple[SedemConfig, PretrainedConfig, PretrainedConfig]:
-    from sedem.inference.checkpoint import EXTRA_ENTRIES
+    from sedem.checkpoint.folder import EXTRA_ENTRIES
 
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import Example
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.inference.generation import Decoding
 from sedem.types import Answer, Reader
 
 

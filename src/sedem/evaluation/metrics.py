@@ -14,11 +14,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 RESAMPLES = 2000
+BINS = 10
+"""Number of groups of predictions for the calibration error."""
 DRAWN = 2**20
 """Number of random numbers drawn at once for resamples: 8 MB."""
 
@@ -137,3 +140,41 @@ def _rouge() -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     return RougeScorer(["rougeL"], use_stemmer=False)
+
+
+# Confidence
+
+
+def auroc(confidence_B: Tensor, present_B: Tensor) -> float:
+    """The probability that a question with evidence has more confidence than one without.
+
+    Ties count half. Both kinds must be present.
+
+    Args:
+        confidence_B: confidences.
+        present_B: whether the documents had the evidence.
+    """
+    absent = np.sort(confidence_B[~present_B].double().numpy())
+    present = confidence_B[present_B].double().numpy()
+    below = np.searchsorted(absent, present, "left") + np.searchsorted(absent, present, "right")
+    return float(below.mean() / (2 * len(absent)))
+
+
+def calibration_error(confidence_B: Tensor, present_B: Tensor) -> float:
+    """Expected calibration error: how far confidences are from observed shares.
+
+    Questions are put into `BINS` groups of equal size by confidence. The error is the mean over
+    groups of the distance between mean confidence and share of questions with evidence.
+
+    Args:
+        confidence_B: confidences.
+        present_B: whether the documents had the evidence.
+    """
+    order_B = confidence_B.double().argsort(stable=True)
+    groups = order_B.tensor_split(BINS)
+    distances = [
+        len(group) * (confidence_B[group].double().mean() - present_B[group].double().mean()).abs()
+        for group in groups
+        if len(group)
+    ]
+    return float(sum(distances) / len(order_B))

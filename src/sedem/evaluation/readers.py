@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import Request, auto_budget, count_blocks, restored_sizes
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import Blocks
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
 from sedem.baselines.longllmlingua import LongLLMLingua
+from sedem.checkpoint.folder import EXTRA_ENTRIES, check, locate, open_backbones
 from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
@@ -29,11 +33,8 @@ from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate
-from sedem.inference.checkpoint import EXTRA_ENTRIES, check, locate, open_backbones
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, auto_budget, count_blocks, restored_sizes
-from sedem.method.selector import ALL, Budget, resolve_budget, select
+from sedem.guidance.budgets import Budget
+from sedem.method.selector import ALL, resolve_budget, select
 from sedem.model import SeDeM
 from sedem.quantization import BFLOAT16, Quantized, check_dtype, join
 from sedem.types import Answer, Document, Reader

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from sedem.answering.decoding import Decoding
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.memory import ContextMemory
 from sedem.baselines.registry import reader_class
@@ -16,7 +17,6 @@ from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.method import Method, decoding_of, refuse
-from sedem.inference.generation import Decoding
 from sedem.types import Answer, Document, Reader
 
 SUPPORTED_CONTROLS = ("selected", "gold")

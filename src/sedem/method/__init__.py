@@ -8,7 +8,6 @@
     decompressor  section 3.3  eq. 8, slots as decoder states; variants: identity, soft tokens
     injection     section 3.3  restored states enter the decoder above the injection layer
     losses        section 4    eq. 9 to 11 and 13; appendix Selection Supervision, eq. 16 to 18
-    modules                    the trained parts of one model, joined
 
 Elsewhere: blocks of N_B slots (section 3.2) in `bank.blocks`, the objectives of both stages (eq. 12
 and 14) in `training.stage1` and `training.stage2`, LoRA (eq. 15) in `backbone.lora`.

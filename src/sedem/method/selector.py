@@ -6,68 +6,15 @@ width, D decoder width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.backbone.safetensors import weights_digest
-from sedem.config import BlockOrder, Condition, SedemConfig
+from sedem.config import BlockOrder, SedemConfig
 from sedem.errors import ConfigError
 
 ALL = "all"
-AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Auto:
-    """An adaptive budget: the fewest blocks that reach a mass of softmax(s / tau). Ours.
-
-    tau is that of guided attention, so the model needs guidance. `k="auto"` is `Auto()`.
-
-    Attributes:
-        mass: the share to reach of the total mass of the `most` best blocks; None means the model's
-            `auto_mass`.
-        least: the fewest blocks; None means the model's `auto_min`.
-        most: the most blocks; None means the model's `auto_max`.
-
-    Raises:
-        ConfigError: a value is out of its range, or `least` is more than `most`.
-    """
-
-    mass: float | None = None
-    least: int | None = None
-    most: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.mass is not None and not is_share(self.mass):
-            raise ConfigError(f"mass is {self.mass!r}; it must be a number from 0 to 1")
-        for name, value in (("least", self.least), ("most", self.most)):
-            if value is not None and not _is_count(value):
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least 1")
-        if self.least is not None and self.most is not None and self.least > self.most:
-            raise ConfigError(
-                f"least is {self.least} but most {self.most}; the fewest blocks cannot be more "
-                "than the most"
-            )
-
-    def filled(self, config: SedemConfig) -> tuple[float, int, int]:
-        """Mass, fewest and most blocks; the model's values where none is given.
-
-        If only one limit is given, the model's other limit yields to it.
-        """
-        least = config.auto_min if self.least is None else self.least
-        most = config.auto_max if self.most is None else self.most
-        if self.least is None:
-            least = min(least, most)
-        if self.most is None:
-            most = max(least, most)
-        return config.auto_mass if self.mass is None else self.mass, least, most
-
-
-Budget = int | str | Auto
-"""A number of blocks, "all", "auto" or `Auto`."""
 
 
 def block_scores(
@@ -179,7 +126,7 @@ def build_selector(config: SedemConfig, d_enc: int, d_dec: int) -> Selector:
     )
 
 
-def resolve_budget(k: Budget, blocks: int) -> int:
+def resolve_budget(k: object, blocks: int) -> int:
     """Number of blocks to select for a fixed budget: k, or all blocks if there are fewer.
 
     Args:
@@ -191,45 +138,17 @@ def resolve_budget(k: Budget, blocks: int) -> int:
     """
     if k == ALL:
         return blocks
-    if not isinstance(k, int) or not _is_count(k):
+    if not isinstance(k, int) or not is_count(k):
         raise ConfigError(
             f"k is {k!r}; it must be a whole number of at least 1, or 'all', or 'auto' for SeDeM"
         )
     return min(k, blocks)
 
 
-def blocks_for_mass(
-    scores_N: Tensor, tau: Tensor | float, mass: float, least: int, most: int
-) -> int:
-    """The fewest blocks, best first, whose softmax(s / tau) reaches a mass. Ours.
-
-    The softmax is over the `most` best blocks, because only they can be used: guided attention
-    weights each of them by the same exp(s / tau), before the decoder's own logits. Over all blocks,
-    the shares of very many bad ones would add up, and every question to a large bank would use
-    `most`. The limit also makes the count exact where only candidates have scores.
-
-    Args:
-        scores_N: s_n of every block; -inf for non-candidates.
-        tau: the temperature of guided attention.
-        mass: the mass to reach, from 0 to 1.
-        least: the fewest blocks to return, if there are that many.
-        most: the most blocks to return.
-    """
-    best_K = scores_N.double().topk(min(most, len(scores_N))).values
-    best_K = best_K[best_K > -torch.inf]
-    reached_K = (best_K / torch.as_tensor(tau).to(best_K)).softmax(-1).cumsum(-1)
-    count = int((reached_K < mass).sum()) + 1
-    return min(max(count, least), len(best_K))
-
-
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
+    """Whether a value is a whole number of at least 1."""
     # A bool is an int in Python, but not a count.
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def is_share(value: object) -> bool:
-    """Whether a value is a number from 0 to 1."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
 SMALL_SHARE = 64
@@ -249,8 +168,3 @@ def select(scores_N: Tensor, count: int) -> Tensor:
 def arrange(selected_K: Tensor, order: BlockOrder) -> Tensor:
     """Put selected blocks in the order in which the decoder sees them."""
     return selected_K.sort().values if order == "document" else selected_K
-
-
-def text_count(condition: Condition, count: int) -> int:
-    """How many of the `count` best blocks the decoder reads as text; the others are memory."""
-    return {"memory": 0, "text": count, "both": min(1, count)}[condition]

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sedem.bank.memory_bank import Snapshot
-from sedem.engine.device import device_lock
-from sedem.errors import BankError
-from sedem.inference.generation import Decoding
-from sedem.inference.reply import Event
-from sedem.inference.requests import (
+from sedem.answering.decoding import Decoding
+from sedem.answering.reply import Event
+from sedem.answering.requests import (
     Request,
     check_min_confidence,
     choose,
     confidences,
     encode_questions,
 )
-from sedem.inference.running import failure
-from sedem.inference.scheduler import WAITING, Scheduler
-from sedem.inference.scoring import document_indexes
+from sedem.answering.running import failure
+from sedem.answering.scheduler import WAITING, Scheduler
+from sedem.answering.scores import document_indexes
+from sedem.bank.memory_bank import Snapshot
+from sedem.engine.device import device_lock
+from sedem.errors import BankError
 from sedem.scale.partitions import Found, merge, needed
 from sedem.scale.selecting import Wanted
 from sedem.scale.versions import OpenVersions, Version

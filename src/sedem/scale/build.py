@@ -4,7 +4,7 @@ Each worker makes a bank of the documents that it is given. For a bank in one fi
 bank here, where it is appended. For a bank in parts, it uploads that bank as a part, and this
 machine only commits the part.
 
-Documents are grouped as in `sedem.inference.build`, and every worker builds with it, so the memory
+Documents are grouped as in `sedem.reading.building`, and every worker builds with it, so the memory
 is the same as on one machine. Groups are committed in the order of the sources. To resume a killed
 build, repeat it: it skips the documents that were committed.
 """
@@ -22,9 +22,9 @@ from sedem.bank.keys import save_keys
 from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
 from sedem.bank.parts import Entry, Place, Store, is_remote, local_file, store_at
 from sedem.bank.rows import Meta
-from sedem.inference.build import Report, Taken, commits, new_meta, stored_digests
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 from sedem.quantization import check_dtype
+from sedem.reading.building import Report, Taken, commits, new_meta, stored_digests
 from sedem.scale.cluster import connected
 from sedem.scale.encoder import SentBank
 from sedem.scale.encoders import Encoders, Piece
@@ -68,7 +68,7 @@ def build_on_ray(
 ) -> Report:
     """Create or extend a bank with the workers of a Ray cluster.
 
-    The bank is the same as `sedem.inference.build.build_bank` makes from the same documents.
+    The bank is the same as `sedem.reading.building.build_bank` makes from the same documents.
 
     Args:
         model: the model on this machine; the workers open theirs, which must be the same.

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sedem.bank.search import CANDIDATES, COARSE_FROM
+from sedem.checkpoint.folder import embedded
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload
-from sedem.inference.checkpoint import embedded
 from sedem.quantization import BFLOAT16
 from sedem.scale import unit_costs
 from sedem.scale.bank_bytes import BlockShape, bank_bytes

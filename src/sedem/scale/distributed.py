@@ -16,14 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.pace import Pace
+from sedem.answering.reply import AsyncReply, Event, Selected
+from sedem.answering.requests import Request
+from sedem.answering.running import failure
+from sedem.answering.scheduler import GREEDY
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.errors import CancelledError, ConfigError, QueueFullError, SedemError, UnavailableError
-from sedem.inference.generation import Decoding
-from sedem.inference.pace import Pace
-from sedem.inference.reply import AsyncReply, Event, Selected
-from sedem.inference.requests import Request
-from sedem.inference.running import failure
-from sedem.inference.scheduler import GREEDY
 from sedem.scale.answering import Asked
 from sedem.scale.partitions import Found
 from sedem.scale.selecting import Wanted

@@ -18,7 +18,7 @@ from sedem.bank.parts import Entry, Parts, Place, is_remote
 from sedem.bank.rows import Meta
 from sedem.bank.view import View
 from sedem.errors import BankError, SedemError
-from sedem.inference.build import build_bank
+from sedem.reading.building import build_bank
 from sedem.types import Document
 
 

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sedem.inference.requests import Request, auto_budget, budget_of
-from sedem.method.confidence import RIVALS
-from sedem.method.modules import SedemModules
+from sedem.answering.requests import Request, auto_budget, budget_of
+from sedem.guidance.confidence import RIVALS
 from sedem.method.selector import ALL, resolve_budget, select
+from sedem.modules import SedemModules
 
 
 @dataclass(frozen=True, eq=False)

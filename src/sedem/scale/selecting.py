@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sedem.answering.scores import of_documents
 from sedem.bank import keys, search
 from sedem.bank.memory_bank import Snapshot
-from sedem.inference.scoring import of_documents
 from sedem.method.selector import Selector
 from sedem.scale.partitions import Found, best
 from sedem.scale.versions import OpenVersions, Version

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from sedem.checkpoint import folder as checkpoint
 from sedem.errors import ConfigError, first_line
-from sedem.inference import checkpoint
 from sedem.scale.cluster import connected, import_ray
 from sedem.scale.distributed import check_counts
 from sedem.serve import logs

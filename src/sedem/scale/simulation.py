@@ -3,7 +3,7 @@
 A question is scored by every partition of the bank, and waits for the slowest (fork and join).
 Each partition has replicas and serves questions first come, first served. Then the question goes
 to the less busy of two engines drawn at random, as in Ray Serve's router. An engine works in
-turns as `sedem.inference.scheduler` does: it prefills some waiting questions together, then runs
+turns as `sedem.answering.scheduler` does: it prefills some waiting questions together, then runs
 one token of every answer. Networks, failures and the merge of scores take no time here.
 """
 
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sedem.answering.scheduler import JOIN
 from sedem.errors import ConfigError, DataError
-from sedem.inference.scheduler import JOIN
 
 WARM_UP = 0.1
 """Share of questions at the start, which meet empty machines and are not counted."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.reply import AsyncReply
+from sedem.answering.requests import Request
+from sedem.answering.scheduler import GREEDY, Scheduler
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.inference.generation import Decoding
-from sedem.inference.reply import AsyncReply
-from sedem.inference.requests import Request
-from sedem.inference.scheduler import GREEDY, Scheduler
 from sedem.serve.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from sedem.answering.decoding import Decoding
+from sedem.answering.reply import Selected
+from sedem.answering.requests import Request
 from sedem.bank.memory_bank import BankReader, Snapshot
-from sedem.inference.generation import Decoding
-from sedem.inference.reply import Selected
-from sedem.inference.requests import Request
 from sedem.method.selector import ALL
 from sedem.serve.conversation import Conversation, read_conversation
 from sedem.serve.errors import bad_request, conflict, not_found, too_large

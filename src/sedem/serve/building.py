@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from sedem.engine.interface import Engine
 from sedem.errors import BankError, BankMismatchError, DataError, SedemError
-from sedem.inference.build import build_bank
 from sedem.model import SeDeM
+from sedem.reading.building import build_bank
 from sedem.serve.bank_entry import BankEntry
 from sedem.serve.database import is_full
 from sedem.serve.errors import ApiError

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from sedem.inference.reply import Selected
+from sedem.answering.reply import Selected
 from sedem.serve.asking import Answered, answering, to_ask, whole_answer
 from sedem.serve.chat_body import (
     annotations_of,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sedem.inference.reply import Selected
+from sedem.answering.reply import Selected
 from sedem.serve.asking import Answered, Asked
 
 FINISH_REASONS: Mapping[str, str] = {"length": "length"}

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sedem.errors import ConfigError
-from sedem.method.modules import SedemModules
+from sedem.modules import SedemModules
 from sedem.serve.bank_entry import BankEntry, Prepare, Readers, at_once, created_at
 from sedem.serve.database import Database, FullDiskError, full_disk
 from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden, not_found

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from sedem.inference.reply import Selected
+from sedem.answering.reply import Selected
 from sedem.serve.asking import Answered, answering, to_ask, whole_answer
 from sedem.serve.chat_body import annotations_of, details_of, selection_of, usage_of
 from sedem.serve.events import Events, event, stream, unless_gone

@@ -15,16 +15,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from sedem.checkpoint.folder import unfinished
+from sedem.checkpoint.hub import CARD_FILE
+from sedem.checkpoint.model_card import SUMMARY_FILE, adapted_card
+from sedem.checkpoint.portable import portable_name
 from sedem.config import CONFIG_FILE
 from sedem.data.custom_questions import dump
 from sedem.data.document_questions import questions
 from sedem.data.document_split import packed, split_documents, tokens_of
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError, DataError
-from sedem.inference.checkpoint import unfinished
-from sedem.inference.hub import CARD_FILE
-from sedem.inference.model_card import SUMMARY_FILE, adapted_card
-from sedem.inference.portable import portable_name
 from sedem.provenance import provenance
 from sedem.training.adapt_measure import Scores, held_out_scores
 from sedem.training.adapt_recipes import (

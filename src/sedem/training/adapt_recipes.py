@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 
 from sedem.backbone.decoder import Backbone
+from sedem.checkpoint.folder import EXTRA_ENTRIES, is_checkpoint, locate, open_named
+from sedem.checkpoint.portable import portable_name
+from sedem.checkpoint.untrained import middle_layer
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import EXTRA_ENTRIES, is_checkpoint, locate, open_named
-from sedem.inference.portable import portable_name
-from sedem.inference.untrained import middle_layer
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem.training.stage1_losses import Stage1Losses
 from sedem.training.stage2 import Stage2Losses

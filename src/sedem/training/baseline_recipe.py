@@ -11,9 +11,9 @@ from pydantic import SerializeAsAny, create_model, model_validator
 from sedem.baselines.registry import reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
+from sedem.checkpoint.folder import open_named
+from sedem.checkpoint.portable import portable_name
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_named
-from sedem.inference.portable import portable_name
 from sedem.training.recipe import (
     Mixture,
     Optimization,

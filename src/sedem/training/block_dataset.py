@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sedem.answering.prompts import all_answer_ids, all_question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.blocks import BlockRow
 from sedem.config import SedemConfig
 from sedem.data import labels
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling
-from sedem.inference.prompts import all_answer_ids, all_question_ids
 from sedem.training.example_dataset import ExampleDataset
 from sedem.training.ragged import Ragged, RaggedBuilder
 from sedem.training.segmented_texts import segment_texts

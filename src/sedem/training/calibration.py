@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sedem.answering.requests import encode_questions
 from sedem.bank.blocks import BlockRow
 from sedem.bank.keys import keys_of
 from sedem.bank.memory_bank import BankReader
@@ -21,10 +22,10 @@ from sedem.bank.scores import key_scores
 from sedem.data.examples import Example
 from sedem.data.labels import from_evidence
 from sedem.errors import DataError
-from sedem.inference.read import Progress
-from sedem.inference.requests import encode_questions
-from sedem.method.confidence import Confidence, auroc, calibration_error, confidence_features
+from sedem.evaluation.metrics import auroc, calibration_error
+from sedem.guidance.confidence import Confidence, confidence_features
 from sedem.model import SeDeM
+from sedem.reading.encoding import Progress
 from sedem.types import Document
 
 HELD_OUT = 0.25

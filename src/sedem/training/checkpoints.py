@@ -7,8 +7,8 @@ import logging
 import shutil
 from pathlib import Path
 
+from sedem.checkpoint.manifest import first_damage, survey
 from sedem.durable_files import sync_folder, sync_tree, write_text
-from sedem.inference.manifest import first_damage, survey
 
 logger = logging.getLogger(__name__)
 

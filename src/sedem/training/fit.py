@@ -24,8 +24,8 @@ from transformers import (
 )
 from transformers.integrations import TensorBoardCallback
 
+from sedem.checkpoint.model_card import SUMMARY_FILE
 from sedem.durable_files import write_text
-from sedem.inference.model_card import SUMMARY_FILE
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
 from sedem.training.progress import NamedBar

@@ -14,11 +14,11 @@ from typing import Any
 from torch.utils.data import Subset
 
 from sedem.backbone.decoder import Backbone
+from sedem.checkpoint.folder import open_named
 from sedem.data.corpus import read_texts
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.results import claim, write_json
-from sedem.inference.checkpoint import open_named
-from sedem.method.modules import check_layers
+from sedem.modules import check_layers
 from sedem.provenance import provenance
 from sedem.training.probe_runs import (
     Candidate,

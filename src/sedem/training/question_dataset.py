@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sedem.answering.prompts import all_answer_ids, all_question_ids, context_prompt
 from sedem.baselines.trained import TrainedReader
 from sedem.data.examples import Example
 from sedem.data.labels import Labelling, gold_documents, labelling_of, some_documents
-from sedem.inference.prompts import all_answer_ids, all_question_ids, context_prompt
 from sedem.training.example_dataset import ExampleDataset
 from sedem.training.ragged import Ragged, RaggedBuilder
 from sedem.training.targets import targets

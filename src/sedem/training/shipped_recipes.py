@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sedem.checkpoint.portable import shipped_folders
 from sedem.errors import ConfigError
-from sedem.inference.portable import shipped_folders
 from sedem.training.recipe import read_entries
 from sedem.validation import nearest
 

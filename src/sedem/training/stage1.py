@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sedem.answering.prompts import SEPARATOR
 from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
-from sedem.inference.prompts import SEPARATOR
 from sedem.method.encoder import encode, states_at
 from sedem.method.injection import Blocks, prefill
 from sedem.method.losses import IGNORED, reconstruction_loss, state_regression_loss
-from sedem.method.predictions import Predictions
 from sedem.model import SeDeM
+from sedem.training.predictions import Predictions
 from sedem.training.stage1_losses import Stage1Losses
 
 

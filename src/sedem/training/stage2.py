@@ -13,14 +13,14 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
+from sedem.engine.conditioning import condition
 from sedem.errors import ConfigError
-from sedem.method.conditioning import condition
+from sedem.guidance.budgets import text_count
 from sedem.method.losses import IGNORED, reconstruction_loss
-from sedem.method.predictions import Predictions
-from sedem.method.selector import text_count
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
 from sedem.training.block_dataset import BlockItem
+from sedem.training.predictions import Predictions
 from sedem.training.selection_losses import (
     CONDITIONING,
     Conditioning,

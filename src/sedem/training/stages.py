@@ -11,12 +11,12 @@ from torch.utils.data import Dataset
 
 from sedem.backbone.compiling import check_compiler
 from sedem.backbone.decoder import Backbone
+from sedem.checkpoint.folder import open_backbones
+from sedem.checkpoint.portable import portable
 from sedem.config import Condition, SedemConfig
 from sedem.data.windows import Windows
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import open_backbones
-from sedem.inference.portable import portable
-from sedem.method.guidance import Guidance
+from sedem.guidance.bias import Guidance
 from sedem.method.selector import resolve_budget
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockCollator

@@ -144,7 +144,7 @@ def test_another_tokenizer_is_left_to_transformers(checkpoint: Path, name: str, 
 SCHEDULE = """
 import sys
 from sedem import MemoryBank, SeDeM
-from sedem.inference.requests import Request
+from sedem.answering.requests import Request
 model = SeDeM.from_pretrained(sys.argv[2], light=True)
 bank = MemoryBank.open(sys.argv[1])
 with model.scheduler() as scheduler:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.requests import encode_questions
 from sedem.bank import keys as bank_keys
 from sedem.bank import search
 from sedem.bank.blocks import SCAN, Blocks
@@ -26,7 +27,6 @@ from sedem.bank.keys import (
     stored_bytes,
 )
 from sedem.errors import BankError, ConfigError
-from sedem.inference.requests import encode_questions
 from sedem.method.selector import Selector
 from sedem.quantization import DTYPES, Quantized, vector_bytes
 

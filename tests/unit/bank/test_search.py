@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from sedem import Document, MemoryBank, SeDeM
+from sedem.answering.requests import Request, encode_questions
+from sedem.answering.scores import score_requests
 from sedem.bank import blocks, search
 from sedem.bank.keys import key_index, prepare, save_keys
 from sedem.bank.search import pool_keys
-from sedem.inference.requests import Request, encode_questions
-from sedem.inference.scoring import score_requests
 from sedem.quantization import Quantized
 
 RENT = "What is the rent?"

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from unit.baselines.conftest import make
 
 from sedem import Document
+from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.full_context import FullContext
 from sedem.errors import ConfigError
-from sedem.inference.generation import Decoding
 from sedem.training.targets import targets
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sedem import Document
+from sedem.answering.decoding import Decoding
 from sedem.backbone.loading import open_backbone
 from sedem.baselines import longllmlingua
 from sedem.baselines.longllmlingua import (
@@ -25,7 +26,6 @@ from sedem.data.question_sets import open_examples
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig
-from sedem.inference.generation import Decoding
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 OFFICIAL = json.loads((FIXTURES / "longllmlingua.json").read_text(encoding="utf-8"))["examples"]

@@ -14,6 +14,8 @@ from unit.baselines.conftest import make
 from unit.baselines.test_baseline_training import assert_resumes_equal
 
 from sedem import Document
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import context_prompt, question_ids
 from sedem.baselines.paragraphs import split
 from sedem.baselines.rag import RAG, RAGConfig
 from sedem.data.question_sets import open_examples
@@ -21,9 +23,7 @@ from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import context_prompt, question_ids
-from sedem.method import independent
+from sedem.guidance import independent
 from sedem.training.baseline import train_baseline
 from sedem.training.baseline_recipe import BaselineRecipe
 from sedem.training.block_batch import BlockCollator

@@ -15,12 +15,15 @@ from tokenizers import normalizers
 from unit.baselines.conftest import SMALL, make
 
 from sedem import Document, SeDeM
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import answer_ids, context_prompt, question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.baselines import settings
 from sedem.baselines.memory import ContextMemory
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.settings import ReaderConfig
 from sedem.baselines.trained import TrainedReader
+from sedem.checkpoint.folder import locate
 from sedem.data.examples import Example, ExampleSet
 from sedem.data.labels import gold_documents, some_documents
 from sedem.data.question_sets import open_examples
@@ -29,9 +32,6 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
-from sedem.inference.checkpoint import locate
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import answer_ids, context_prompt, question_ids
 from sedem.training.baseline_training import QuestionTraining
 from sedem.training.question_dataset import QuestionDataset, collate_questions
 

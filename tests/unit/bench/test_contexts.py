@@ -7,9 +7,9 @@ import pytest
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bench.contexts import DOCUMENT, context, source
+from sedem.checkpoint.folder import locate
+from sedem.checkpoint.portable import BACKBONE
 from sedem.errors import DataError
-from sedem.inference.checkpoint import locate
-from sedem.inference.portable import BACKBONE
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import question_ids
 from sedem.bank.keys import cache_dtype, key_index
 from sedem.bench import floors as floors_module
 from sedem.bench.ceilings import Ceilings
@@ -14,8 +16,6 @@ from sedem.bench.spread import spread
 from sedem.engine import int8
 from sedem.engine.open import open_engine
 from sedem.evaluation.cost import layer_flops
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import question_ids
 
 ONE = Decoding(max_new_tokens=1)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sedem import Document
+from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.keeping import WarmSedem, break_even_hit_rate, questions_to_pay
@@ -19,8 +20,7 @@ from sedem.engine.interface import Start
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
-from sedem.inference.prompts import question_ids
-from sedem.method import independent
+from sedem.guidance import independent
 
 QUESTION = "What is the rent?"
 

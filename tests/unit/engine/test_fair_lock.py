@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM
+from sedem.answering.requests import Request
 from sedem.engine.fair_lock import FairLock
-from sedem.inference.requests import Request
 
 
 def started(run: Callable[[], None]) -> Thread:

@@ -12,6 +12,8 @@ from conftest import LEASE
 from torch import Tensor, nn
 
 from sedem import Document, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import Request, choose, start_of
 from sedem.backbone.loading import open_backbone
 from sedem.cli.models import open_model
 from sedem.engine import int8
@@ -23,8 +25,6 @@ from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.evaluation import readers
 from sedem.evaluation.config import MethodSettings
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, choose, start_of
 
 pytestmark = pytest.mark.skipif(
     not int8._multiplies_exactly(), reason="this machine cannot multiply int8 exactly"

@@ -13,6 +13,7 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.bank.kept import kept_bytes, kept_path
 from sedem.engine.interface import Start
@@ -23,7 +24,6 @@ from sedem.engine.pieces import hold
 from sedem.engine.static import Static
 from sedem.engine.warming import save_kept
 from sedem.errors import BankError, BankMismatchError, ConfigError
-from sedem.inference.prompts import question_ids
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?"]
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]

@@ -14,6 +14,7 @@ from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.engine import batches, pieces
 from sedem.engine.interface import Start
@@ -22,7 +23,6 @@ from sedem.engine.open import open_engine
 from sedem.engine.scratch import Scratch
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
-from sedem.inference.prompts import question_ids
 from sedem.quantization import Quantized, quantize
 
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]

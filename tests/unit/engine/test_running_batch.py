@@ -13,6 +13,8 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import Request, choose, start_of
 from sedem.backbone.loading import open_backbone
 from sedem.engine import batches
 from sedem.engine.batch import StaticBatch
@@ -21,8 +23,6 @@ from sedem.engine.interface import Start
 from sedem.engine.open import open_engine
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, choose, start_of
 
 QUESTIONS = ["Pets?", "What is the rent?", "How long is notice? " * 6]
 ROWS = 3

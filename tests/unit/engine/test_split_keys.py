@@ -10,6 +10,7 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.engine import open, self_check, split_keys
 from sedem.engine.eager import Eager
@@ -17,7 +18,6 @@ from sedem.engine.interface import Start
 from sedem.engine.layers import attend
 from sedem.engine.split_keys import attend_in_parts, pays, split_biases
 from sedem.engine.static import Static
-from sedem.inference.prompts import question_ids
 
 PART, LONG = 16, 64
 QUESTIONS = ["What is the rent?", "Pets?", "Who may leave, and when exactly?"]

@@ -16,6 +16,8 @@ from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import Request, choose, start_of
 from sedem.backbone.loading import open_backbone
 from sedem.engine import cuda_graphs, layers, static
 from sedem.engine.batch import Bucket, StaticBatch
@@ -26,8 +28,6 @@ from sedem.engine.interface import Start
 from sedem.engine.open import open_engine
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, choose, start_of
 
 QUESTIONS = ["What is the rent?", "How many eggs?", "Pets?", "Who may leave?", "Plums?"]
 DOCUMENTS = [Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)]

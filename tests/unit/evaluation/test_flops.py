@@ -16,13 +16,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import Request, choose, encode_questions, start_of
 from sedem.backbone.loading import open_backbone
 from sedem.bank import scores
 from sedem.bank.search import score_questions
 from sedem.engine.eager import start_decoding
 from sedem.evaluation.cost import Workload, count_flops
-from sedem.inference.prompts import question_ids
-from sedem.inference.requests import Request, choose, encode_questions, start_of
 
 HEAD, SEGMENT, SEGMENTS, K, ANSWER = 16, 16, 6, 2, 5
 QUESTION = "What is the rent?"

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.prompts import context_prompt
+from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.bm25 import BM25
 from sedem.baselines.full_context import FullContext
@@ -22,8 +24,6 @@ from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import SedemMethod, open_model
 from sedem.evaluation.run import evaluate
-from sedem.inference.prompts import context_prompt
-from sedem.inference.requests import Request
 from sedem.method.segments import paragraphs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from sedem import Document, SeDeM, SedemConfig
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.engine.eager import start_decoding
 from sedem.engine.interface import Start
 from sedem.errors import ConfigError
-from sedem.inference.generation import Decoding
-from sedem.inference.prompts import question_ids
 from sedem.method.decompressor import Direct
 from sedem.training.stage1 import Stage1
 from sedem.training.stage1_losses import Stage1Losses

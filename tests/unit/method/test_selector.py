@@ -12,12 +12,11 @@ from unit.method.conftest import case
 
 from sedem.config import SedemConfig
 from sedem.errors import ConfigError
+from sedem.guidance.budgets import Auto, blocks_for_mass
 from sedem.method.selector import (
-    Auto,
     Selector,
     arrange,
     block_scores,
-    blocks_for_mass,
     build_selector,
     resolve_budget,
     select,

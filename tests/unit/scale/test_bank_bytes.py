@@ -14,7 +14,7 @@ from sedem.bank.file import BankFile
 from sedem.bank.keys import key_index, keys_of
 from sedem.bank.rows import Meta
 from sedem.bank.search import pool_keys
-from sedem.inference.checkpoint import embedded
+from sedem.checkpoint.folder import embedded
 from sedem.quantization import DTYPES, Quantized
 from sedem.scale.bank_bytes import BlockShape, bank_bytes
 

@@ -21,14 +21,8 @@ from synthetic import (
 )
 
 from sedem import MemoryBank, SeDeM
-from sedem.backbone.decoder import Backbone
-from sedem.bank.file import BankFile
-from sedem.bank.memory_bank import Snapshot
-from sedem.bank.parts import PartFile, Parts
-from sedem.config import SedemConfig
-from sedem.errors import BankError, SedemError, UnavailableError
-from sedem.inference.reply import Selected
-from sedem.inference.requests import (
+from sedem.answering.reply import Selected
+from sedem.answering.requests import (
     Request,
     Selection,
     check_min_confidence,
@@ -36,7 +30,13 @@ from sedem.inference.requests import (
     confidences,
     encode_questions,
 )
-from sedem.inference.scoring import score_requests
+from sedem.answering.scores import score_requests
+from sedem.backbone.decoder import Backbone
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import Snapshot
+from sedem.bank.parts import PartFile, Parts
+from sedem.config import SedemConfig
+from sedem.errors import BankError, SedemError, UnavailableError
 from sedem.quantization import Quantized
 from sedem.scale.answering import Asked, EngineReplica
 from sedem.scale.partitions import Found

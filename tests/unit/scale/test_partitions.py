@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sedem.answering.requests import Request
 from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import Snapshot
 from sedem.errors import ConfigError
-from sedem.inference.requests import Request
-from sedem.method.selector import Auto, select
+from sedem.guidance.budgets import Auto
+from sedem.method.selector import select
 from sedem.model import SeDeM
 from sedem.scale.partitions import Found, best, merge, needed
 

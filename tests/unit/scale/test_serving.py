@@ -31,9 +31,9 @@ from synthetic import synthetic_bank
 from typer.testing import CliRunner
 
 from sedem import MemoryBank
+from sedem.answering.decoding import Decoding
 from sedem.cli.main import app
 from sedem.errors import ConfigError
-from sedem.inference.generation import Decoding
 from sedem.scale import serving
 from sedem.scale.serving import Machines
 

@@ -17,7 +17,7 @@ from serving import READER, SCOPED, bearer
 from unit.serve.waiting import read_all
 
 from sedem import MemoryBank, SeDeM, types
-from sedem.inference import build as building
+from sedem.reading import building as building
 from sedem.serve.settings import Settings
 
 Named = Sequence[tuple[str, bytes]]

@@ -16,8 +16,8 @@ from sedem.bank.file import BankFile, delete
 from sedem.bank.memory_bank import append_to, copy_to
 from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
-from sedem.inference import build as build_module
-from sedem.inference import read_parts
+from sedem.reading import building as build_module
+from sedem.reading import long_documents as read_parts
 from sedem.serve.building import Builder
 from sedem.serve.database import Database
 from sedem.serve.file_records import new_file

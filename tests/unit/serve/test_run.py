@@ -72,7 +72,7 @@ def started(
 
     monkeypatch.setattr(RowsApart, "step_each", slowly)
     # An answer that does not end by itself.
-    monkeypatch.setattr("sedem.inference.answer.end_ids", lambda *_, **__: frozenset())
+    monkeypatch.setattr("sedem.answering.answer.end_ids", lambda *_, **__: frozenset())
     running: list[Running] = []
 
     def start(**changes: Any) -> Running:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
+from sedem.checkpoint.folder import embedded
 from sedem.errors import ConfigError
-from sedem.inference.checkpoint import embedded
 from sedem.training.recipe import read_entries
 from sedem.training.shipped_recipes import launch_file, shipped_recipe, shipped_recipes, what_trains
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
+from sedem.answering.prompts import answer_ids, question_ids
+from sedem.answering.requests import Request, choose, prefix_of, start_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bank.blocks import partition
 from sedem.data.examples import Example, ExampleSet
 from sedem.engine.eager import start_decoding
-from sedem.inference.prompts import answer_ids, question_ids
-from sedem.inference.requests import Request, choose, prefix_of, start_of
 from sedem.method.encoder import encode
 from sedem.method.injection import prefill
 from sedem.method.segments import segment_text

@@ -1,0 +1,1 @@
+"""Answering: a question into an answer with its citations."""

@@ -1,0 +1,250 @@
+"""Generation for every method: greedy or sampled, stop strings, streaming, batches.
+
+A method provides the logits after its prefix and a function that runs one more token.
+
+Letters: B batch, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sedem.answering.prompts import ANSWER_LIMIT
+from sedem.engine.interface import Step
+from sedem.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+UNFINISHED = "\ufffd"
+"""What tokenizers return for the bytes of an incomplete character."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are generated.
+
+    Attributes:
+        max_new_tokens: token limit of an answer, including the end token.
+        temperature: 0 is greedy; above 0 tokens are sampled.
+        top_k: sample from this many of the likeliest tokens; 0 means from all.
+        top_p: sample from the likeliest tokens that have this total probability.
+        stop: strings that end the answer and are not part of it.
+        seed: seed of sampling.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    max_new_tokens: int = ANSWER_LIMIT
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):  # type: ignore[unreachable]  # a caller may be untyped
+            raise ConfigError(f"stop is the string {self.stop!r}; give a list of strings")
+        _check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
+        _check_whole("top_k", self.top_k, 0, 2**31)
+        _check_whole("seed", self.seed, 0, 2**63)
+        if self.temperature != 0 and not 1e-3 <= self.temperature < float("inf"):
+            raise ConfigError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or at least 0.001"
+            )
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if any(not text for text in self.stop):
+            raise ConfigError("a stop string is empty; leave it out")
+
+    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Return a function that chooses tokens `[B]` from logits `[B, V]`."""
+        if self.temperature == 0:
+            return lambda logits_BV: logits_BV.argmax(-1)
+        # Imported here: greedy answers of a light model do not need transformers.
+        from transformers import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
+        warpers = LogitsProcessorList([TemperatureLogitsWarper(self.temperature)])
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        generator = torch.Generator(device).manual_seed(self.seed)
+
+        def sample(logits_BV: Tensor) -> Tensor:
+            ids_B1 = logits_BV.argmax(-1, keepdim=True)
+            probabilities_BV = warpers(ids_B1, logits_BV.float()).softmax(-1)
+            return torch.multinomial(probabilities_BV, 1, generator=generator)[:, 0]
+
+        return sample
+
+
+def _check_whole(name: str, value: object, least: int, limit: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < limit:
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a whole number of at least {least} and below {limit}"
+        )
+
+
+class Transcript:
+    """The text of one answer while it grows.
+
+    `take` withholds text that could still change: an incomplete character, or the beginning of a
+    stop string. It never revises text that it has returned.
+
+    Args:
+        tokenizer: decodes tokens.
+        end_ids: tokens that end an answer.
+        decoding: limit and stop strings.
+
+    Attributes:
+        ids: the tokens so far, without the one that ends the answer.
+        text: the text so far.
+        finish_reason: as in `Answer`; None while unfinished.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        decoding: Decoding,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = end_ids
+        self.decoding = decoding
+        self.ids: list[int] = []
+        self.text = ""
+        self.finish_reason: str | None = None
+        self._taken = 0
+
+    def finish(self, text: str, reason: str) -> None:
+        """Set the whole text at once, without tokens.
+
+        Args:
+            text: the answer.
+            reason: why it is finished.
+        """
+        self.text, self.finish_reason = text, reason
+
+    def add(self, token: int) -> None:
+        """Add one token."""
+        if token in self.end_ids:
+            self.finish_reason = "end"
+        else:
+            self.ids.append(token)
+            self._decode()
+            self._cut_at_stop()
+            if self.finish_reason is None and len(self.ids) >= self.decoding.max_new_tokens:
+                self.finish_reason = "length"
+        if self.finish_reason is not None:
+            self.text = self.text.rstrip()
+
+    def take(self) -> str:
+        """Return the text that can no longer change and was not returned before."""
+        certain = len(self.text) if self.finish_reason is not None else self._certain()
+        piece = self.text[self._taken : certain]
+        self._taken = max(self._taken, certain)
+        return piece
+
+    def cut(self) -> tuple[str, ...]:
+        """Return a one-sentence note if the answer was cut off at its limit, else nothing."""
+        if self.finish_reason != "length":
+            return ()
+        limit = self.decoding.max_new_tokens
+        return (f"the answer was cut off at its limit of {limit} tokens",)
+
+    def _decode(self) -> None:
+        text = self.tokenizer.decode(
+            self.ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        # An incomplete character is not text yet. With byte tokens, until it is complete, it can
+        # also change how the characters before it are decoded.
+        text = text.lstrip().rstrip(UNFINISHED)
+        if len(text) > len(self.text):
+            self.text = text
+
+    def _cut_at_stop(self) -> None:
+        starts = [at for stop in self.decoding.stop if (at := self.text.find(stop)) >= 0]
+        if starts:
+            self.text = self.text[: min(starts)]
+            self.finish_reason = "stop"
+
+    def _certain(self) -> int:
+        """Length of the text that can no longer change."""
+        withheld = 0
+        for stop in self.decoding.stop:
+            for size in range(1, min(len(stop), len(self.text)) + 1):
+                if self.text.endswith(stop[:size]):
+                    withheld = max(withheld, size)
+        # White space before it is stripped if the answer ends there.
+        return len(self.text[: len(self.text) - withheld].rstrip())
+
+
+def generate(
+    logits_BV: Tensor,
+    step: Step,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Sequence[int],
+    decoding: Decoding,
+    *,
+    ahead: bool = False,
+) -> Iterator[list[Transcript]]:
+    """Generate a batch of answers.
+
+    Args:
+        logits_BV: logits after the prefix.
+        step: runs one more token of every row.
+        tokenizer: decodes tokens.
+        end_ids: tokens that end an answer.
+        decoding: limit, sampling and stop strings.
+        ahead: from the second token on, start each step before the previous token is read on the
+            host, so that a GPU does not wait for text; the last step is then wasted.
+
+    Yields:
+        The transcripts of all rows, after each token; the same list every time. All are finished at
+        the last yield.
+    """
+    rows = [Transcript(tokenizer, end_ids, decoding) for _ in range(len(logits_BV))]
+    choose = decoding.chooser(logits_BV.device)
+    live = list(range(len(rows)))
+    for count in range(1, decoding.max_new_tokens + 1):
+        ids_B = choose(logits_BV)
+        read = fetch(ids_B)
+        # The first token is yielded before the next step starts, to lower its latency.
+        in_advance = ahead and 1 < count < decoding.max_new_tokens
+        if in_advance:
+            logits_BV = step(ids_B, live)
+        tokens = read()
+        for row in live:
+            rows[row].add(tokens[row])
+        live = [row for row in live if rows[row].finish_reason is None]
+        yield rows
+        if not live:
+            return
+        if not in_advance:
+            logits_BV = step(ids_B, live)
+
+
+def fetch(ids_B: Tensor) -> Callable[[], list[int]]:
+    """Start copying tokens to the host; return a function that waits only for this copy."""
+    if ids_B.device.type != "cuda":
+        return ids_B.tolist
+    on_host, arrived = ids_B.to("cpu", non_blocking=True), torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(ids_B.device))
+
+    def read() -> list[int]:
+        arrived.synchronize()
+        return list(on_host.tolist())
+
+    return read

@@ -1,0 +1,305 @@
+"""From a request to the start of decoding: its states, scores, blocks and start.
+
+Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
+width, F features of the confidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from sedem.answering.prompts import with_texts
+from sedem.bank.memory_bank import BankReader
+from sedem.config import Condition
+from sedem.engine.interface import Engine, Start
+from sedem.engine.upload import fill, mask_of
+from sedem.errors import ConfigError, DataError
+from sedem.guidance.budgets import AUTO, Auto, Budget, blocks_for_mass, is_share, text_count
+from sedem.guidance.confidence import confidence_features
+from sedem.method.pooling import state_mask
+from sedem.method.selector import arrange, resolve_budget, select
+from sedem.modules import SedemModules
+from sedem.types import check_unicode
+
+
+@dataclass(frozen=True)
+class Request:
+    """One question to one bank.
+
+    Attributes:
+        bank: the bank to ask.
+        question: the question.
+        k: selection budget; None means the model's default.
+        blocks: use exactly these blocks instead of selecting (for training and controls).
+        ranking: whether the answer lists every block by score.
+        condition: form in which the decoder reads the blocks; None means the model's default.
+        min_confidence: if the confidence is below it, the request is declined; None never declines.
+        documents: use only blocks of these documents, given by name or index; None means all. With
+            documents, every block of a large bank is scored, not only its candidates.
+        selection: the blocks, if they were selected elsewhere; then nothing is scored.
+    """
+
+    bank: BankReader
+    question: str
+    k: Budget | None = None
+    blocks: Sequence[int] | None = None
+    ranking: bool = False
+    condition: Condition | None = None
+    min_confidence: float | None = None
+    documents: Sequence[int | str] | None = None
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The blocks that one question uses.
+
+    Attributes:
+        ranked: their indices, best first.
+        memory: those that the decoder reads as memory, in reading order.
+        texts: those that it reads as text, in reading order.
+        scores: score of every block of the bank `[N]`, on the CPU; -inf for non-candidates.
+        confidence: probability that the evidence is in the bank, or in the requested documents;
+            None if the model gives none.
+        declined: whether the confidence is below the request's minimum.
+    """
+
+    ranked: list[int]
+    memory: list[int]
+    texts: list[int]
+    scores: Tensor
+    confidence: float | None = None
+    declined: bool = False
+
+
+def pinned(requests: Sequence[Request]) -> list[Request]:
+    """Return the same requests, each with a snapshot of its bank as it is now."""
+    return [replace(request, bank=request.bank.snapshot()) for request in requests]
+
+
+@torch.no_grad()
+def encode_questions(
+    model: SedemModules, engine: Engine, questions: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Encode questions at the extraction layers (section 3.2), without the start token.
+
+    Returns:
+        States `[B, Q, E]`, padded on the right, and a mask `[B, Q]` that is False for padding. The
+        mask is on the CPU, so that question lengths are known without waiting for a GPU.
+
+    Raises:
+        DataError: a question is empty, not Unicode text or longer than the encoder can read.
+    """
+    limit = model.encoder.max_positions - 1
+    rows = []
+    for question in questions:
+        check_unicode(question, "the question")
+        ids = model.encoder.token_ids(question.strip())
+        if not ids:
+            raise DataError("the question is empty; ask something, such as 'Who signed the lease?'")
+        if len(ids) > limit:
+            raise DataError(
+                f"the question has {len(ids):,} tokens, the model reads at most {limit:,}; "
+                "ask something shorter and put long text into a document"
+            )
+        rows.append(torch.tensor(ids))
+    lengths = [len(row) for row in rows]
+    mask_BQ = torch.from_numpy(mask_of(lengths, max(lengths)))
+    ids_BQ = torch.empty(mask_BQ.shape, dtype=torch.long)
+    fill(ids_BQ, rows)
+    return model.mixture(engine.encode_questions(ids_BQ).float()), mask_BQ
+
+
+def check_min_confidence(model: SedemModules, request: Request) -> None:
+    """Check that a model can give the confidence that a request requires.
+
+    Raises:
+        ConfigError: `min_confidence` is not a probability, or the model gives no confidence.
+    """
+    asked = request.min_confidence
+    if asked is None:
+        return
+    if not is_share(asked):
+        raise ConfigError(f"min_confidence is {asked!r}; it must be a number from 0 to 1")
+    if model.confidence is None:
+        raise ConfigError(
+            f"min_confidence is {asked}, but this model gives no confidence; fit it with "
+            "'sedem calibrate', or leave min_confidence out"
+        )
+
+
+@torch.no_grad()
+def confidences(
+    model: SedemModules, scores: Sequence[Tensor], mask_BQ: Tensor
+) -> list[float | None]:
+    """Return the probability that a bank has the evidence, for each question.
+
+    Args:
+        model: if it gives no confidence, the result is None for every question.
+        scores: score of every block `[N]` for each question; -inf for non-candidates.
+        mask_BQ: False where a question token is padding.
+    """
+    if model.confidence is None:
+        return [None] * len(scores)
+    rows = zip(scores, mask_BQ.sum(1).tolist(), strict=True)
+    features_BF = torch.stack([confidence_features(*row) for row in rows])
+    return list(model.confidence(features_BF).tolist())
+
+
+def choose(
+    model: SedemModules, request: Request, scores_N: Tensor, confidence: float | None = None
+) -> Selection:
+    """Choose the blocks of a request: the K with the best scores, or the forced ones.
+
+    Args:
+        model: its configuration has the default K and the order of blocks.
+        request: the request.
+        scores_N: score of every block of its bank.
+        confidence: probability that the evidence is in the bank; None if the model gives none.
+
+    Raises:
+        ConfigError: K is invalid, or a forced block does not exist or is named twice, or both
+            blocks and documents are given.
+    """
+    if request.blocks is None:
+        ranked = select(scores_N, count_blocks(model, request.k, scores_N))
+    elif request.documents is not None:
+        raise ConfigError("both blocks and documents are given; give only one of them")
+    else:
+        if len(set(request.blocks)) < len(request.blocks):
+            raise ConfigError(f"blocks {list(request.blocks)} name a block twice; name each once")
+        for index in request.blocks:
+            if not 0 <= index < len(scores_N):
+                raise ConfigError(f"block {index} was asked for, the bank has {len(scores_N)}")
+        forced = torch.tensor(list(request.blocks), dtype=torch.long)
+        ranked = forced[select(scores_N[forced], len(forced))]
+    condition = request.condition or model.config.condition
+    if condition not in get_args(Condition):
+        raise ConfigError(f"condition is '{condition}'; it can be {', '.join(get_args(Condition))}")
+    texts, memory = (
+        arrange(part, model.config.block_order).tolist()
+        for part in ranked.tensor_split([text_count(condition, len(ranked))])
+    )
+    least = request.min_confidence
+    declined = confidence is not None and least is not None and confidence < least
+    return Selection(ranked.tolist(), memory, texts, scores_N, confidence, declined)
+
+
+def prefix_of(
+    model: SedemModules, request: Request, selection: Selection, prompt: Sequence[int]
+) -> Tensor:
+    """Return the token ids `[P]` of the start token, the blocks read as text, and the question.
+
+    Args:
+        model: its decoder tokenizes.
+        request: its bank has the texts.
+        selection: the blocks to read.
+        prompt: `prompts.question_ids` of the question, without texts.
+    """
+    texts = [request.bank.block_text(index) for index in selection.texts]
+    chat = model.config.chat_template
+    return torch.tensor(with_texts(model.decoder, list(prompt), texts, chat=chat))
+
+
+def count_blocks(model: SedemModules, k: Budget | None, scores_N: Tensor) -> int:
+    """Return the number of blocks that a budget gives for one question.
+
+    Args:
+        model: its guidance and settings decide "auto".
+        k: the budget; None means the model's default.
+        scores_N: score of every block; -inf for non-candidates.
+
+    Raises:
+        ConfigError: k is not a budget, or it is "auto" and the model has no guidance.
+    """
+    auto = auto_budget(model, k)
+    if auto is None:
+        return resolve_budget(budget_of(model, k), count_candidates(scores_N))
+    assert model.guidance is not None
+    return blocks_for_mass(scores_N, model.guidance.tau, *auto)
+
+
+def count_candidates(scores_N: Tensor) -> int:
+    """Return the number of blocks that may be selected; all others have the score -inf."""
+    return int((scores_N > -torch.inf).sum())
+
+
+def auto_budget(model: SedemModules, k: Budget | None) -> tuple[float, int, int] | None:
+    """Return mass, fewest and most blocks of an adaptive budget; None for a fixed budget.
+
+    Args:
+        model: its settings fill what the budget leaves open.
+        k: the budget; None means the model's default.
+
+    Raises:
+        ConfigError: the model has no guidance.
+    """
+    budget = budget_of(model, k)
+    if budget == AUTO:
+        budget = Auto()
+    if not isinstance(budget, Auto):
+        return None
+    if model.guidance is None:
+        raise ConfigError(
+            "k is 'auto', but this model was trained without guidance, which 'auto' needs; "
+            "give a number of blocks, or a model with guidance"
+        )
+    return budget.filled(model.config)
+
+
+def budget_of(model: SedemModules, k: Budget | None) -> Budget:
+    """Return the requested budget, or the model's default."""
+    return model.config.k if k is None else k
+
+
+def start_of(bank: BankReader, selection: Selection, prefix: Tensor) -> Start:
+    """Return the start of an answer from the selected blocks and the prefix's token ids."""
+    return Start(bank, selection.memory, selection.scores[selection.memory], prefix)
+
+
+def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:
+    """Return the number of decoder states that each block is restored to."""
+    real_KU = state_mask(bank.slot_tokens(blocks), model.decompressor.states_per_slot)
+    return real_KU.sum(1).tolist()
+
+
+def check_fits(
+    model: SedemModules, sizes: Sequence[int], prefix: int, limit: int, texts: int = 0
+) -> None:
+    """Check that states, prompt and answer fit into the decoder's positions.
+
+    Independent blocks all have the same positions, so only the longest counts, and any K fits.
+
+    Args:
+        model: the model that answers.
+        sizes: number of states of each selected block, best first.
+        prefix: number of prompt tokens.
+        limit: token limit of the answer.
+        texts: number of blocks in the prompt as text.
+
+    Raises:
+        ConfigError: they do not fit; the message has all numbers and the largest K that fits.
+    """
+    max_positions = model.decoder.max_positions
+    apart = model.config.block_context == "independent"
+    ends = list(accumulate(sizes, max if apart else None))
+    states = ends[-1] if ends else 0
+    if states + prefix + limit <= max_positions:
+        return
+    largest_k = sum(end + prefix + limit <= max_positions for end in ends)
+    if texts > 1:
+        remedy = f"use k below {texts}, or read blocks as memory"
+    else:
+        remedy = f"use k of at most {largest_k}" if largest_k else "ask something shorter"
+    what = "states of the longest block" if apart else "selected states"
+    memory = f"{states:,} {what}, " if sizes else ""
+    raise ConfigError(
+        f"{memory}{prefix:,} prompt tokens and an answer of up to {limit:,} tokens make "
+        f"{states + prefix + limit:,} positions, the decoder has {max_positions:,}; {remedy}"
+    )

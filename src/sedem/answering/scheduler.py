@@ -1,0 +1,253 @@
+"""Many readers, one model: questions wait in a queue and share the rows of a running batch.
+
+    with model.scheduler() as scheduler:
+        answer = await scheduler.answer(Request(bank, "Who signed the lease?"))
+        async for piece in scheduler.stream(Request(bank, "Who may end it?"), Decoding(200)):
+            ...
+        reply = scheduler.submit(Request(bank, "Until when?"))   # from a thread
+        for piece in reply:
+            ...
+
+One thread owns the model. In each turn it prefills at most `JOIN` waiting questions together, then
+runs one token of every answer. Questions are served in order of arrival. An answer keeps its row
+until it ends. A long answer delays other questions only if every row is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Condition, Thread
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from sedem.answering.decoding import Decoding
+from sedem.answering.pace import Pace
+from sedem.answering.reply import AsyncReply, Event, Question, ThreadReply
+from sedem.answering.requests import Request
+from sedem.answering.running import RunningAnswers, failure
+from sedem.engine.interface import Engine
+from sedem.errors import ConfigError, QueueFullError, UnavailableError
+from sedem.modules import SedemModules
+from sedem.types import Answer
+
+WAITING = 256
+"""Default limit of waiting questions."""
+JOIN = 4
+"""Most questions that are prefilled together; running answers wait for one such prefill."""
+GREEDY = Decoding()
+
+
+class Scheduler:
+    """Answers questions as they come, in the rows of one running batch.
+
+    Args:
+        model: the model that answers.
+        engine: its engine.
+        name: the model's name in the answers.
+        rows: the most answers at once; None means as many as the engine runs efficiently.
+        waiting: the most questions that wait for a row.
+
+    Raises:
+        ConfigError: `rows` or `waiting` is below 1.
+    """
+
+    def __init__(
+        self,
+        model: SedemModules,
+        engine: Engine,
+        name: str = "sedem",
+        *,
+        rows: int | None = None,
+        waiting: int = WAITING,
+    ) -> None:
+        self.model, self.engine, self.name = model, engine, name
+        self.rows = engine.batch_size if rows is None else rows
+        self.limit = waiting
+        for what, count in (("rows", self.rows), ("waiting", waiting)):
+            if count < 1:
+                raise ConfigError(f"{what} is {count}; it must be at least 1")
+        self._waiting: deque[Question] = deque()
+        self._pace = Pace()
+        self._running: RunningAnswers | None = None
+        self._changed = Condition()
+        self._closed = self._stopped = False
+        self._thread = Thread(target=self._run, name="sedem-scheduler", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(at_once=kind is not None)
+
+    @property
+    def waiting(self) -> int:
+        """Number of questions that wait for a row."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Number of answers that have a row."""
+        running = self._running
+        return 0 if running is None else len(running.live)
+
+    def submit(self, request: Request, decoding: Decoding = GREEDY) -> ThreadReply:
+        """Ask from a thread.
+
+        Args:
+            request: the question and its bank.
+            decoding: limit, sampling and stop strings of its answer.
+
+        Returns:
+            An iterator of text. Its `selection` waits for the blocks of the answer, which come
+            before the text, and its `result` for the whole answer. All raise what `SeDeM.answer`
+            raises for this question, or UnavailableError if the engine failed.
+
+        Raises:
+            QueueFullError: too many questions wait.
+            UnavailableError: the scheduler is closed.
+        """
+        events = SimpleQueue[Event]()
+        question = self._put(Question(request, decoding, events.put))
+        return ThreadReply(partial(self._cancel, question), events)
+
+    def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
+        """Ask from an event loop; arguments and errors as for `submit`."""
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def send(event: Event) -> None:
+            # A closed loop takes no events, and nobody reads them.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        question = self._put(Question(request, decoding, send))
+        return AsyncReply(partial(self._cancel, question), events)
+
+    async def answer(self, request: Request, decoding: Decoding = GREEDY) -> Answer:
+        """Ask from an event loop and wait for the whole answer; as `stream`."""
+        reply = self.stream(request, decoding)
+        async for _ in reply:
+            pass
+        assert reply.answer is not None
+        return reply.answer
+
+    def require_room(self) -> None:
+        """Raise now if `submit` would refuse a question, before any work on it.
+
+        Raises:
+            QueueFullError: too many questions wait.
+        """
+        if len(self._waiting) >= self.limit:
+            raise QueueFullError(
+                f"{self.limit} questions are waiting and {self.rows} are answered at once; "
+                "ask again later",
+                self._pace.seconds(self.limit),
+            )
+
+    def drain(self) -> None:
+        """Take no more questions, end those that wait with an error, and let answers finish.
+
+        This does not block; `close` then waits for the answers.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        for question in self._next(self.limit):
+            question.send(UnavailableError("the scheduler is closing; use another one"))
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Take no more questions and wait until the thread has ended; this blocks an event loop.
+
+        Args:
+            at_once: end the questions that wait or are being answered with an error, instead of
+                answering them.
+        """
+        with self._changed:
+            self._closed = True
+            self._stopped |= at_once
+            self._changed.notify()
+        self._thread.join()
+
+    def _put(self, question: Question) -> Question:
+        with self._changed:
+            if self._closed:
+                raise UnavailableError("the scheduler is closed; use another one")
+            self.require_room()
+            self._waiting.append(question)
+            self._changed.notify()
+        return question
+
+    def _cancel(self, question: Question) -> None:
+        with self._changed:
+            if question in self._waiting:
+                self._waiting.remove(question)
+        question.cancel()
+
+    # The thread that owns the model
+
+    def _run(self) -> None:
+        # The imports of sampling take a second, so they happen before any answer runs.
+        Decoding(temperature=1.0).chooser(torch.device("cpu"))
+        with torch.no_grad():
+            while self._wait():
+                try:
+                    with self.engine.open_rows(self.rows) as rows:
+                        self._running = RunningAnswers(
+                            self.model, self.engine, self.name, rows, self.rows
+                        )
+                        self._serve(self._running)
+                except Exception as error:
+                    if self._running is not None:
+                        self._running.end(error)
+                    else:
+                        for question in self._next(1):
+                            question.send(failure(error))
+                self._running = None
+
+    def _wait(self) -> bool:
+        """Wait for a question; False once there will be none."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._pace.restart()
+            return bool(self._waiting)
+
+    def _next(self, count: int) -> list[Question]:
+        """Take at most `count` questions out of the queue, in their order."""
+        taken: list[Question] = []
+        with self._changed:
+            # Checked each time: the garbage collector may drop a reply here, which cancels it.
+            while self._waiting and len(taken) < count:
+                taken.append(self._waiting.popleft())
+                self._pace.left()
+        return taken
+
+    def _serve(self, running: RunningAnswers) -> None:
+        """Take turns until nothing waits and nothing runs."""
+        while True:
+            if self._stopped:
+                self._end(running)
+            running.drop()
+            questions = self._next(min(JOIN, running.free))
+            if questions:
+                running.join(questions)
+            if running.live:
+                running.step()
+            elif not questions:
+                return
+
+    def _end(self, running: RunningAnswers) -> None:
+        error = UnavailableError("the scheduler was closed before it had the answer")
+        running.end(error)
+        for question in self._next(len(self._waiting)):
+            question.send(error)

@@ -1,0 +1,1 @@
+"""Checkpoints: opening, saving, the hub and the model card."""

@@ -1,0 +1,332 @@
+"""A checkpoint on disk: config.json, sedem.safetensors, adapter/ and sometimes backbone/.
+
+Its manifest.json has sizes and hashes of these. Other files, such as README.md, are the user's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.backbone.safetensors import (
+    check_weights,
+    dequantize_int8,
+    load_weights,
+    quantize_int8,
+    save_tensors,
+)
+from sedem.checkpoint.manifest import MANIFEST, check_manifest, write_manifest
+from sedem.checkpoint.portable import BACKBONE, portable, shipped_folders
+from sedem.config import CONFIG_FILE, SedemConfig
+from sedem.durable_files import link_missing, replaced_folder, whole_folder
+from sedem.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS_FILE = "sedem.safetensors"
+ADAPTER = "adapter"
+OWN = (CONFIG_FILE, WEIGHTS_FILE, ADAPTER)
+"""What a checkpoint holds besides a backbone."""
+EXTRA_ENTRIES = frozenset({"sedem_version", "transformers_version"})
+
+
+def locate(name: str, revision: str | None = None) -> Path:
+    """Return the folder of a checkpoint: a local one, one shipped with sedem, or a hub snapshot.
+
+    Args:
+        name: a path, the name of a shipped checkpoint, or a hub id.
+        revision: hub revision.
+
+    Raises:
+        CheckpointError: there is no such checkpoint.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if (aside := whole_folder(folder)) != folder:
+        logger.warning("saving over '%s' was cut off; the previous checkpoint is opened", name)
+        return aside
+    if (shipped := embedded(name)) is not None:
+        return shipped
+    if folder.exists():
+        raise CheckpointError(f"'{name}' is a file; a checkpoint is a folder with {CONFIG_FILE}")
+    # A hub id has at most one slash and does not start with a dot.
+    if name.startswith(("/", ".", "~")) or len(folder.parts) > 2:
+        raise CheckpointError(
+            f"checkpoint '{name}' is not a local folder; a finished 'sedem train' leaves one in "
+            "'final' of its run.output"
+        )
+    # Imported here: it brings an HTTP client, which a folder on this machine does not need.
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, revision=revision))
+    except (OSError, ValueError) as error:  # all errors of huggingface_hub are one of these
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"checkpoint '{name}' is neither a local folder nor available from the hub: {reason}"
+        ) from None
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a checkpoint, for its files as they are.
+
+    Raises:
+        CheckpointError: the folder is not a checkpoint.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"'{folder}' is not a checkpoint; it has no {name}")
+    write_manifest(folder, (*OWN, BACKBONE))
+
+
+def check(folder: Path, *used: str) -> None:
+    """Refuse a checkpoint with a file that is missing, damaged or from another checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        used: parts whose content is checked; for all others, only presence and sizes are.
+
+    Raises:
+        CheckpointError: a file does not match the manifest; the message names it.
+    """
+    # For any other folder, reading its config.json reports what is wrong.
+    if any((folder / name).is_file() for name in (WEIGHTS_FILE, MANIFEST)):
+        check_manifest(folder, (*OWN, BACKBONE), used)
+
+
+@contextmanager
+def opening(folder: Path) -> Iterator[None]:
+    """Read a checkpoint inside the `with` block, from the files that its manifest describes.
+
+    Its backbone is checked by `open_named`, not here.
+
+    Raises:
+        CheckpointError: the files do not match the manifest, or were replaced meanwhile.
+    """
+    before = _state(folder)
+    try:
+        check(folder, *OWN)
+        yield
+    finally:
+        if _state(folder) != before:
+            raise CheckpointError(
+                f"'{folder}' was changed while it was opened; open it again"
+            ) from None
+
+
+def _state(folder: Path) -> list[tuple[str, int, int, int]]:
+    """State of the files of a checkpoint; it changes if one is replaced or written to."""
+    files = (path for part in OWN for path in [folder / part, *sorted((folder / part).glob("*"))])
+    told = ((str(path), path.stat()) for path in files if path.is_file())
+    return [(name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in told]
+
+
+def embedded(name: str) -> Path | None:
+    """Return the folder of a checkpoint shipped with sedem, or a folder inside it.
+
+    Args:
+        name: such as "sedem-nano", "icae-nano" or "sedem-nano/backbone".
+
+    Returns:
+        The folder; None if nothing of that name is shipped.
+    """
+    parts = PurePosixPath(name).parts
+    if not parts or ".." in parts or PurePosixPath(name).is_absolute():
+        return None
+    for place in shipped_folders("checkpoints"):
+        with suppress(OSError):  # the name may be too long for a file
+            if (place / name).is_dir():
+                return place / name
+    return None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Return whether a folder, a shipped name or a hub id has a trained model, not a backbone.
+
+    False if it cannot be read; opening it as a backbone then reports what is wrong.
+    """
+    place = Path(name) if Path(name).is_dir() else embedded(name)
+    try:
+        file = _from_hub(name) if place is None else place / CONFIG_FILE
+        entries = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool({"extract_layers", "method"} & entries.keys())
+
+
+def _from_hub(name: str) -> str:
+    from huggingface_hub import hf_hub_download
+
+    return hf_hub_download(name, CONFIG_FILE)
+
+
+def open_backbones(
+    config: SedemConfig,
+    folder: Path | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    attention: str = "sdpa",
+    light: bool = False,
+) -> tuple[Backbone, Backbone]:
+    """Open encoder and decoder, which are one object in the same-backbone setting.
+
+    Args:
+        config: names the backbones.
+        folder: folder of the checkpoint, where a backbone's folder may be; None if there is none.
+        dtype: type of weights and hidden states.
+        device: where to put the weights.
+        attention: "sdpa" or "eager".
+        light: whether only a fused engine will run them; see `open_backbone`.
+    """
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "attention": attention,
+        "light": light,
+    }
+    encoder = open_named(config.encoder, config.encoder_revision, folder, **options)
+    if not config.cross_model:
+        return encoder, encoder
+    assert config.decoder is not None
+    return encoder, open_named(config.decoder, config.decoder_revision, folder, **options)
+
+
+def open_named(name: str, revision: str | None, folder: Path | None, **options: Any) -> Backbone:
+    """Open a backbone that a checkpoint names.
+
+    Args:
+        name: a folder inside the checkpoint, any other folder, one inside a checkpoint that
+            ships with sedem, or a hub id; they are tried in this order.
+        revision: hub revision.
+        folder: folder of the checkpoint; None if there is none.
+        options: arguments of `open_backbone`.
+
+    Raises:
+        CheckpointError: the checkpoint names a folder that this machine does not have.
+    """
+    place: Path | str = name
+    if folder is not None and (folder / name).is_dir():
+        place = folder / name
+    elif folder is not None and Path(name).is_absolute() and not Path(name).is_dir():
+        raise CheckpointError(
+            f"checkpoint '{folder}' needs the backbone in '{name}', which is not a folder of this "
+            f"machine; name a folder with those weights in its {CONFIG_FILE} and run 'sedem "
+            "seal', or save it where the backbone is: save_pretrained(folder, with_backbone=True)"
+        )
+    elif not Path(name).is_dir():
+        place = embedded(name) or name
+    parent = Path(place).parent
+    # Any folder may have this name, next to a manifest of something else.
+    if Path(place).name == BACKBONE and all(
+        (parent / file).is_file() for file in (WEIGHTS_FILE, MANIFEST)
+    ):
+        check(parent, BACKBONE)
+    return open_backbone(str(place), revision=revision, **options)
+
+
+def read_weights(folder: Path, parts: nn.Module) -> None:
+    """Load the weights of the trained parts.
+
+    Raises:
+        CheckpointError: weights are missing, unknown or of another shape.
+    """
+    path = folder / WEIGHTS_FILE
+    weights = dequantize_int8(load_weights(path), torch.float32, str(path))
+    check_weights(parts.state_dict(), weights, str(path))
+    parts.load_state_dict(weights)
+
+
+def write(
+    folder: Path,
+    config: SedemConfig,
+    parts: nn.Module,
+    decoder: Backbone,
+    *,
+    backbone: Path | None = None,
+    int8: bool = False,
+) -> None:
+    """Write a checkpoint; see `unfinished` for how its folder appears.
+
+    Args:
+        folder: the checkpoint's folder.
+        config: the configuration of the model.
+        parts: the trained parts.
+        decoder: the decoder, whose adapters are written if it has any.
+        backbone: folder of a backbone to copy into the checkpoint; None copies none.
+        int8: store matrices as int8 rows with one scale each, and adapters as bfloat16.
+    """
+    config = portable(config)
+    with unfinished(folder) as place:
+        if backbone is not None:
+            shutil.copytree(backbone, place / BACKBONE)
+            config = config.with_changes(encoder=BACKBONE, decoder=None)
+        config = config.with_changes(lora_rank=config.lora_rank if decoder.has_lora else 0)
+        config.save(
+            place, sedem_version=version("sedem"), transformers_version=version("transformers")
+        )
+        write_weights(place, parts, int8=int8)
+        if decoder.has_lora:
+            base = config.decoder or config.encoder
+            decoder.save_lora(place / ADAPTER, base, torch.bfloat16 if int8 else torch.float32)
+
+
+def write_weights(folder: Path, parts: nn.Module, *, int8: bool = False) -> None:
+    """Write the weights of the trained parts; with `int8`, matrices as int8 rows with scales."""
+    weights: dict[str, Tensor] = {n: t.contiguous() for n, t in parts.state_dict().items()}
+    save_tensors(quantize_int8(weights) if int8 else weights, folder / WEIGHTS_FILE)
+
+
+def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **settings: Any) -> None:
+    """Write a copy of a checkpoint with one part added or replaced.
+
+    All other weights keep their bytes, so banks of the model stay valid. A damaged source is
+    refused, because the copy's manifest would otherwise describe the damage.
+
+    Args:
+        source: folder of the checkpoint.
+        folder: folder of the copy; the same one changes the checkpoint itself.
+        name: name of the part in sedem.safetensors.
+        part: the part.
+        settings: settings of the configuration to change.
+    """
+    check(source, *OWN, BACKBONE)
+    config = portable(SedemConfig.load(source, extra=EXTRA_ENTRIES)).with_changes(**settings)
+    weights = load_weights(source / WEIGHTS_FILE)
+    kept = {key: tensor for key, tensor in weights.items() if not key.startswith(f"{name}.")}
+    added = {f"{name}.{key}": t.cpu().contiguous() for key, t in part.state_dict().items()}
+    with unfinished(folder) as place:
+        shutil.copytree(source, place, dirs_exist_ok=True)
+        config.save(
+            place, sedem_version=version("sedem"), transformers_version=version("transformers")
+        )
+        save_tensors({**kept, **added}, place / WEIGHTS_FILE)
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Write a checkpoint in a hidden folder, which becomes `folder` when the block ends.
+
+    It replaces an existing one in one step, with its manifest. Files of the existing folder that
+    were not written, such as README.md, are kept.
+
+    Yields:
+        The hidden folder.
+    """
+    with replaced_folder(folder) as place:
+        yield place
+        if folder.is_dir():
+            link_missing(folder, place)
+        seal(place)

@@ -1,0 +1,143 @@
+"""Upload of a checkpoint to the hub, with a model card, if others can open it there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from sedem.checkpoint.folder import OWN, check, embedded, seal
+from sedem.checkpoint.model_card import backbones_of, model_card, summary_of
+from sedem.checkpoint.portable import BACKBONE
+from sedem.config import CONFIG_FILE
+from sedem.errors import CheckpointError, ConfigError
+from sedem.untrusted import read_json
+
+CARD_FILE = "README.md"
+
+
+def push_folder(
+    checkpoint: Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    token: str | None = None,
+    with_backbone: bool = False,
+) -> str:
+    """Upload a checkpoint, of SeDeM or of a trained baseline, as it is in its folder.
+
+    Args:
+        checkpoint: the folder.
+        repo_id: as in `upload`.
+        private: as in `upload`.
+        token: as in `upload`.
+        with_backbone: upload the folder of its backbone inside it.
+
+    Returns:
+        The URL of the commit.
+
+    Raises:
+        ConfigError: others could not open it, or it does not have exactly one backbone in a folder.
+        CheckpointError: it is not a checkpoint, or the hub refuses it.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "checkpoint"
+        shutil.copytree(checkpoint, folder)
+        check(folder, *OWN, BACKBONE)
+        if with_backbone:
+            _put_backbone_inside(folder)
+        return upload(folder, repo_id, private=private, token=token, trained_in=checkpoint)
+
+
+def upload(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    token: str | None = None,
+    trained_in: str | Path | None = None,
+) -> str:
+    """Upload a folder with a checkpoint.
+
+    A card is written if neither the folder nor the repository has one.
+
+    Args:
+        folder: the checkpoint; the card is written into it.
+        repo_id: the repository, as "owner/name"; it is created if it does not exist.
+        private: whether a new repository is private.
+        token: access token; None means that of the logged-in user.
+        trained_in: folder of the training that the card describes; None means that it is not known.
+
+    Returns:
+        The URL of the commit.
+
+    Raises:
+        ConfigError: it names a backbone that only this machine has.
+        CheckpointError: the folder has no config.json, or the hub refuses the upload.
+    """
+    entries = _entries(folder)
+    _check_backbones(folder, entries)
+    api = HfApi(token=token)
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        if not (folder / CARD_FILE).is_file() and not api.file_exists(repo_id, CARD_FILE):
+            summary = summary_of(Path(trained_in)) if trained_in is not None else None
+            card = model_card(repo_id, entries, backbones_of(entries), summary)
+            (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        commit = api.upload_folder(
+            repo_id=repo_id, folder_path=folder, commit_message="Upload SeDeM"
+        )
+    except (HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"the hub rejects '{repo_id}': {reason}") from None
+    return str(commit.commit_url)
+
+
+def _entries(folder: Path) -> dict[str, Any]:
+    try:
+        entries = read_json(folder / CONFIG_FILE, CheckpointError)
+    except FileNotFoundError:
+        entries = None
+    if not isinstance(entries, dict):
+        raise CheckpointError(
+            f"'{folder}' has no readable {CONFIG_FILE}; give a checkpoint, such as the folder "
+            "'final' of a finished 'sedem train'"
+        )
+    return entries
+
+
+def _check_backbones(folder: Path, entries: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose backbone is neither inside it, nor shipped, nor on the hub."""
+    for setting, name in backbones_of(entries).items():
+        here = Path(name).is_dir() and embedded(name) is None
+        if Path(name).is_absolute() or (here and not (folder / name).is_dir()):
+            raise ConfigError(
+                f"{setting} is '{name}', a folder that only this machine has; push the checkpoint "
+                "with its backbone inside (with_backbone=True, --with-backbone), or name its hub "
+                f"id in {CONFIG_FILE}"
+            )
+
+
+def _put_backbone_inside(folder: Path) -> None:
+    """Copy the backbone of a checkpoint into its folder, if it is not there already."""
+    entries = _entries(folder)
+    names = sorted(set(backbones_of(entries).values()))
+    if names == [BACKBONE] and (folder / BACKBONE).is_dir():
+        return
+    places = [Path(name) if Path(name).is_dir() else embedded(name) for name in names]
+    if len(places) != 1 or places[0] is None:
+        raise ConfigError(
+            f"'{', '.join(names)}' cannot be copied into the checkpoint; that needs one backbone "
+            "in a local folder"
+        )
+    shutil.copytree(places[0], folder / BACKBONE)
+    entries["backbone" if "method" in entries else "encoder"] = BACKBONE
+    if "decoder" in entries:
+        entries["decoder"] = None
+    (folder / CONFIG_FILE).write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    seal(folder)

@@ -1,0 +1,78 @@
+"""A model that works without any training: states are read and injected at the same layer. Ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sedem.backbone.decoder import Backbone
+from sedem.checkpoint.folder import open_named
+from sedem.config import SedemConfig
+from sedem.errors import ConfigError
+from sedem.modules import SedemModules
+
+SEED = 0
+"""Seed of the selector's random projections, so that each backbone has one untrained model."""
+
+
+def untrained(
+    name: str, *, layer: int | None = None, chat_template: bool | None = None, **settings: Any
+) -> SedemModules:
+    """Build the parts of a model that needs no training.
+
+    A slot is the state of one token, unchanged, so nothing is compressed. Blocks are independent:
+    above the layer, the decoder computes for a block exactly what it computes when it reads the
+    block's text alone. The selector compares states in the same random projections, and its scores
+    guide attention.
+
+    Args:
+        name: folder or hub id of the backbone, or one inside a checkpoint that ships with sedem.
+        layer: number of layers to run before states are read, and before they are injected; None
+            means half of them.
+        chat_template: whether questions use the tokenizer's chat template; None means that they do
+            if it has one.
+        settings: other settings of the configuration, such as segment_length and k.
+
+    Raises:
+        ConfigError: the backbone cannot be used, or a setting does not suit it.
+        CheckpointError: the weights or the tokenizer of the backbone are missing or damaged.
+    """
+    backbone = open_named(name, None, None, dtype=torch.bfloat16)
+    layer = middle_layer(backbone, name, layer)
+    if chat_template is None:
+        chat_template = bool(backbone.tokenizer.chat_template)
+    config = SedemConfig(
+        encoder=name,
+        extract_layers=(layer,),
+        inject_layer=layer,
+        compression=1,
+        decompressor="identity",
+        block_context="independent",
+        guidance=True,
+        chat_template=chat_template,
+        lora_rank=0,
+    ).with_changes(**settings)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        return SedemModules(config, backbone, backbone).eval()
+
+
+def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:
+    """Return the layer after which states are read and injected, for an untuned backbone.
+
+    Args:
+        backbone: the backbone.
+        name: its name, for the message.
+        layer: the requested layer; None means half of all layers.
+
+    Raises:
+        ConfigError: there is no layer before it, or none after it.
+    """
+    layer = backbone.depth // 2 if layer is None else layer
+    if not 1 <= layer < backbone.depth:
+        raise ConfigError(
+            f"layer is {layer}, but backbone '{name}' has {backbone.depth} layers; give a layer "
+            f"from 1 to {backbone.depth - 1}, so that some are before and some after it"
+        )
+    return layer

@@ -1,0 +1,1 @@
+"""Extensions of the paper's method."""

@@ -1,1 +1,0 @@
-"""Reading documents into a bank, answering questions from it, and checkpoints."""

@@ -1,0 +1,1 @@
+"""Reading: documents into blocks of memory."""

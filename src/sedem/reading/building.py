@@ -1,0 +1,271 @@
+"""Building a bank on disk from documents, commit by commit, and describing a bank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from sedem.bank.database import WAIT
+from sedem.bank.file import BankFile
+from sedem.bank.kept import kept_bytes
+from sedem.bank.keys import save_keys, stored_bytes
+from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
+from sedem.bank.parts import Place, Store, local_file, store_at
+from sedem.bank.rows import Meta, text_digest
+from sedem.engine.interface import Engine
+from sedem.errors import BankError
+from sedem.modules import SedemModules
+from sedem.quantization import BFLOAT16, check_dtype
+from sedem.reading.encoding import Progress, read
+from sedem.reading.long_documents import read_parts
+from sedem.reading.segmenting import segments_of
+from sedem.types import Document, distinct
+
+COMMIT = 400_000
+"""Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
+document is read in parts."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a build did, and the size of the bank after it.
+
+    Attributes:
+        added: documents that the bank did not have.
+        replaced: documents that had changed.
+        unchanged: documents that the bank already had.
+        documents: documents of the bank now.
+        blocks: blocks of the bank now.
+    """
+
+    added: int
+    replaced: int
+    unchanged: int
+    documents: int
+    blocks: int
+
+
+def build_bank(
+    model: SedemModules,
+    engine: Engine,
+    path: Place,
+    documents: Iterable[Document],
+    progress: Callable[[int], None] | None = None,
+    *,
+    size: Callable[[Document], int] | None = None,
+    source: str | None = None,
+    dtype: str | None = None,
+    keys: str | None = None,
+    no_text: bool = False,
+    words: bool = True,
+    wait: float = WAIT,
+) -> Report:
+    """Create or extend a bank.
+
+    Documents already in the bank are skipped; changed ones are replaced. Each commit is durable, so
+    the same call continues an interrupted build, even within a long document. Documents are taken
+    one after the other, and at most one commit of them is in memory. If taking one fails, those
+    before it are committed before the error is raised. A bank in parts gets them at the end of the
+    call, as one part; until then they are in a file on this machine.
+
+    Args:
+        model: its encoder and compressor make the memory.
+        engine: runs the encoder.
+        path: file of the bank, or its place if it is in parts.
+        documents: texts with distinct names.
+        progress: called with the size of what is done: whole documents and parts of others.
+        size: size of a document for `progress`; None means its characters.
+        source: where the model was opened from, to be recorded in the bank.
+        dtype: type of the stored slots; None means that of the bank, or bfloat16 in a new one.
+        keys: type in which to store the selector's keys of the whole bank; None stores none.
+        no_text: make a bank that keeps the SHA-256 of each text instead of the text. An existing
+            bank is not changed.
+        words: make a bank with an index of the words of its blocks.
+        wait: seconds to wait for another writer before each commit.
+
+    Raises:
+        BankMismatchError: another model made the bank.
+        BankError: the bank stores its slots as another type, or stores texts despite `no_text`.
+        ConfigError: there is no such type.
+        DataError: there are no documents, or two have the same name.
+    """
+    for name in filter(None, (dtype, keys)):
+        check_dtype(name)
+    if keys is not None:
+        local_file(path, "'sedem build --keys'")
+    meta = new_meta(model, source, dtype, no_text, words)
+    stored = stored_digests(model, path, dtype, no_text)
+    with _file_of(store_at(path, wait), meta) as file:
+        if file.exists():
+            stored |= file.digests()
+        taken = Taken(stored, size or (lambda document: len(document.text)))
+        for group in commits(taken.changed(documents)):
+            group_size = sum(map(taken.size, group))
+            before = taken.total - group_size
+
+            def report(done: int, of: int, before: int = before, part: int = group_size) -> None:
+                if progress is not None:
+                    progress(before + part * done // of)
+
+            _add(model, engine, file, meta, group, report)
+    bank = MemoryBank.open(path)
+    if keys is not None:
+        save_keys(bank, model.selector, keys)
+    return Report(taken.added, taken.replaced, taken.unchanged, len(bank.documents), len(bank))
+
+
+def describe(path: Place) -> dict[str, Any]:
+    """Return facts about a stored bank: which model made it, what it holds and how large it is.
+
+    `unfinished` lists documents whose build was interrupted; the same build continues them.
+    """
+    store = store_at(path)
+    bank = MemoryBank.open_from(store)
+    tokens = bank.tokens
+    return {
+        "documents": len(bank.documents),
+        "unfinished": store.unfinished() if isinstance(store, BankFile) else [],
+        "blocks": len(bank),
+        "tokens": tokens,
+        "dtype": bank.dtype,
+        "texts": "in the bank" if bank.meta.texts else "not in the bank",
+        "memory_bytes": bank.memory_bytes,
+        "bytes_per_token": round(bank.memory_bytes / tokens, 1) if tokens else 0.0,
+        "key_bytes": stored_bytes(store) if isinstance(store, BankFile) else 0,
+        "kept_bytes": 0 if bank.path is None else kept_bytes(bank.path),
+        "fingerprint": bank.fingerprint,
+        **bank.made_by,
+    }
+
+
+def _file_of(store: Store, meta: Meta) -> AbstractContextManager[BankFile]:
+    """Return the file that a build writes, which is another one for a bank in parts."""
+    return nullcontext(store) if isinstance(store, BankFile) else store.building(meta)
+
+
+def _add(
+    model: SedemModules,
+    engine: Engine,
+    file: BankFile,
+    meta: Meta,
+    group: list[Document],
+    progress: Progress,
+) -> None:
+    """Read some documents in one commit, or one long document in several."""
+    if len(group) == 1 and is_long(group[0]):
+        segments = segments_of(model, group[0])
+        if not file.exists():
+            with file.creating(meta):
+                pass
+        read_parts(model, engine, file, group[0], segments, progress)
+        return
+    part = read(model, engine, group, progress=progress).snapshot()
+    if file.exists():
+        # The bank is not opened, so the cost of a commit depends only on what it adds.
+        append_to(file, part)
+    else:
+        copy_to(file, part, meta)
+
+
+def new_meta(
+    model: SedemModules,
+    source: str | None = None,
+    dtype: str | None = None,
+    no_text: bool = False,
+    words: bool = True,
+) -> Meta:
+    """Return the metadata of a bank that a build creates; arguments as in `build_bank`."""
+    made_by = {**model.made_by(), "model": source}
+    size = model.config.slots_per_block, model.decoder.width
+    return Meta(model.fingerprint(), made_by, *size, dtype or BFLOAT16, not no_text, words)
+
+
+@dataclass
+class Taken:
+    """What was taken from a stream of documents.
+
+    Attributes:
+        stored: SHA-256 of the texts in the bank, by name.
+        size: size of a document.
+        total: size of all documents that were taken.
+        added: how many of them the bank did not have.
+        replaced: how many had changed.
+        unchanged: how many the bank had.
+    """
+
+    stored: dict[str, str]
+    size: Callable[[Document], int]
+    total: int = field(default=0, init=False)
+    added: int = field(default=0, init=False)
+    replaced: int = field(default=0, init=False)
+    unchanged: int = field(default=0, init=False)
+
+    def changed(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Take documents, and yield those that the bank lacks."""
+        for document in distinct(documents):
+            self.total += self.size(document)
+            found = self.stored.get(document.name)
+            if found == text_digest(document.text):
+                self.unchanged += 1
+                continue
+            self.added += found is None
+            self.replaced += found is not None
+            yield document
+
+
+def stored_digests(
+    model: SedemModules, path: Place, dtype: str | None, no_text: bool
+) -> dict[str, str]:
+    """Return the SHA-256 of the texts in a bank by name; empty if there is no bank.
+
+    Arguments and errors are those of `build_bank`.
+    """
+    store = store_at(path)
+    if not store.exists():
+        return {}
+    bank = MemoryBank.open_from(store)
+    bank.check_made_by(model.fingerprint())
+    if dtype not in (None, bank.dtype):
+        raise BankError(
+            f"bank '{path}' stores its slots as {bank.dtype}, not as {dtype}; "
+            "leave the type out, or build another bank"
+        )
+    if no_text and bank.meta.texts:
+        raise BankError(
+            f"bank '{path}' holds the texts of its documents; build another bank without texts, or "
+            "leave --no-text out"
+        )
+    return store.digests()
+
+
+def commits(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Group documents into commits of at least `COMMIT` characters.
+
+    The last group may be smaller, and so may one before a longer document, which stands alone.
+    """
+    group: list[Document] = []
+    size = 0
+    try:
+        for document in documents:
+            if group and is_long(document):
+                yield group
+                group, size = [], 0
+            group.append(document)
+            size += len(document.text)
+            if size >= COMMIT:
+                yield group
+                group, size = [], 0
+    except Exception:
+        # The documents before the one that failed are not lost.
+        if group:
+            yield group
+        raise
+    if group:
+        yield group
+
+
+def is_long(document: Document) -> bool:
+    """Whether a document takes more than one commit."""
+    return len(document.text) > COMMIT

@@ -1,0 +1,238 @@
+"""Which blocks a question uses, and which questions are refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from answers import QUESTIONS, RENT, SHORT, build, untimed
+from conftest import LEASE, POSITIONS
+
+from sedem import Auto, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering.decoding import Decoding
+from sedem.answering.prompts import question_ids
+from sedem.answering.requests import (
+    Request,
+    check_fits,
+    choose,
+    encode_questions,
+    prefix_of,
+)
+from sedem.answering.scores import score_requests
+from sedem.backbone.decoder import Backbone
+from sedem.bank import search
+from sedem.errors import ConfigError, DataError
+
+
+def test_all_blocks_need_no_selection(model: SeDeM, bank: MemoryBank) -> None:
+    everything = model.answer(bank, RENT, k="all", decoding=SHORT)
+    forced = model.answer(bank, RENT, blocks=range(len(bank)), decoding=SHORT)
+    assert untimed(everything) == untimed(forced)
+
+
+def test_forcing_the_blocks_that_would_be_selected_changes_nothing(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    best = model.scores(bank, RENT).argsort(descending=True).tolist()[:3]
+    assert untimed(model.answer(bank, RENT, k=3, decoding=SHORT)) == untimed(
+        model.answer(bank, RENT, k=1, blocks=best, decoding=SHORT)
+    )
+
+
+def test_other_blocks_give_another_answer(model: SeDeM, bank: MemoryBank) -> None:
+    texts = {model.answer(bank, RENT, blocks=[i], decoding=SHORT).text for i in range(6)}
+    assert len(texts) > 1
+
+
+# Budgets by need
+
+
+@pytest.fixture
+def guided(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    """A model with guidance, whose tau is small enough to tell the tiny model's blocks apart."""
+    model = build(config, backbone, guidance=True, auto_max=6)
+    assert model.guidance is not None
+    torch.nn.init.constant_(model.guidance.log_tau, -3.0)
+    return model
+
+
+def test_auto_uses_the_fewest_blocks_that_have_the_mass(
+    guided: SeDeM, documents: list[Document]
+) -> None:
+    bank, used = guided.read(documents), set()
+    for question in QUESTIONS:
+        best = sorted(guided.scores(bank, question).tolist(), reverse=True)[:6]
+        weights = [math.exp((score - best[0]) / math.exp(-3.0)) for score in best]
+        enough = [k for k in range(1, 7) if sum(weights[:k]) >= 0.95 * sum(weights)]
+        answer = guided.answer(bank, question, k="auto", decoding=SHORT)
+        assert answer.k == len(answer.citations) == enough[0]
+        used.add(answer.k)
+        fixed = guided.answer(bank, question, k=answer.k, decoding=SHORT)
+        assert untimed(fixed) == untimed(answer)
+    assert len(used) > 1
+
+
+def test_mass_and_limits_of_auto_can_be_given_with_a_question(
+    guided: SeDeM, documents: list[Document]
+) -> None:
+    bank = guided.read(documents)
+
+    def used(**limits: float | int) -> int:
+        return guided.answer(bank, RENT, k=Auto(**limits), decoding=SHORT).k
+
+    assert used(mass=0.0) == 1
+    assert used(mass=1.0) == 6
+    assert used(mass=1.0, most=9) == 9
+    assert used(mass=0.0, least=4) == 4
+    assert used() == guided.answer(bank, RENT, k="auto", decoding=SHORT).k
+
+
+def test_auto_may_be_the_models_own_budget(guided: SeDeM, documents: list[Document]) -> None:
+    bank = guided.read(documents)
+    expected = guided.answer(bank, RENT, k="auto", decoding=SHORT)
+    guided.config = guided.config.with_changes(k="auto")
+    assert untimed(guided.answer(bank, RENT, decoding=SHORT)) == untimed(expected)
+
+
+@pytest.mark.parametrize("k", ["auto", Auto(), Auto(0.5, 1, 2)])
+def test_auto_is_refused_without_guidance(k: Auto | str, model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match="k is 'auto', but this model was trained without guid"):
+        model.answer(bank, RENT, k=k)
+
+
+def test_auto_scores_every_block_only_if_it_may_use_more_than_the_candidates(
+    guided: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "COARSE_FROM", 1)
+    monkeypatch.setattr(search, "CANDIDATES", 7)
+    bank = guided.read(documents)
+    states = encode_questions(guided, guided.engine, [RENT])
+
+    def scored(k: Auto | str) -> int:
+        (scores_N,) = score_requests(guided, [Request(bank, RENT, k)], *states)
+        return int((scores_N > -torch.inf).sum())
+
+    assert scored("auto") == scored(Auto(most=7)) == 7
+    assert scored(Auto(most=8)) == len(bank)
+
+
+@pytest.mark.parametrize("index", [-1, 29, 10**6])
+def test_a_forced_block_outside_the_bank_is_refused_with_both_numbers(
+    index: int, model: SeDeM, bank: MemoryBank
+) -> None:
+    assert len(bank) == 29
+    with pytest.raises(ConfigError, match=f"block {index} was asked for, the bank has 29"):
+        model.answer(bank, RENT, blocks=[0, index])
+
+
+@pytest.mark.parametrize("order", ["document", "score"])
+def test_blocks_stand_in_the_configured_order(
+    order: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    model = build(config, backbone, block_order=order)
+    bank = model.read(documents)
+    scores = model.scores(bank, RENT)
+    selection = choose(model, Request(bank, RENT, k=6), scores)
+    assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
+    assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
+    expected = sorted(selection.ranked) if order == "document" else selection.ranked
+    assert selection.memory == expected
+
+
+@pytest.mark.parametrize("size", [512, 10_000])
+def test_a_question_longer_than_the_encoder_reads_is_refused_with_both_numbers(
+    size: int, model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(
+        DataError, match=f"the question has {size:,} tokens, the model reads at most 511; ask"
+    ):
+        model.answer(bank, "?" * size)
+
+
+def test_a_question_that_leaves_no_room_for_an_answer_is_refused(
+    model: SeDeM, bank: MemoryBank
+) -> None:
+    with pytest.raises(ConfigError, match=r"positions, the decoder has 512; ask something shorter"):
+        model.answer(bank, "?" * 480, k=1)
+
+
+def positions_of(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, int]:
+    found = re.search(
+        r"(?P<states>[\d,]+) selected states, (?P<prompt>[\d,]+) prompt tokens and an answer of up "
+        r"to (?P<answer>[\d,]+) tokens make (?P<sum>[\d,]+) positions, the decoder has "
+        r"(?P<room>[\d,]+); use k of at most (?P<most>[\d,]+)$",
+        str(error.value),
+    )
+    assert found is not None, str(error.value)
+    return {name: int(number.replace(",", "")) for name, number in found.groupdict().items()}
+
+
+@pytest.mark.parametrize("block_slots", [4, 2, 8])
+@pytest.mark.parametrize("segmentation", ["window", "paragraph"])
+def test_too_many_states_are_refused_with_the_largest_k_that_fits(
+    segmentation: str, block_slots: int, config: SedemConfig, backbone: Backbone
+) -> None:
+    model = build(config, backbone, block_slots=block_slots, segmentation=segmentation)
+    text = "\n\n".join(f"{LEASE} Paragraph {n}.\n\nYes {n}." for n in range(4))
+    bank = model.read([Document("long.txt", text)])
+    with pytest.raises(ConfigError) as error:
+        model.answer(bank, RENT, k="all", decoding=SHORT)
+    found = positions_of(error)
+    assert found["states"] == sum(sum(block.slot_tokens) for block in bank.blocks)
+    assert found["sum"] == found["states"] + found["prompt"] + found["answer"]
+    assert (found["answer"], found["room"]) == (12, POSITIONS)
+    assert model.answer(bank, RENT, k=found["most"], decoding=SHORT).k == found["most"]
+    with pytest.raises(ConfigError, match=f"use k of at most {found['most']}$"):
+        model.answer(bank, RENT, k=found["most"] + 1, decoding=SHORT)
+
+
+def test_states_prompt_and_answer_may_fill_every_position(model: SeDeM) -> None:
+    check_fits(model, [300, 100], prefix=100, limit=POSITIONS - 500)
+    for states, prefix, limit in (
+        ([300, 101], 100, POSITIONS - 500),
+        ([300, 100], 101, POSITIONS - 500),
+        ([300, 100], 100, POSITIONS - 499),
+    ):
+        with pytest.raises(ConfigError, match="make 513 positions, the decoder has 512; use k of"):
+            check_fits(model, states, prefix, limit)
+
+
+def test_the_suggested_k_may_fill_every_position(model: SeDeM) -> None:
+    with pytest.raises(ConfigError, match=r"use k of at most 2$"):
+        check_fits(model, [300, 100, 1], prefix=100, limit=12)
+    with pytest.raises(ConfigError, match=r"use k of at most 1$"):
+        check_fits(model, [300, 101, 1], prefix=100, limit=12)
+
+
+@pytest.mark.parametrize(
+    ("condition", "texts", "memory"),
+    [("memory", [], [0, 2, 3]), ("text", [0, 2, 3], []), ("both", [3], [0, 2])],
+)
+def test_the_condition_says_which_blocks_are_read_as_text(
+    model: SeDeM, bank: MemoryBank, condition: Any, texts: list[int], memory: list[int]
+) -> None:
+    scores = torch.zeros(len(bank))
+    scores[[3, 0, 2]] = torch.tensor([3.0, 2.0, 1.0])
+    request = Request(bank, "What is the rent?", 3, condition=condition)
+    selection = choose(model, request, scores)
+    assert (selection.ranked, selection.texts, selection.memory) == ([3, 0, 2], texts, memory)
+    prompt = question_ids(model.decoder, request.question)
+    prefix = model.decoder.tokenizer.decode(prefix_of(model, request, selection, prompt)[1:])
+    before = "\n\n".join(bank.block_text(index).strip() for index in texts)
+    assert prefix == f"{before}\n\nQuestion: What is the rent?\nAnswer:"
+    answer = model.answer_requests([request], Decoding(3))[0]
+    own = choose(model, request, model.scores(bank, request.question))
+    assert answer.k == 3
+    # What the decoder saw, whatever its form.
+    states = int(bank.slot_tokens(own.memory).sum()) if own.memory else 0
+    assert answer.conditioning == states + len(prefix_of(model, request, own, prompt))
+
+
+def test_an_unknown_condition_and_too_much_text_are_refused(model: SeDeM, bank: MemoryBank) -> None:
+    with pytest.raises(ConfigError, match=r"condition is 'words'; it can be memory, text, both"):
+        model.answer(bank, "What is the rent?", condition="words")  # type: ignore[call-overload]
+    with pytest.raises(ConfigError, match=r"use k below \d+, or read blocks as memory"):
+        model.answer(bank, "What is the rent?", k="all", condition="text")

@@ -1,0 +1,386 @@
+"""Questions that come one after another: the answers of each alone, in turn, and its errors too."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import deque
+from collections.abc import Iterator
+from random import Random
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from answers import QUESTIONS, RENT, SHORT, assert_same_sources
+from conftest import LEASE, RECIPE
+
+from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
+from sedem.answering.prompts import UNANSWERABLE
+from sedem.answering.reply import Question
+from sedem.answering.requests import Request
+from sedem.answering.running import RunningAnswers
+from sedem.engine.open import open_engine
+from sedem.errors import (
+    BankMismatchError,
+    CancelledError,
+    ConfigError,
+    DataError,
+    QueueFullError,
+    UnavailableError,
+)
+
+LONG = Decoding(max_new_tokens=60)
+
+
+@pytest.fixture(params=["static", "ahead", "eager"])
+def served(request: pytest.FixtureRequest, model: SeDeM) -> SeDeM:
+    """A model by each way to run steps."""
+    model.requires_grad_(False)
+    model.engine = open_engine("eager" if request.param == "eager" else "static", model)
+    model.engine.ahead = request.param == "ahead"
+    return model
+
+
+@pytest.fixture
+def fast(model: SeDeM) -> SeDeM:
+    model.requires_grad_(False)
+    model.engine = open_engine("static", model)
+    return model
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """Holds the scheduler before its first step, until it is set."""
+    go, step = Event(), RunningAnswers.step
+
+    def held(self: RunningAnswers) -> None:
+        go.wait(20)
+        step(self)
+
+    monkeypatch.setattr(RunningAnswers, "step", held)
+    yield go
+    go.set()
+
+
+def mixed(model: SeDeM, seed: int) -> list[tuple[Request, Decoding]]:
+    """Questions to two banks, with K, limits, stop strings and sampling of their own."""
+    banks = [model.read([Document("lease.txt", LEASE)]), model.read([Document("r.txt", RECIPE)])]
+    random = Random(seed)
+    return [
+        (
+            Request(random.choice(banks), random.choice(QUESTIONS), random.choice([None, 1, 7])),
+            Decoding(
+                random.choice([1, 5, 24]),
+                temperature=random.choice([0.0, 0.0, 0.8]),
+                top_p=random.choice([1.0, 0.9]),
+                seed=random.randrange(9),
+                stop=random.choice([(), ("e",)]),
+            ),
+        )
+        for _ in range(9)
+    ]
+
+
+def assert_same(answer: Answer, alone: Answer) -> None:
+    assert answer.text == alone.text
+    assert answer.conditioning == alone.conditioning
+    assert_same_sources(answer, alone)
+    assert answer.timings.keys() == {*alone.timings, "wait_ms"}
+
+
+def test_answers_equal_those_of_each_question_alone(served: SeDeM) -> None:
+    asked = mixed(served, seed=1)
+    with served.scheduler(rows=3) as scheduler:
+        replies = [scheduler.submit(*one) for one in asked]
+        answers = [reply.result() for reply in replies]
+    for (request, decoding), answer in zip(asked, answers, strict=True):
+        assert_same(answer, served.answer_requests([request], decoding)[0])
+
+
+def test_an_event_loop_reads_pieces_and_answers(fast: SeDeM) -> None:
+    asked = mixed(fast, seed=2)
+
+    async def read(scheduler: Any, request: Request, decoding: Decoding) -> tuple[str, Answer]:
+        stream = scheduler.stream(request, decoding)
+        selected = await stream.selection()
+        pieces = [piece async for piece in stream]
+        assert stream.selected is selected
+        assert selected.citations == stream.answer.citations
+        assert (selected.k, selected.confidence) == (stream.answer.k, stream.answer.confidence)
+        assert [piece async for piece in stream] == []
+        assert (await scheduler.answer(request, decoding)).text == stream.answer.text
+        return "".join(pieces), stream.answer
+
+    async def read_all() -> list[tuple[str, Answer]]:
+        with fast.scheduler(rows=4) as scheduler:
+            return await asyncio.gather(*(read(scheduler, *one) for one in asked))
+
+    for (request, decoding), (text, answer) in zip(asked, asyncio.run(read_all()), strict=True):
+        assert text == answer.text
+        assert_same(answer, fast.answer_requests([request], decoding)[0])
+
+
+def test_a_short_answer_ends_before_a_long_one_that_began_sooner(
+    fast: SeDeM, bank: MemoryBank
+) -> None:
+    ended = []
+    with fast.scheduler(rows=2) as scheduler:
+        long = scheduler.submit(Request(bank, RENT), LONG)
+        next(long)
+        short = [scheduler.submit(Request(bank, RENT), Decoding(2)) for _ in range(3)]
+        ended = [reply.result().finish_reason for reply in short]
+        assert long.answer is None and long._events.qsize() < 50
+        long.result()
+    assert ended == ["length"] * 3
+
+
+def test_a_few_waiting_questions_are_prefilled_between_two_steps(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
+) -> None:
+    seen, join, step = [], RunningAnswers.join, RunningAnswers.step
+    monkeypatch.setattr(RunningAnswers, "join", lambda s, q: (seen.append(len(q)), join(s, q)))
+    monkeypatch.setattr(RunningAnswers, "step", lambda s: (seen.append("step"), step(s)))
+    with fast.scheduler(rows=8) as scheduler:
+        first = scheduler.submit(Request(bank, RENT), Decoding(9))
+        next(first)
+        replies = [scheduler.submit(Request(bank, RENT), Decoding(9)) for _ in range(6)]
+        turns.set()
+        for reply in (first, *replies):
+            reply.result()
+    assert seen[:6] == [1, "step", 4, "step", 2, "step"]
+
+
+def test_an_error_reaches_only_its_question(served: SeDeM, bank: MemoryBank) -> None:
+    memory = bank.stored(range(len(bank)))
+    other = MemoryBank("another", bank.made_by, bank.documents, bank.blocks, memory)
+    wrong = [
+        (Request(bank, " "), DataError),
+        (Request(bank, RENT, 0), ConfigError),
+        (Request(other, RENT), BankMismatchError),
+    ]
+    with served.scheduler(rows=4) as scheduler:
+        good = scheduler.submit(Request(bank, RENT), SHORT)
+        replies = [scheduler.submit(request, SHORT) for request, _ in wrong]
+        for reply, (_, error) in zip(replies, wrong, strict=True):
+            with pytest.raises(error):
+                reply.result()
+        assert good.result().text == served.answer(bank, RENT, decoding=SHORT).text
+
+
+def test_a_step_that_fails_ends_the_answers_in_it_and_no_others(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
+) -> None:
+    def fail(self: RunningAnswers) -> None:
+        raise RuntimeError("out of memory")
+
+    with fast.scheduler(rows=1) as scheduler:
+        with monkeypatch.context() as patch:
+            patch.setattr(RunningAnswers, "step", fail)
+            with pytest.raises(
+                UnavailableError, match=r"engine failed .* \(RuntimeError\)"
+            ) as told:
+                scheduler.submit(Request(bank, RENT), SHORT).result()
+            assert str(told.value.__cause__) == "out of memory"
+        turns.set()
+        assert scheduler.submit(Request(bank, RENT), SHORT).result().text
+    assert not fast.engine.batches.active  # type: ignore[attr-defined]
+
+
+def test_a_cancelled_or_dropped_question_frees_its_row(
+    served: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
+) -> None:
+    steps, step = [], RunningAnswers.step
+    monkeypatch.setattr(RunningAnswers, "step", lambda s: (steps.append(len(s.live)), step(s)))
+    with served.scheduler(rows=1, waiting=2) as scheduler:
+        running = scheduler.submit(Request(bank, RENT), LONG)
+        next(running)
+        waiting = scheduler.submit(Request(bank, RENT), LONG)
+        dropped = scheduler.submit(Request(bank, RENT), LONG)
+        assert (scheduler.waiting, scheduler.running) == (2, 1)
+        with pytest.raises(QueueFullError, match="2 questions are waiting and 1 are answered"):
+            scheduler.submit(Request(bank, RENT), SHORT)
+        running.cancel()
+        waiting.cancel()
+        del dropped
+        gc.collect()
+        last = [scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2)]
+        turns.set()
+        alone = served.answer(bank, RENT, decoding=SHORT).text
+        assert [reply.result().text for reply in last] == [alone] * 2
+        for reply in (running, waiting):
+            with pytest.raises(CancelledError):
+                reply.result()
+    assert len(steps) < LONG.max_new_tokens
+
+
+def test_a_question_that_is_cancelled_while_text_is_sent_stays_cancelled(bank: MemoryBank) -> None:
+    class Raced(Question):
+        """Is cancelled by its reader between the look at `ended` and the change of it."""
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "ended" and not value and not seen:
+                seen.append("cancelled")
+                self.cancel()
+            return value
+
+    seen: list[Any] = []
+    question = Raced(Request(bank, RENT), SHORT, seen.append)
+    question.send("text")
+    assert question.ended
+    assert isinstance(seen[1], CancelledError)
+
+
+def test_a_reply_that_is_dropped_while_questions_are_taken_costs_no_other(
+    fast: SeDeM, bank: MemoryBank, turns: Event
+) -> None:
+    class Dropping(deque[Question]):
+        def popleft(self) -> Question:
+            question = super().popleft()
+            last.cancel()
+            return question
+
+    with fast.scheduler(rows=3) as scheduler:
+        running = scheduler.submit(Request(bank, RENT), SHORT)
+        next(running)
+        first, last = (scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2))
+        scheduler._waiting = Dropping(scheduler._waiting)
+        turns.set()
+        assert running.result().text == first.result().text
+
+
+def test_a_cancelled_task_cancels_its_question(fast: SeDeM, bank: MemoryBank, turns: Event) -> None:
+    async def ask() -> str:
+        with fast.scheduler(rows=1) as scheduler:
+            stream = scheduler.stream(Request(bank, RENT), LONG)
+
+            async def read() -> None:
+                async for _ in stream:
+                    pass
+
+            task = asyncio.create_task(read())
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            turns.set()
+            with pytest.raises(CancelledError):
+                await read()
+            return (await scheduler.answer(Request(bank, QUESTIONS[1]), SHORT)).text
+
+    assert asyncio.run(ask()) == fast.answer(bank, QUESTIONS[1], decoding=SHORT).text
+
+
+def test_closing_answers_what_was_asked_or_ends_it_at_once(
+    fast: SeDeM, bank: MemoryBank, turns: Event
+) -> None:
+    scheduler = fast.scheduler(rows=1)
+    replies = [scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2)]
+    turns.set()
+    scheduler.close()
+    assert [reply.result().text for reply in replies] == [replies[0].answer.text] * 2  # type: ignore[union-attr]
+    with pytest.raises(UnavailableError, match="closed"):
+        scheduler.submit(Request(bank, RENT), SHORT)
+    with pytest.raises(ZeroDivisionError), fast.scheduler(rows=1) as failing:
+        replies = [failing.submit(Request(bank, RENT), Decoding(400)) for _ in range(2)]
+        next(replies[0])
+        raise ZeroDivisionError
+    for reply in replies:
+        with pytest.raises(UnavailableError, match="closed before"):
+            reply.result()
+
+
+def test_a_question_below_its_confidence_is_declined(fast: SeDeM, bank: MemoryBank) -> None:
+    class Certain(torch.nn.Module):
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(features))
+
+    fast.confidence = Certain()  # type: ignore[assignment]
+    with fast.scheduler(rows=1) as scheduler:
+        reply = scheduler.submit(Request(bank, RENT, min_confidence=0.5), SHORT)
+        assert list(reply) == [UNANSWERABLE]
+    assert reply.answer is not None
+    assert (reply.answer.finish_reason, reply.answer.confidence) == ("unanswerable", 0)
+
+
+def test_the_blocks_of_an_answer_come_before_its_first_token(
+    served: SeDeM, bank: MemoryBank, turns: Event
+) -> None:
+    with served.scheduler(rows=1) as scheduler:
+        first = scheduler.submit(Request(bank, RENT, 3), LONG)
+        assert first.selected is None
+        selected = first.selection()
+        assert first.selected is selected and first.answer is None
+        assert first.selection() is selected
+        waiting = scheduler.submit(Request(bank, RENT), SHORT)
+        waiting.cancel()
+        with pytest.raises(CancelledError):
+            waiting.selection()
+        with pytest.raises(CancelledError, match="no blocks were selected"):
+            waiting.selection()
+        turns.set()
+        answer = first.result()
+    assert selected.citations == answer.citations
+    assert (selected.k, selected.confidence, selected.declined) == (3, answer.confidence, False)
+    names = [bank.documents.names[index] for index in selected.documents]
+    assert names == [citation.document for citation in answer.citations]
+
+
+def test_a_question_that_is_tried_again_sends_its_blocks_once(
+    fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch, turns: Event
+) -> None:
+    prefill = RunningAnswers._prefill
+
+    def fail_together(self: RunningAnswers, joined: list[Any]) -> None:
+        if len(joined) > 1:
+            raise RuntimeError("out of memory")
+        prefill(self, joined)
+
+    monkeypatch.setattr(RunningAnswers, "_prefill", fail_together)
+    with fast.scheduler(rows=3) as scheduler:
+        running = scheduler.submit(Request(bank, RENT), SHORT)
+        next(running)
+        two = [scheduler.submit(Request(bank, RENT), SHORT) for _ in range(2)]
+        turns.set()
+        first, *rest = list(two[0]), two[1].result().text
+        assert "".join(first) == rest[0]
+
+
+def test_a_cancelled_question_is_in_at_most_one_more_step(
+    served: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, step = [], RunningAnswers.step
+    monkeypatch.setattr(RunningAnswers, "step", lambda s: (rows.append(len(s.live)), step(s)))
+    with served.scheduler(rows=2) as scheduler:
+        long = scheduler.submit(Request(bank, RENT), Decoding(60))
+        cancelled = scheduler.submit(Request(bank, QUESTIONS[1]), Decoding(60))
+        next(cancelled)
+        cancelled.cancel()
+        steps = len(rows)
+        long.result()
+    assert set(rows[steps + 1 :]) <= {1}
+    assert len(rows) > steps + 1
+
+
+def test_draining_ends_what_waits_and_finishes_what_runs(
+    fast: SeDeM, bank: MemoryBank, turns: Event
+) -> None:
+    scheduler = fast.scheduler(rows=1)
+    running = scheduler.submit(Request(bank, RENT), SHORT)
+    next(running)
+    waiting = scheduler.submit(Request(bank, RENT), SHORT)
+    scheduler.drain()
+    with pytest.raises(UnavailableError, match="closing"):
+        waiting.result()
+    with pytest.raises(UnavailableError, match="closed"):
+        scheduler.submit(Request(bank, RENT), SHORT)
+    turns.set()
+    scheduler.close()
+    assert running.result().text == fast.answer(bank, RENT, decoding=SHORT).text
+    assert (scheduler.waiting, scheduler.running) == (0, 0)
+
+
+def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
+    with pytest.raises(ConfigError, match="rows is 0; it must be at least 1"):
+        fast.scheduler(rows=0)

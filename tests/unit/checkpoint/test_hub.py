@@ -1,0 +1,153 @@
+"""A pushed checkpoint has all that others need to open it, and a card; nothing is sent here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import save_tiny
+from huggingface_hub.errors import HFValidationError
+
+from sedem import SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.checkpoint import hub
+from sedem.checkpoint.folder import seal
+from sedem.checkpoint.hub import push_folder
+from sedem.errors import CheckpointError, ConfigError
+
+REPO = "somebody/lease-reader"
+
+
+class RecordingApi:
+    """Stands in for the hub: keeps what it is asked, and what it is sent."""
+
+    calls: list[tuple[str, Any]]
+    uploaded: dict[str, bytes]
+    there: frozenset[str] = frozenset()
+
+    def __init__(self, token: str | None = None) -> None:
+        type(self).calls = [("token", token)]
+        type(self).uploaded = {}
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        if "/" not in repo_id:
+            raise HFValidationError(f"bad name {repo_id}\nmore about it")
+        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
+
+    def file_exists(self, repo_id: str, name: str) -> bool:
+        return name in self.there
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> Any:
+        self.calls.append(("upload_folder", repo_id))
+        for path in sorted(Path(folder_path).rglob("*")):
+            if path.is_file():
+                self.uploaded[str(path.relative_to(folder_path))] = path.read_bytes()
+
+        class Commit:
+            commit_url = "https://hub.invalid/commit/1"
+
+        return Commit()
+
+
+@pytest.fixture(autouse=True)
+def api(monkeypatch: pytest.MonkeyPatch) -> type[RecordingApi]:
+    monkeypatch.setattr(RecordingApi, "calls", [], raising=False)
+    monkeypatch.setattr(hub, "HfApi", RecordingApi)
+    return RecordingApi
+
+
+@pytest.fixture
+def public(config: SedemConfig, backbone: Backbone) -> SeDeM:
+    """A model whose backbone is on the hub."""
+    return SeDeM(config.with_changes(encoder="owner/tiny"), backbone, backbone)
+
+
+@pytest.fixture
+def local(config: SedemConfig, tmp_path: Path, model: SeDeM) -> Path:
+    """A checkpoint whose backbone is a folder of this machine."""
+    save_tiny(tmp_path / "models" / "tiny")
+    changed = config.with_changes(encoder=str(tmp_path / "models" / "tiny"))
+    SeDeM(changed, model.encoder, model.decoder).save_pretrained(tmp_path / "final")
+    return tmp_path / "final"
+
+
+def test_the_checkpoints_files_and_a_card_are_uploaded(public: SeDeM, tmp_path: Path) -> None:
+    assert public.push_to_hub(REPO, private=True, token="secret") == "https://hub.invalid/commit/1"
+    assert RecordingApi.calls == [
+        ("token", "secret"),
+        ("create_repo", {"repo_id": REPO, "private": True, "exist_ok": True}),
+        ("upload_folder", REPO),
+    ]
+    public.save_pretrained(tmp_path / "saved")
+    files = [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
+    expected = {str(path.relative_to(tmp_path / "saved")): path.read_bytes() for path in files}
+    card = RecordingApi.uploaded.pop("README.md").decode()
+    assert RecordingApi.uploaded == expected
+    assert "base_model:\n- owner/tiny" in card
+    assert "Not recorded" in card
+
+
+def test_a_backbone_that_only_this_machine_has_is_refused(local: Path, api: Any) -> None:
+    with pytest.raises(ConfigError, match=r"encoder is '/.*tiny', a folder that only this machine"):
+        push_folder(local, REPO)
+    model = SeDeM.from_pretrained(local, engine="eager")
+    with pytest.raises(ConfigError, match="--with-backbone"):
+        model.push_to_hub(REPO)
+    assert api.calls == []
+
+
+def test_a_relative_folder_of_an_older_checkpoint_is_refused(
+    local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = json.loads((local / "config.json").read_text())
+    (local / "config.json").write_text(json.dumps({**entries, "encoder": "models/tiny"}))
+    seal(local)
+    monkeypatch.chdir(local.parent)
+    with pytest.raises(ConfigError, match="only this machine has"):
+        push_folder(local, REPO)
+
+
+def test_a_backbone_may_be_uploaded_inside(local: Path) -> None:
+    push_folder(local, REPO, with_backbone=True)
+    pushed = RecordingApi.uploaded
+    assert {"backbone/model.safetensors", "backbone/tokenizer.json"} <= pushed.keys()
+    assert json.loads(pushed["config.json"])["encoder"] == "backbone"
+    weights = "sedem.safetensors"
+    assert pushed[weights] == (local / weights).read_bytes()
+    backbone = pushed["backbone/model.safetensors"]
+    listed = json.loads(pushed["manifest.json"])["files"]["backbone/model.safetensors"]
+    assert listed == {"bytes": len(backbone), "sha256": hashlib.sha256(backbone).hexdigest()}
+    assert not (local / "backbone").exists() and not (local / "README.md").exists()
+    SeDeM.from_pretrained(local, engine="eager").push_to_hub(REPO, with_backbone=True)
+    assert "backbone/model.safetensors" in RecordingApi.uploaded
+
+
+def test_a_hub_id_cannot_be_put_inside(public: SeDeM, tmp_path: Path) -> None:
+    public.save_pretrained(tmp_path / "public")
+    with pytest.raises(ConfigError, match="'owner/tiny' cannot be copied into the checkpoint"):
+        push_folder(tmp_path / "public", REPO, with_backbone=True)
+
+
+@pytest.mark.parametrize("name", ["sedem-nano", "icae-nano"])
+def test_shipped_checkpoints_can_be_pushed_with_their_own_cards(name: str) -> None:
+    folder = Path(__file__).parents[3] / "checkpoints" / name
+    push_folder(folder, REPO)
+    assert RecordingApi.uploaded["README.md"] == (folder / "README.md").read_bytes()
+
+
+def test_the_card_of_a_repository_is_kept(
+    public: SeDeM, api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "there", frozenset({"README.md"}))
+    public.push_to_hub(REPO)
+    assert "README.md" not in RecordingApi.uploaded
+
+
+def test_what_the_hub_refuses_is_one_sentence(public: SeDeM, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^the hub rejects 'x': bad name x$"):
+        public.push_to_hub("x")
+    with pytest.raises(CheckpointError, match=r"has no readable config\.json"):
+        push_folder(tmp_path, REPO)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from sedem.evaluation.metrics import BINS, auroc, calibration_error
+from sedem.guidance.confidence import Confidence, confidence_features
+
+
+def naive_features(scores: list[float], tokens: int) -> list[float]:
+    """The best score, and its distance from the mean of the next seven, per question token."""
+    best, *rest = sorted((s for s in scores if s > -math.inf), reverse=True)
+    rivals = rest[:7]
+    lead = best - sum(rivals) / len(rivals) if rivals else 0.0
+    return [best / tokens, lead / tokens]
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, 9, 40])
+@pytest.mark.parametrize("tokens", [1, 12])
+def test_the_features_are_the_best_score_and_its_lead_per_token(count: int, tokens: int) -> None:
+    scores = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    expected = naive_features(scores.tolist(), tokens)
+    assert confidence_features(scores, tokens).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_blocks_that_are_no_candidates_change_nothing() -> None:
+    scores = torch.tensor([3.0, 1.0, 2.0])
+    padded = torch.cat([torch.full((20,), -torch.inf), scores])
+    assert torch.equal(confidence_features(padded, 4), confidence_features(scores, 4))
+
+
+def test_confidence_is_a_logistic_function_and_one_half_before_it_is_fitted() -> None:
+    part = Confidence()
+    assert part(torch.tensor([[0.7, 0.2]])).item() == 0.5
+    with torch.no_grad():
+        part.weight.copy_(torch.tensor([2.0, -3.0]))
+        part.bias.fill_(0.5)
+        (found,) = part(torch.tensor([[0.7, 0.2]])).tolist()
+    assert found == pytest.approx(1 / (1 + math.exp(-(2 * 0.7 - 3 * 0.2 + 0.5))))
+
+
+def drawn(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features, whether the evidence is there, and the probabilities that it was drawn with."""
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, 2, generator=generator) * torch.tensor([0.1, 0.02]) + 0.5
+    logits = features @ torch.tensor([12.0, 40.0]) - 26.0
+    chances = logits.sigmoid()
+    return features, torch.rand(count, generator=generator) < chances, chances
+
+
+def test_a_fit_finds_the_probabilities_that_labels_were_drawn_with() -> None:
+    part = Confidence()
+    part.fit(*drawn(20_000)[:2])
+    features, present, chances = drawn(5_000, seed=1)
+    with torch.no_grad():
+        found = part(features)
+    assert (found - chances).abs().max() < 0.03
+    assert calibration_error(found, present) < 0.03
+
+
+def test_a_fit_is_finite_where_the_features_tell_everything() -> None:
+    part = Confidence()
+    part.fit(torch.tensor([[0.1, 0.5], [0.2, 0.5], [0.8, 0.5], [0.9, 0.5]]), torch.arange(4) > 1)
+    with torch.no_grad():
+        found = part(torch.tensor([[0.15, 0.5], [0.85, 0.5]]))
+    assert torch.isfinite(part.weight).all()
+    assert found[0] < 0.05 and found[1] > 0.95
+
+
+def test_auroc_is_the_share_of_pairs_in_order() -> None:
+    rng = random.Random(0)
+    for _ in range(10):
+        confidence = [rng.randrange(6) / 5 for _ in range(30)]
+        present = [True, False] + [rng.random() < 0.4 for _ in range(28)]
+        wins = [
+            1.0 if a > b else 0.5 if a == b else 0.0
+            for a, is_present in zip(confidence, present, strict=True)
+            if is_present
+            for b, other in zip(confidence, present, strict=True)
+            if not other
+        ]
+        found = auroc(torch.tensor(confidence), torch.tensor(present))
+        assert found == pytest.approx(sum(wins) / len(wins))
+
+
+@pytest.mark.parametrize("count", [BINS, 47, 3])
+def test_the_calibration_error_is_the_mean_distance_of_groups(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    confidence = torch.rand(count, generator=generator)
+    present = torch.rand(count, generator=generator) < confidence
+    pairs = sorted(zip(confidence.tolist(), present.tolist(), strict=True))
+    small, larger = divmod(count, BINS)
+    total, start = 0.0, 0
+    for group in range(BINS):
+        size = small + (group < larger)
+        part, start = pairs[start : start + size], start + size
+        if part:
+            total += abs(sum(p for p, _ in part) - sum(real for _, real in part))
+    assert calibration_error(confidence, present) == pytest.approx(total / count)

@@ -1,0 +1,177 @@
+"""Reading documents into a bank, with every compressor and mixture."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from answers import QUESTIONS, RENT, SHORT, assert_cites, build
+from conftest import LEASE, POSITIONS
+
+from sedem import Decoding, Document, SeDeM, SedemConfig
+from sedem.backbone.decoder import Backbone
+from sedem.errors import DataError
+from sedem.method.segments import Segments, segment_text
+from sedem.modules import SedemModules
+from sedem.reading import segmenting as cutter
+from sedem.reading.encoding import batches, compress
+from sedem.reading.segmenting import segments_of
+
+
+def test_reading_twice_gives_the_same_bank(model: SeDeM, documents: list[Document]) -> None:
+    one, two = model.read(documents), model.read(documents)
+    assert torch.equal(one.memory(range(len(one))), two.memory(range(len(two))))
+    assert one.blocks == two.blocks
+
+
+def test_no_block_of_a_paragraph_reaches_into_the_next(
+    config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    model = build(config, backbone, segmentation="paragraph")
+    answer = model.answer(model.read(documents), RENT, k="all", decoding=Decoding(2))
+    assert len(answer.citations) > 3
+    assert not any("\n\n" in citation.text for citation in answer.citations)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
+def test_every_compressor_reads_answers_and_cites(
+    kind: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    model = build(config, backbone, compressor=kind)
+    bank = model.read(documents)
+    answers = model.answer(bank, QUESTIONS, decoding=SHORT)
+    for answer in answers:
+        assert_cites(answer, documents)
+    whole = model.answer(bank, RENT, k="all", decoding=Decoding(2))
+    # Learned queries look at the whole segment; so does what is cited for them.
+    spans = sorted((c.start, c.end) for c in whole.citations if c.document == "lease.txt")
+    assert spans == [(i, min(i + 16, len(LEASE))) for i in range(0, len(LEASE), 16)]
+
+
+def test_compressors_differ(
+    config: SedemConfig, backbone: Backbone, documents: list[Document]
+) -> None:
+    texts = set()
+    for kind in ("linear", "mlp", "query"):
+        model = build(config, backbone, compressor=kind)
+        answers = model.answer(model.read(documents), QUESTIONS, decoding=SHORT)
+        texts.add(tuple(answer.text for answer in answers))
+    assert len(texts) == 3
+
+
+@pytest.mark.parametrize(
+    ("layers", "mixing"), [((1, 3), "uniform"), ((1, 2, 4), "learned"), ((3, 1), "learned")]
+)
+def test_mixtures_of_layers_read_and_answer(
+    layers: tuple[int, ...],
+    mixing: str,
+    config: SedemConfig,
+    backbone: Backbone,
+    documents: list[Document],
+) -> None:
+    model = build(config, backbone, extract_layers=layers, layer_mixing=mixing)
+    if mixing == "learned":
+        with torch.no_grad():
+            model.mixture.logits.copy_(torch.arange(len(layers)) * 2.0)
+    mixed = model.read(documents)
+    assert_cites(model.answer(mixed, RENT, decoding=SHORT), documents)
+    alone = build(config, backbone, extract_layers=layers[-1:]).read(documents)
+    everything = range(len(mixed))
+    assert not torch.equal(mixed.memory(everything), alone.memory(everything))
+
+
+def test_a_text_may_exceed_the_positions_of_the_backbone(model: SeDeM) -> None:
+    bank = model.read([Document("long.txt", LEASE * 9)])
+    answer = model.answer(bank, RENT, decoding=SHORT)
+    assert answer.blocks == -(-9 * len(LEASE) // 16) > POSITIONS / 16
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "query"])
+def test_memory_of_padding_is_zero(kind: str, config: SedemConfig, backbone: Backbone) -> None:
+    """An MLP maps a pooled zero to something else; the bytes of a bank must not show it."""
+    model = build(config, backbone, compressor=kind)
+    for parameter in model.compressor.parameters():
+        torch.nn.init.normal_(parameter)
+    # A full segment of 16 tokens and one of 6, whose third and fourth slots are padding.
+    segments = segment_text("x" * 22, backbone, 16, "window")
+    memory_SMD = compress(model, model.engine, [segments])
+    assert memory_SMD.ne(0).any(-1).tolist() == [[True] * 4, [True, True, False, False]]
+
+
+class Encoded:
+    """Notes the ids of every batch that is encoded."""
+
+    def __init__(self, model: SeDeM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.batches: list[list[list[int]]] = []
+        encode = model.engine.encode
+
+        def noted(ids_BT: torch.Tensor) -> torch.Tensor:
+            self.batches.append(ids_BT.tolist())
+            return encode(ids_BT)
+
+        monkeypatch.setattr(model.engine, "encode", noted)
+
+
+TEXTS = [LEASE * 2, "x" * 22, "y" * 16, LEASE * 3 + "z", "w" * 3, LEASE]
+
+
+def test_which_segments_are_together_does_not_depend_on_when_they_come(
+    model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [Document(f"{n}.txt", text) for n, text in enumerate(TEXTS)]
+    parts = [segments_of(model, document) for document in documents]
+    ids_ST, lengths_S = (torch.cat([vars(p)[name] for p in parts]) for name in ("ids", "lengths"))
+    expected = []
+    for batch_B in batches(lengths_S, model.device):
+        longest = -(-int(lengths_S[batch_B].max()) // 4) * 4
+        expected.append(ids_ST[batch_B, :longest].tolist())
+    encoded = Encoded(model, monkeypatch)
+    told: list[tuple[int, int]] = []
+    one = model.read(documents)
+    other = model.read(documents, progress=lambda done, of: told.append((done, of)))
+    assert encoded.batches == [*expected, *expected]
+    assert told[-1] == (len(lengths_S), len(lengths_S)) and told == sorted(told)
+    assert len(told) <= len(expected) > 10
+    assert torch.equal(one.memory(range(len(one))), other.memory(range(len(other))))
+    assert one.blocks == other.blocks
+    # Full segments alone, which leave nothing for the end.
+    full = [Document("full.txt", "u" * 16 * 8)]
+    encoded.batches.clear()
+    assert len(model.read(full)) == 8 and len(encoded.batches) == 1
+
+
+def test_documents_are_encoded_while_others_are_cut(
+    model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second document is held back until a batch of the first has been encoded."""
+    encoded, first = Encoded(model, monkeypatch), threading.Event()
+    encode = model.engine.encode
+
+    def told(ids_BT: torch.Tensor) -> torch.Tensor:
+        first.set()
+        return encode(ids_BT)
+
+    def held(model: SedemModules, document: Document) -> Segments:
+        assert document.name == "0.txt" or first.wait(10)
+        return segments_of(model, document)
+
+    monkeypatch.setattr(model.engine, "encode", told)
+    monkeypatch.setattr(cutter, "segments_of", held)
+    bank = model.read([Document("0.txt", LEASE), Document("1.txt", LEASE[::-1])])
+    assert len(bank) == 2 * -(-len(LEASE) // 16) and encoded.batches
+
+
+def test_a_document_that_cannot_be_cut_is_refused_and_ends_the_thread(
+    model: SeDeM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(model: SedemModules, document: Document) -> Segments:
+        if document.name == "b.txt":
+            raise DataError("the text has no tokens")
+        return segments_of(model, document)
+
+    monkeypatch.setattr(cutter, "segments_of", failing)
+    before = threading.active_count()
+    with pytest.raises(DataError, match="no tokens"):
+        model.read([Document(f"{name}.txt", LEASE) for name in "abc"])
+    assert threading.active_count() == before
