@@ -299,12 +299,6 @@ def _before(scene: Scene) -> State:
     return scene.documents
 
 
-def _read_last(scene: Scene) -> State:
-    """The documents after the first one was read again."""
-    first, *others = scene.documents
-    return (*others, first)
-
-
 def _replacement(scene: Scene) -> Version:
     return (scene.documents[0][0], scene.documents[0][1] + 7)
 
@@ -330,10 +324,12 @@ def _repair(folder: Path, _: Scene) -> None:
 
 
 def _look_after_repair(folder: Path) -> State | None:
+    """What a repair leaves, in any order: documents that it reads again come last."""
     if not problems_of(folder / BANK) and not Path(f"{folder / BANK}{DAMAGED}").exists():
         raise WrongError("the damaged file is gone")
     repair(BankFile(folder / BANK), read_again)
-    return look(folder / BANK)
+    found = look(folder / BANK)
+    return None if found is None else tuple(sorted(found))
 
 
 def _save_keys(folder: Path, _: Scene) -> None:
@@ -432,7 +428,7 @@ OPERATIONS = {
         _before,
         prepare=_remove_some,
     ),
-    "repair": Operation(_repair, _read_last, _read_last, look=_look_after_repair, prepare=_damage),
+    "repair": Operation(_repair, _before, _before, look=_look_after_repair, prepare=_damage),
     "backup": _of_new_bank(lambda folder, scene: backup(folder / BANK, folder / NEW_BANK)),
     "export": _of_new_bank(lambda folder, scene: export_bank(folder / BANK, folder / NEW_BANK)),
     "import": _of_new_bank(lambda folder, scene: import_bank(folder / BANK, folder / NEW_BANK)),
