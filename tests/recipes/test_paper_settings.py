@@ -17,7 +17,7 @@ from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
 BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
-OURS = {"stage1-beside", "stage2-guided", "stage2-conditions"}
+OURS = {"stage2-guided", "stage2-conditions"}
 """Recipes of what the paper does not have."""
 WITHOUT_SELECTOR = ("stage2-hotpotqa-all", "stage2-qasper-all")
 STAGE1 = sorted(path for path in RECIPES.rglob("stage1*.yaml") if path.stem not in OURS)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.backbone.safetensors import weights_digest
-from sedem.config import BlockOrder, SedemConfig
+from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 
 ALL = "all"
@@ -163,8 +163,3 @@ def select(scores_N: Tensor, count: int) -> Tensor:
         candidates = (scores_N >= lowest).nonzero()[:, 0]
         return candidates[scores_N[candidates].sort(descending=True, stable=True).indices[:count]]
     return scores_N.sort(descending=True, stable=True).indices[:count]
-
-
-def arrange(selected_K: Tensor, order: BlockOrder) -> Tensor:
-    """Put selected blocks in the order in which the decoder sees them."""
-    return selected_K.sort().values if order == "document" else selected_K

@@ -132,7 +132,6 @@ class Stage2Recipe(Settings):
     @model_validator(mode="after")
     def _processes_run_the_same_layers(self) -> Self:
         differing = {
-            "losses.agree": self.losses.agree != 0,
             "data.cache_states": self.data.cache_states,
             "data.conditions other than memory": set(self.data.conditions) != {"memory"},
         }
@@ -255,9 +254,9 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
         model.parts().to(options["device"])
         return model
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
-    free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
+    free = {"encoder", "decoder", "k", "auto_mass", "auto_min", "auto_max"}
     # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
-    free |= {"block_context", "guidance", "guidance_floor", "condition", "chat_template"}
+    free |= {"block_context", "guidance", "condition", "chat_template"}
     # What was fitted to the scores of one selector does not fit those of another.
     free |= {"confidence"}
     model.confidence = None
@@ -275,7 +274,7 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
                 f"'{start_from}' was trained on other weights"
             )
     learned = model.guidance
-    model.guidance = Guidance(config.guidance_floor) if config.guidance else None
+    model.guidance = Guidance() if config.guidance else None
     if model.guidance is not None:
         if learned is not None:
             model.guidance.load_state_dict(learned.state_dict())

@@ -107,8 +107,6 @@ def test_the_next_token_loss_is_that_of_soft_tokens_and_continuation(direct: SeD
 def test_losses_on_restored_states_are_refused(direct: SeDeM, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"losses\.{name} is 0\.5, but a model without"):
         Stage1(direct, NEXT_TOKEN.with_changes(**{name: 0.5}))
-    with pytest.raises(ConfigError, match=r"losses\.context_at_restored is True, but a model"):
-        Stage1(direct, NEXT_TOKEN.with_changes(context_at_restored=True))
     if name == "reconstruct":
         with pytest.raises(ConfigError, match=r"losses\.reconstruct is 0\.1, but a model"):
             Stage2(direct, Stage2Losses(), None)
