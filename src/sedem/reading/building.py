@@ -1,30 +1,39 @@
-"""Building a bank on disk from documents, commit by commit, and describing a bank."""
+"""Building a bank on disk from documents, commit by commit, and describing a bank.
+
+Letters: S segments, M slots per segment, N blocks, J slots per block, D decoder width.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
+from sedem.bank.blocks import partition, to_blocks
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
 from sedem.bank.kept import kept_bytes
 from sedem.bank.keys import save_keys, stored_bytes
-from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
+from sedem.bank.memory_bank import MemoryBank, append_to
 from sedem.bank.places import Place, Store, local_file, store_at
 from sedem.bank.rows import Meta, text_digest
+from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
+from sedem.method.segments import Segments
 from sedem.modules import SedemModules
-from sedem.quantization import BFLOAT16, check_dtype
-from sedem.reading.encoding import Progress, read
-from sedem.reading.long_documents import read_parts
-from sedem.reading.segmenting import segments_of
+from sedem.quantization import BFLOAT16, Quantized, check_dtype
+from sedem.reading.encoding import Progress, compress, read, segments_of
 from sedem.types import Document, distinct
 
 COMMIT = 400_000
 """Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
 document is read in parts."""
+PART = 100_000
+"""Tokens per part, if its segments are full."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,7 @@ def build_bank(
     if keys is not None:
         local_file(path, "'sedem build --keys'")
     meta = new_meta(model, source, dtype, no_text, words)
-    writer = _Writer(model, engine, store_at(path, wait), meta)
-    stored = stored_digests(model, path, dtype, no_text)
+    store, stored = store_at(path, wait), stored_digests(model, path, dtype, no_text)
     taken = Taken(stored, size or (lambda document: len(document.text)))
     for group in commits(taken.changed(documents)):
         group_size = sum(map(taken.size, group))
@@ -105,7 +113,7 @@ def build_bank(
             if progress is not None:
                 progress(before + part * segments // of)
 
-        writer.add(group, report)
+        add_documents(model, engine, store, meta, group, report)
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
@@ -136,31 +144,85 @@ def describe(path: Place) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Writer:
-    """Reads documents into a bank; arguments as in `build_bank`."""
+def add_documents(
+    model: SedemModules,
+    engine: Engine,
+    store: Store,
+    meta: Meta,
+    group: list[Document],
+    progress: Progress | None = None,
+) -> None:
+    """Read a group of `commits` into a bank: in one commit, or a long document in several.
 
-    model: SedemModules
-    engine: Engine
-    store: Store
-    meta: Meta
+    The bank is not opened, so the cost of a commit depends only on what it adds.
 
-    def add(self, group: list[Document], progress: Progress) -> None:
-        """Read some documents in one commit, or one long document in several."""
-        model, store = self.model, self.store
-        if len(group) == 1 and is_long(group[0]):
-            segments = segments_of(model, group[0])
-            if not store.exists():
-                with store.creating(self.meta):
-                    pass
-            read_parts(model, self.engine, store, group[0], segments, progress)
-            return
-        part = read(model, self.engine, group, progress=progress).snapshot()
-        if store.exists():
-            # The bank is not opened, so the cost of a commit depends only on what it adds.
-            append_to(store, part)
-        else:
-            copy_to(store, part, self.meta)
+    Args:
+        model: its encoder and compressor make the memory.
+        engine: runs the encoder.
+        store: where the bank is kept.
+        meta: metadata of the bank, if it does not exist yet.
+        group: the documents.
+        progress: called with the number of segments done and of all.
+
+    Raises:
+        BankError: as `BankFile.append` and `append_part`.
+    """
+    new = nullcontext() if store.exists() else store.creating(meta)
+    if is_long(group[0]):
+        segments = segments_of(model, group[0])
+        with new:
+            pass
+        _add_parts(model, engine, store, group[0], segments, progress)
+    else:
+        snapshot = read(model, engine, group, progress=progress).snapshot()
+        with new:
+            append_to(store, snapshot)
+
+
+def _add_parts(
+    model: SedemModules,
+    engine: Engine,
+    store: Store,
+    document: Document,
+    segments: Segments,
+    progress: Progress | None,
+) -> None:
+    """Read a long document into a bank; it is complete after the commit of its last part.
+
+    A part depends only on the document and the model, so an interrupted build gives the same memory
+    as an uninterrupted one.
+    """
+    step = part_segments(model.config)
+    parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
+    cut = model.config.compression, model.config.slots_per_block
+    blocks = [partition(part, 0, *cut)[0] for part in parts]
+    before = [0, *accumulate(map(len, blocks))]
+    stored = store.stored_part(document)
+    first = before.index(stored) if stored in before[:-1] else 0
+    done = sum(map(len, parts[:first]))
+    for number in range(first, len(parts)):
+
+        def report(count: int, done: int = done) -> None:
+            if progress is not None:
+                progress(done + count, len(segments))
+
+        memory_SMD = compress(model, engine, [parts[number]], report)
+        _, memory_NJD = to_blocks(parts[number], memory_SMD, 0, *cut)
+        store.append_part(
+            model.fingerprint(),
+            document,
+            blocks[number],
+            Quantized(memory_NJD),
+            before=before[number],
+            last=number + 1 == len(parts),
+        )
+        done += len(parts[number])
+
+
+def part_segments(config: SedemConfig) -> int:
+    """Number of segments per part: whole blocks, about `PART` tokens."""
+    whole = math.lcm(config.slots, config.slots_per_block) // config.slots
+    return -(-PART // (config.segment_length * whole)) * whole
 
 
 def new_meta(

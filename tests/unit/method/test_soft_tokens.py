@@ -12,7 +12,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.engine.eager import start_decoding
 from sedem.engine.interface import Start
 from sedem.errors import ConfigError
-from sedem.method.decompressor import Direct
+from sedem.method.decompressor import SoftTokenDecompressor
 from sedem.training.stage1 import Stage1
 from sedem.training.stage1_losses import Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
@@ -33,7 +33,7 @@ def direct(config: SedemConfig, backbone: Backbone) -> SeDeM:
 def test_a_slot_is_moved_to_the_mean_and_scale_of_embeddings() -> None:
     torch.manual_seed(0)
     embeddings = torch.randn(200, 6) * torch.tensor([0.1, 0.2, 3.0, 1.0, 0.5, 2.0]) + 4
-    module = Direct(6)
+    module = SoftTokenDecompressor(6)
     module.calibrate(embeddings)
     slots = torch.randn(300, 6) * 500
     soft = module(slots)
