@@ -15,7 +15,7 @@ from experiments.system.scales import NANO, PAPER
 from experiments.system.study import find
 from experiments.system.variants import main_model, supervision
 from sedem.baselines.registry import TRAINED
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.shipped_recipes import shipped_recipe, shipped_recipes
 from sedem.training.stages import Stage2Recipe

@@ -23,8 +23,7 @@ from sedem.engine.open import open_engine
 from sedem.errors import ConfigError
 from sedem.guidance import independent
 from sedem.method.injection import Blocks, prefill, step
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 
 WINDOW = 6
 LAYERS = ["sliding_attention", "full_attention"] * 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.run_setup import share_of_batches
 from sedem.training.shipped_recipes import backbones_of, shipped_recipe, shipped_recipes

@@ -123,8 +123,7 @@ def baseline(
 
     An interrupted run resumes when its command is given again.
     """
-    from sedem.training.baseline import train_baseline
-    from sedem.training.baseline_recipe import load_baseline_recipe
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
 
     path = recipe_path(recipe, config, backbone)
     loaded = load_baseline_recipe(str(context.info_name), path, overrides or ())

@@ -19,8 +19,7 @@ from sedem.data.examples import (
     distinct_answers,
     distinct_names,
 )
-from sedem.data.record_validation import FromColumns, Id, RecordModel, Text, within
-from sedem.data.records import Record, Records
+from sedem.data.records import FromColumns, Id, Record, RecordModel, Records, Text, within
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem.validation import Whole, WholeFrom0

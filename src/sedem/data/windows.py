@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.corpus import TokenizedCorpus
 from sedem.errors import DataError
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from torch.utils.data import Subset
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.corpus import hub_id
+from sedem.data.corpus import TokenizedCorpus, hub_id
 from sedem.data.hub import HOMES
 from sedem.data.question_sets import open_examples
-from sedem.data.tokenized_corpus import TokenizedCorpus
 from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
 from sedem.training.example_dataset import ExampleDataset

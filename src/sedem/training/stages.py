@@ -32,8 +32,7 @@ from sedem.training.recipe import (
 from sedem.training.run_setup import backbone_options, check_start, processes, start_run
 from sedem.training.sharding import shard
 from sedem.training.sources import open_windows, read_mixture
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.validation import Flag, NumberAbove0, Settings, WholeAbove0
 

@@ -18,8 +18,7 @@ from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig
-from sedem.training.baseline import train_baseline
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem.training.recipe import as_yaml
 from sedem.training.trainer import SedemTrainer
 

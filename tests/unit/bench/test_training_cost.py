@@ -18,8 +18,7 @@ from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
 from sedem.training.shipped_recipes import shipped_recipe
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
 

@@ -13,8 +13,7 @@ from sedem.engine.eager import start_decoding
 from sedem.engine.interface import Start
 from sedem.errors import ConfigError
 from sedem.method.decompressor import SoftTokenDecompressor
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 
 QUESTION = "What is the rent?"

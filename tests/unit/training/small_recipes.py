@@ -9,8 +9,7 @@ from typing import Any
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.baselines.registry import reader_class
-from sedem.training.baseline import train_baseline
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem.training.recipe import DataSource, Optimization, RunSettings, load_recipe
 from sedem.training.shipped_recipes import shipped_recipe, what_trains
 from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe

@@ -12,8 +12,7 @@ from unit.training.blocks import block_dataset, collator
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 
 COMPRESSOR = {"model.mixture.logits", "model.compressor.w_in.weight"}
