@@ -149,7 +149,6 @@ class TokenizedCorpus:
 
         Args:
             source: file or folder of texts, or "hub:" and the id of a dataset.
-            backbone: gives the tokenizer.
             cache: folder of the arrays; their names depend on the corpus and the tokenizer.
             exclude_titles: as in `read_texts`.
             limit: stop after this many tokens, which cuts the last text; None means all.

@@ -163,7 +163,6 @@ def split_documents(
     Of a single document, the last part is held out, in pieces.
 
     Args:
-        documents: the documents; not empty.
         share: share of the documents that is held out.
         seed: decides which documents are held out.
 
@@ -201,9 +200,7 @@ def packed(documents: Sequence[Document], backbone: Backbone, window: int) -> li
     """Texts of documents; short ones are joined with the next, since a window never spans texts.
 
     Args:
-        documents: the documents.
         backbone: gives the tokenizer that counts tokens.
-        window: tokens of a window.
     """
     texts: list[str] = []
     long_enough = True

@@ -112,10 +112,7 @@ class ParagraphQuestion:
     """A question about titled paragraphs.
 
     Attributes:
-        id: id of the record.
-        question: the question text.
         answers: the answer and its aliases.
-        paragraphs: the context.
         gold: positions of the labelled paragraphs.
         notes: what is unusual about the record.
     """

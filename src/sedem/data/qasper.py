@@ -90,7 +90,6 @@ def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
     """QASPER, with one paper per record.
 
     Args:
-        records: the papers.
         drop: which questions to leave out.
     """
     result = ExampleSet("qasper", [])

@@ -62,7 +62,6 @@ def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> E
     """SQuAD, each gold paragraph among distractors.
 
     Args:
-        records: its articles.
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
         seed: decides distractors and order, separately for each question.
     """

@@ -20,7 +20,6 @@ def guidance_bias(scores_BK: Tensor, tau: Tensor | float) -> Tensor:
 
     Args:
         scores_BK: s_n of the selected blocks; -inf where there is no block.
-        tau: the temperature.
 
     Returns:
         Biases `[B, K]` in float32; 0 where there is no block.

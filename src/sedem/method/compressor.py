@@ -62,7 +62,6 @@ class QueryCompressor(nn.Module):
         d_dec: D.
         compression: C.
         slots: M.
-        heads: attention heads.
     """
 
     epsilon = 1e-6

@@ -110,11 +110,7 @@ class SoftTokenDecompressor(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, states_PD: Tensor) -> None:
-        """Set the two vectors to the mean and scale of embeddings.
-
-        Args:
-            states_PD: a sample of embeddings.
-        """
+        """Set the two vectors to the mean and scale of embeddings."""
         states_PD = states_PD.float()
         self.spread.copy_(states_PD.std(0))
         self.centre.copy_(states_PD.mean(0))

@@ -126,7 +126,6 @@ def prefill(
     the left, restored states anywhere.
 
     Args:
-        backbone: the decoder.
         inject_layer: l_inject, the number of layers that see only the prefix.
         ids_BP: start token, question and, in training, answer.
         valid_BP: False where a token is padding.
@@ -189,9 +188,6 @@ def step(backbone: Backbone, inject_layer: int, ids_B: Tensor, stream: Stream) -
     """Run one more token of each row through all layers.
 
     Args:
-        backbone: the decoder.
-        inject_layer: as in the prefill.
-        ids_B: the tokens.
         stream: state of the rows; advanced by one position.
 
     Returns:

@@ -111,7 +111,6 @@ class Selector(nn.Module):
         Args:
             hidden_BQE: H_Q, states of the question tokens.
             query_mask_BQ: False where a question token is padding.
-            memory_BNJD: memory of the blocks.
             slot_mask_BNJ: False where a slot is padding.
         """
         return block_scores(

@@ -42,7 +42,6 @@ class Report:
 
     Attributes:
         added: documents that the bank did not have.
-        replaced: documents that had changed.
         unchanged: documents that the bank already had.
         documents: documents of the bank now.
         blocks: blocks of the bank now.
@@ -79,9 +78,7 @@ def build_bank(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
         path: file of the bank, or its place if it is in parts.
-        documents: texts with distinct names.
         progress: called with the size of what is done: whole documents and parts of others.
         size: size of a document for `progress`; None means its characters.
         source: where the model was opened from, to be recorded in the bank.
@@ -158,10 +155,8 @@ def add_documents(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
         store: where the bank is kept.
         meta: metadata of the bank, if it does not exist yet.
-        group: the documents.
         progress: called with the number of segments done and of all.
 
     Raises:
@@ -244,10 +239,8 @@ class Taken:
 
     Attributes:
         stored: SHA-256 of the texts in the bank, by name.
-        size: size of a document.
         total: size of all documents that were taken.
         added: how many of them the bank did not have.
-        replaced: how many had changed.
         unchanged: how many the bank had.
     """
 

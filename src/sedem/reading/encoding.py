@@ -46,8 +46,6 @@ def read(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
-        documents: texts with distinct names.
         source: where the model was opened from, to be recorded in the bank.
         progress: called after every batch, once all documents are cut.
 
@@ -100,7 +98,6 @@ def compress(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
         parts: segments, grouped by document or by part of a document.
         progress: called after every batch with the number of segments done.
 
@@ -181,7 +178,6 @@ class Cutter:
 
     Args:
         model: its settings and its encoder's tokenizer define the cuts.
-        documents: at least one.
     """
 
     def __init__(self, model: SedemModules, documents: Sequence[Document]) -> None:

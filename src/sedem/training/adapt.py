@@ -188,11 +188,9 @@ def recipes(
     """The recipes of both stages, in the form that `sedem train` takes.
 
     Args:
-        wanted: gives the seed.
         config: the shape of the model.
         start: the checkpoint to start from; None means new parts.
         folder: the working folder, with the data.
-        steps: steps of each stage.
         held_out: number of texts at the end of the documents that are held out.
     """
     places: dict[str, Any] = {"data_root": str(folder), "cache": str(folder / "cache")}
@@ -333,10 +331,8 @@ def _means(
     """Means of the loss parts over items.
 
     Args:
-        stage: computes the losses.
         items: items of the stage's dataset.
         names: names of the loss parts.
-        size: batch size.
         what: label of the progress bar.
     """
     totals = dict.fromkeys(names, 0.0)
@@ -367,10 +363,7 @@ class Sizes:
     """Amount of data to train and to measure on.
 
     Attributes:
-        documents: number of documents.
-        tokens: number of their tokens.
         held_out_documents: number of held-out documents; 0 if it is the last part of a single one.
-        held_out_tokens: number of held-out tokens.
         windows: approximate number of windows of stage 1.
         questions: number of questions of stage 2.
         questions_not_used: number of questions left out because of the maximum.
@@ -426,9 +419,6 @@ def prepare(
 
 def adapt(out: Path) -> dict[str, Any]:
     """Run the prepared training to its end, and write the checkpoint.
-
-    Args:
-        out: folder of the checkpoint.
 
     Returns:
         The report, which the checkpoint also contains: request, sizes, steps, and scores on the

@@ -87,10 +87,6 @@ class BaselineRecipe(Settings):
     """All settings of a run of a trained baseline.
 
     Attributes:
-        method: name of the baseline.
-        model: settings of the baseline.
-        optimization: optimizer and schedule.
-        run: output folder and intervals.
         text: the text to train on; give either `text` or `data`.
         data: the questions to train on.
         data_root: folder that data paths are relative to.
@@ -142,8 +138,6 @@ def load_baseline_recipe(method: str, path: Path, overrides: Sequence[str] = ())
     """Read the recipe of a trained baseline and check `model` against the method's settings.
 
     Args:
-        method: name of the baseline.
-        path: the YAML file.
         overrides: as in `load_recipe`.
 
     Raises:
@@ -187,11 +181,7 @@ def open_reader(recipe: BaselineRecipe) -> TrainedReader:
 
 
 class BaselineTraining(nn.Module):
-    """Adapter from a baseline to the trainer; only its parameter groups are trained.
-
-    Args:
-        reader: the baseline to train.
-    """
+    """Adapter from a baseline to the trainer; only its parameter groups are trained."""
 
     def __init__(self, reader: TrainedReader) -> None:
         super().__init__()
@@ -262,13 +252,7 @@ class QuestionTraining(BaselineTraining):
 
 @dataclass(frozen=True)
 class RAGBlocks:
-    """A reader's paragraphs described as blocks; a `BlockModel`.
-
-    Attributes:
-        encoder: the reader's backbone.
-        decoder: the same backbone.
-        config: shape of the blocks.
-    """
+    """A reader's paragraphs described as blocks; a `BlockModel`."""
 
     encoder: Backbone
     decoder: Backbone
@@ -284,9 +268,7 @@ class RAGTraining(BaselineTraining):
     """Trains selector and adapters; each loss has gradients for only one of the two.
 
     Args:
-        reader: the reader to train.
         losses: weights of the losses, and the conditioning.
-        collator: makes batches.
         context_limit: maximum tokens of the picked paragraphs; None means what the backbone takes.
     """
 
@@ -314,9 +296,6 @@ class RAGTraining(BaselineTraining):
 
     def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples; a block is a paragraph and a slot a token.
-
-        Args:
-            batch: the examples.
 
         Returns:
             `loss`, its parts `answer` and `select`, and `recall`: among the examples with evidence,

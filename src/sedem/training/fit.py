@@ -36,11 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class NamedBar(ProgressCallback):
-    """Shows the run's name, and the last loss unless log lines report it.
-
-    Args:
-        name: name of the run.
-    """
+    """Shows the run's name, and the last loss unless log lines report it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -114,9 +110,7 @@ def fit(
     Args:
         stage: a `Trainable`.
         model: the model that the final checkpoint is written from.
-        recipe: all settings.
         output: output folder, claimed by `start_run`.
-        training: the training set.
         evaluation: the set that losses are evaluated on; None means no evaluation.
         data_summary: facts about the data for training.json, such as how much was left out.
         best: if losses are evaluated during training (`run.eval_every`), write the weights with the

@@ -53,8 +53,6 @@ class ProbeSettings(Settings):
         compressions: values of C.
         full_grid: try every compression at every pair.
         steps: optimizer steps of one run.
-        batch_size: windows of one step.
-        held_out: windows to measure on.
         segment_length: T.
         continuation: A, tokens after each context.
         learning_rate: of the decompressor; the compressor's is a tenth.
@@ -128,9 +126,6 @@ class Runs:
     Args:
         backbone: the opened backbone, which all runs share.
         windows: windows to train on, then windows to measure on.
-        settings: settings of the probe.
-        out: folder of the files.
-        count: number of runs.
         progress: as for `probe`.
     """
 
@@ -257,8 +252,6 @@ def probe(
     Args:
         name: folder or hub id of the backbone.
         texts: the documents; no more are read than the windows need.
-        settings: what to try.
-        out: folder of the results.
         progress: called with the finished steps and the total steps of all runs.
 
     Returns:

@@ -59,13 +59,8 @@ class Optimization(Settings):
         learning_rates: learning rate of each trained part, such as compressor, decompressor,
             selector and lora.
         steps: optimizer steps; give either steps or epochs.
-        epochs: passes over the data.
-        batch_size: examples per forward pass.
-        accumulation: batches per optimizer step.
         schedule: name of a learning-rate schedule of transformers.
-        warmup: steps of linear warm-up.
         warmup_ratio: the same as a share of all steps; give one of the two.
-        weight_decay: applied to matrices only.
         max_grad_norm: gradients are clipped to this norm.
         bf16: train with mixed precision. "auto" does so if the machine supports bfloat16 natively;
             other CPUs emulate it, two to four times slower than float32. A run records which was
@@ -119,13 +114,10 @@ class RunSettings(Settings):
 
     Attributes:
         output: folder of checkpoints, logs and the final model.
-        log_every: steps between log lines.
-        save_every: steps between checkpoints.
         eval_every: steps between evaluations; 0 evaluates only at the end. Above 0 the final
             checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones
             unless stage 2 sets `best`.
         keep: number of newest checkpoints to keep; the best one is also kept if it is needed.
-        workers: processes that load data.
     """
 
     output: str
@@ -161,7 +153,6 @@ class Mixture(Settings):
     """Questions that a run learns from; a subclass adds the settings of its kind of run.
 
     Attributes:
-        training: the sets to mix.
         evaluation: sets whose losses are evaluated; never those of a reported evaluation.
     """
 
@@ -243,7 +234,6 @@ def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = (
 
     Args:
         kind: the class of the recipe.
-        path: the YAML file.
         overrides: "dotted.key=value" entries that replace values of the file.
 
     Raises:
@@ -273,7 +263,6 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     """Read the entries of a file, merged over those of its base.
 
     Args:
-        path: the file.
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
     if (backbone := _backbone(path)) is not None:

@@ -26,12 +26,8 @@ def open_windows(
     """Open a text source as training windows and evaluation windows of the held-out texts.
 
     Args:
-        source: the text.
-        backbone: gives the tokenizer.
-        length: tokens of a context.
         seed: seed of the order of training windows.
         data_root: folder that the source's path is relative to.
-        cache: folder for tokenized text.
 
     Raises:
         ConfigError: `held_out` leaves no text to train on.
@@ -71,8 +67,6 @@ def read_mixture(
     """Read the sources of a mixture into a dataset.
 
     Args:
-        dataset: the dataset to fill.
-        data: the mixture.
         data_root: folder that paths are relative to.
         selects: as in `read_source`.
 
@@ -97,8 +91,6 @@ def read_source(
     """Read one source into a dataset, and log how many examples it gave and how they are labelled.
 
     Args:
-        dataset: the dataset to fill.
-        source: the source.
         data_root: folder that its path is relative to.
         selects: whether a selector learns from the labels of the dataset's blocks.
 

@@ -32,8 +32,6 @@ class Stage1Losses(Settings):
     Attributes:
         distill: lambda_distill; 0.5 is in a commented-out line of the paper's source.
         reconstruct: lambda_rec of stage 1; 1.0 in the same line.
-        pool_weight: gamma of L_rec.
-        distill_temperature: tau of L_distill.
         context: weight of L_ctx; the paper's is 1.
         regress: weight of the regression of restored states onto the decoder's own states at the
             injection layer. Ours, not the paper's; 0 turns it off.
@@ -67,8 +65,6 @@ class Stage1(nn.Module):
     """Trains compressor and decompressor; encoder, decoder and selector are frozen.
 
     Args:
-        model: the model to train.
-        losses: weights of the losses.
         seed: decides which windows become recall windows, differently in every epoch.
         logits_at_once: as in `Optimization`.
     """

@@ -37,7 +37,6 @@ class Stage2Losses(SelectionLosses):
 
     Attributes:
         reconstruct: lambda_rec of stage 2.
-        pool_weight: gamma of L_rec.
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
     """
 
@@ -109,9 +108,6 @@ class Stage2(nn.Module):
 
     def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples.
-
-        Args:
-            batch: the examples.
 
         Returns:
             `loss` (equation of the stage-2 objective), its parts, and `recall`: among the examples

@@ -43,13 +43,8 @@ class Stage1Recipe(Settings):
     """All settings of a stage-1 run.
 
     Attributes:
-        model: shape of the model.
         text: the text to train on.
-        optimization: optimizer and schedule.
-        run: output folder and intervals.
-        losses: weights of the losses.
         data_root: folder that data paths are relative to.
-        cache: folder for tokenized text.
         start_from: checkpoint to continue from; None means new parts.
     """
 
@@ -101,14 +96,10 @@ class Stage2Recipe(Settings):
     """All settings of a stage-2 run.
 
     Attributes:
-        model: shape of the model.
         start_from: the stage-1 checkpoint; None means new parts.
         data: the questions to train on.
-        optimization: optimizer and schedule.
-        run: output folder and intervals.
         losses: weights of the losses, and the conditioning.
         data_root: folder that data paths are relative to.
-        cache: folder for frozen states.
         best: write the weights with the lowest loss of all evaluations (`run.eval_every`), instead
             of the last ones.
     """
