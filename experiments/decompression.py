@@ -12,17 +12,10 @@ WITHOUT = ("losses.reconstruct=0",)
 LINEAR = Variant("direct-linear", DIRECT, NEXT_TOKEN_ALONE, WITHOUT)
 MLP = Variant("direct-mlp", (*DIRECT, "model.compressor=mlp"), NEXT_TOKEN_ALONE, WITHOUT)
 VARIANTS = {"No decomp. (lin.)": LINEAR, "No decomp. (MLP)": MLP, "SeDeM": BASE}
-LITERAL = Variant("context-at-restored", stage1=("losses.context_at_restored=true",))
-NOT_TAUGHT = Variant("recall-not-distilled", stage1=("losses.distill_recall=false",))
-OURS = {
-    "SeDeM, L_ctx of the context too": LITERAL,
-    "SeDeM, recall windows not distilled": NOT_TAUGHT,
-}
-"""Other losses of stage 1, in addition to the paper's rows."""
 
 
 def numbers(scale: Scale) -> list[Number]:
-    """The three rows of the paper's table, and SeDeM with other losses of stage 1."""
+    """The three rows of the paper's table."""
     rows: list[ablation.Row] = []
     for label, variant in VARIANTS.items():
         printed = {
@@ -30,8 +23,6 @@ def numbers(scale: Scale) -> list[Number]:
             for key in ("hotpotqa", "qasper")
         }
         rows.append((label, variant, printed))
-    # The paper's stage 1 has no recall windows, and only one reading of L_ctx.
-    rows += [(label, variant, {}) for label, variant in OURS.items() if scale.name != "paper"]
     return ablation.numbers(scale, rows)
 
 
@@ -40,8 +31,7 @@ STUDY = Study(
     "Is decompression necessary? (Table decompressor_ablation)",
     numbers,
     "The variants without a decompressor see as many windows and questions. They learn from the "
-    "next token alone. The last two rows are SeDeM with other losses of stage 1; the paper does "
-    "not have them.",
+    "next token alone.",
 )
 
 if __name__ == "__main__":

@@ -10,38 +10,17 @@ from experiments.system.variants import GUIDED, Variant, main_model
 
 SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
 """Overrides that set the stage-2 steps of every row."""
-BESIDE, RECIPE = "stage1-beside", GUIDED[0]
+RECIPE = GUIDED[0]
 RECALLED = (1, 2)
 
 
 def rows(scale: Scale) -> dict[str, Variant]:
     """The main model in guided form, and the ways to train it further."""
     short = SHORT if scale.name == "nano" else ()
-    earlier = scale.layer(14) - 2
-    agree, labels = "losses.agree=1.0", ("losses.select=0", "losses.conditioning=selected")
-    # With an earlier injection, the decompressor first learns the states of that layer.
-    states = (
-        "losses.distractors=0",
-        "losses.cue=0",
-        "losses.regress=1",
-        "losses.regress_first=0.6",
-    )
-    rate = "optimization.learning_rates={compressor: 0.0, decompressor: 1.0e-3}"
+    labels = ("losses.select=0", "losses.conditioning=selected")
     return {
         "before training": main_model(scale),
         "stage 2, guided": Variant("guided-base", stage2=short, further=(RECIPE,)),
-        "answers agree with those from evidence alone": Variant(
-            "guided-agree", stage2=(*short, agree), further=(RECIPE,)
-        ),
-        "two blocks in stage 1": Variant("guided-beside", stage2=short, further=(BESIDE, RECIPE)),
-        "injection two layers earlier": Variant(
-            "guided-earlier",
-            changes=(f"model.inject_layer={earlier}",),
-            stage1=(*states, rate),
-            stage2=short,
-            further=(BESIDE, RECIPE),
-            start=(("inject_layer", earlier),),
-        ),
         "a new selector, with evidence labels": Variant(
             "guided-new-selector", stage2=short, further=(RECIPE,), new_selector=True
         ),

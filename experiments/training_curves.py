@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.system.cells import Cell
 from experiments.system.peers import answer_cell
-from experiments.system.scales import Scale
+from experiments.system.scales import Scale, recipe_exists
 from experiments.system.study import Number, Study, command
 from experiments.system.variants import main_model
 from sedem.baselines.registry import TRAINED
@@ -71,7 +71,7 @@ def _cells(scale: Scale) -> dict[str, Cell]:
 
 
 def _has_text(scale: Scale, method: str) -> bool:
-    return scale.baseline_recipe(method, "text", scale.backbones[0]).is_file()
+    return recipe_exists(scale.baseline_recipe(method, "text", scale.backbones[0]))
 
 
 def _losses(training: dict[str, Any]) -> list[tuple[int, float]]:

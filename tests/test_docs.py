@@ -24,6 +24,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.checkpoint.folder import embedded
 from sedem.cli.main import app
 from sedem.serve.settings import Settings
+from sedem.training.recipe import read_entries
 from sedem.training.shipped_recipes import shipped_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -114,7 +115,7 @@ def test_the_commands_that_are_shown_exist(words: list[str]) -> None:
     assert known.issuperset(used)
     for option, name in pairwise(rest):
         if option == "--recipe":
-            assert shipped_recipe(name).is_file()
+            read_entries(shipped_recipe(name))
 
 
 def test_readmes_walk_from_files_to_answers(

@@ -34,8 +34,7 @@ def without_labels(scale: Scale, data: Path) -> Path:
     Returns:
         The final checkpoint of the second stage, in the folder of that run.
     """
-    from sedem.training.adapt import adapt, finished, prepare, working_folder
-    from sedem.training.adapt_recipes import Adaptation
+    from sedem.training.adapt import Adaptation, adapt, finished, prepare, working_folder
 
     wanted = Adaptation(
         backbone=_backbone(scale),

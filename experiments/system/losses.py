@@ -24,7 +24,7 @@ def memory_losses(checkpoint: Path, recipe: Stage1Recipe) -> dict[str, Any]:
     import torch
 
     from sedem import SeDeM
-    from sedem.data.tokenized_corpus import TokenizedCorpus
+    from sedem.data.corpus import TokenizedCorpus
     from sedem.data.windows import Windows
     from sedem.evaluation.continuation import continuation_losses
     from sedem.provenance import provenance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.system.cells import Cell
-from experiments.system.scales import Scale
+from experiments.system.scales import Scale, recipe_exists
 from experiments.system.variants import Variant
 from sedem.baselines.registry import TRAINED
 from sedem.evaluation.registry import METHODS
@@ -58,7 +58,7 @@ def answer_cell(
         return None
     backbone = variant.backbone or scale.backbones[0]
     recipe = scale.baseline_recipe(method, "questions", backbone, fields.get("setting", ""))
-    if method in TRAINED and not recipe.is_file():
+    if method in TRAINED and not recipe_exists(recipe):
         return None
     if scale.name == "paper" and questions not in PAPER_SETS.get(method, (questions,)):
         return None

@@ -35,8 +35,7 @@ def measure_probe(scale: Scale, data: Path) -> dict[str, Any]:
         By budget and pair, as "20 steps" and "4-4": the losses after it.
     """
     from sedem.data.corpus import read_texts
-    from sedem.training.probe import probe
-    from sedem.training.probe_runs import ProbeSettings
+    from sedem.training.probe import ProbeSettings, probe
     from sedem.training.recipe import load_recipe
     from sedem.training.stages import Stage1Recipe
 

@@ -37,8 +37,7 @@ def search(method: str, scale: Scale, backbone: str, data: Path) -> dict[str, An
         backbone: a backbone of the scale.
         data: folder that the recipes' data paths are relative to.
     """
-    from sedem.training.baseline import train_baseline
-    from sedem.training.baseline_recipe import load_baseline_recipe
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
 
     if scale.name == "smoke":
         tiny_backbone()

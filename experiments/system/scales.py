@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,20 @@ class Scale:
         """
         folder = ROOT / "recipes" / (f"paper/{backbone}" if self.name == "paper" else "nano")
         own = folder / f"{method}-{stage}{setting}.yaml"
-        return folder / f"{method}-text.yaml" if stage == "text" and not own.is_file() else own
+        return folder / f"{method}-text.yaml" if stage == "text" and not recipe_exists(own) else own
+
+
+@cache
+def recipe_exists(path: Path) -> bool:
+    """Whether a recipe can be read; it need not have a file of its own."""
+    from sedem.errors import ConfigError
+    from sedem.training.recipe import read_entries
+
+    try:
+        read_entries(path)
+    except ConfigError:
+        return False
+    return True
 
 
 def ruler(

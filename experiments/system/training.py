@@ -85,8 +85,7 @@ def baseline_checkpoint(
         setting: which recipe for questions; the text recipe of that name if there is one.
         gold: train only on documents with evidence.
     """
-    from sedem.training.baseline import train_baseline
-    from sedem.training.baseline_recipe import load_baseline_recipe
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
 
     if scale.name == "smoke":
         tiny_backbone()

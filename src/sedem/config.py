@@ -13,7 +13,6 @@ from sedem.untrusted import read_json
 from sedem.validation import (
     WIDEST,
     Flag,
-    NumberBelow0,
     Settings,
     Share,
     WholeAbove0,
@@ -26,13 +25,13 @@ Segmentation = Literal["window", "paragraph"]
 CompressorKind = Literal["linear", "mlp", "query"]
 DecompressorKind = Literal["mlp", "identity", "none"]
 LayerMixing = Literal["uniform", "learned"]
-StartPlacement = Literal["front", "between"]
 DefaultBudget = Literal["all", "auto"]
-BlockOrder = Literal["document", "score"]
 BlockContext = Literal["joint", "separate", "independent"]
 Condition = Literal["memory", "text", "both"]
 
 CONFIG_FILE = "config.json"
+REMOVED = {"block_order": "document", "guidance_floor": None, "start_placement": "front"}
+"""Settings that older checkpoints name, with the only value that is still supported."""
 DEFAULT_MODEL = "sedem-nano"
 """The checkpoint that sedem ships and uses by default."""
 
@@ -63,13 +62,11 @@ class SedemConfig(Settings):
         selector_dim: H, width of one selector head; None means d_dec / R.
         k: default number of selected blocks; or "all"; or "auto", as many as a question needs,
             which requires guidance.
-        block_order: order of the selected blocks in the decoder.
         block_context: what a restored state sees. "joint", as in the paper: all states before it.
             "separate": the start token and its own block. "independent": the same, and the
             positions of every block start at 1, so its keys and values depend only on the block.
         guidance: question and answer add (s_n - max s) / tau to their attention logits on block n,
             with a trained tau; the paper discards scores after selection.
-        guidance_floor: the lowest bias of guidance; None means no limit.
         condition: default form in which the decoder reads the selected blocks. "memory" is the
             paper's; "text" puts their text before the question; "both" is the best one as text and
             the others as memory.
@@ -81,7 +78,6 @@ class SedemConfig(Settings):
         auto_max: the most blocks of k "auto".
         confidence: whether the checkpoint estimates how likely the evidence is in the documents;
             `sedem calibrate` fits this after training.
-        start_placement: start token before the memory, or between memory and question.
         lora_rank: rank of the decoder's adapters; 0 means no adapters.
         lora_alpha: numerator of the adapters' scaling, alpha / rank.
 
@@ -108,17 +104,14 @@ class SedemConfig(Settings):
     selector_heads: WidthAbove0 = 4
     selector_dim: WidthAbove0 | None = None
     k: WholeAbove0 | DefaultBudget = 2
-    block_order: BlockOrder = "document"
     block_context: BlockContext = "joint"
     guidance: Flag = False
-    guidance_floor: NumberBelow0 | None = None
     condition: Condition = "memory"
     chat_template: Flag = False
     auto_mass: Share = 0.95
     auto_min: WholeAbove0 = 1
     auto_max: WholeAbove0 = 8
     confidence: Flag = False
-    start_placement: StartPlacement = "front"
     lora_rank: WidthFrom0 = 64
     lora_alpha: WholeFrom0 = 128
 
@@ -143,16 +136,6 @@ class SedemConfig(Settings):
             raise ValueError(
                 f"decompressor is 'none' and inject_layer {self.inject_layer}; without a "
                 "decompressor slots enter at the decoder's input: set inject_layer to 0"
-            )
-        if self.block_context != "joint" and self.start_placement != "front":
-            raise ValueError(
-                f"block_context is '{self.block_context}' and start_placement "
-                f"'{self.start_placement}'; blocks apart see the start token before them: set "
-                "start_placement to 'front'"
-            )
-        if self.guidance_floor is not None and not self.guidance:
-            raise ValueError(
-                f"guidance_floor is {self.guidance_floor} but guidance is off; turn it on"
             )
         if self.k == "auto" and not self.guidance:
             raise ValueError(
@@ -221,7 +204,14 @@ class SedemConfig(Settings):
                 f"'{path}' is not a sedem configuration (it has no 'extract_layers'); "
                 "give a folder that save_pretrained wrote"
             )
-        settings = {name: value for name, value in entries.items() if name not in extra}
+        for name, value in REMOVED.items():
+            if entries.get(name, value) != value:
+                raise CheckpointError(
+                    f"'{path}' has {name} {entries[name]!r}, which this version no longer "
+                    f"supports; only {value!r} is"
+                )
+        ignored = {*extra, *REMOVED}
+        settings = {name: value for name, value in entries.items() if name not in ignored}
         return cls.from_entries(settings, str(path))
 
 

@@ -49,7 +49,7 @@ class SedemModules(nn.Module):
         self.compressor = build_compressor(config, encoder.width, decoder.width)
         self.selector = build_selector(config, encoder.width, decoder.width)
         self.decompressor = build_decompressor(config, decoder.width)
-        self.guidance = Guidance(config.guidance_floor) if config.guidance else None
+        self.guidance = Guidance() if config.guidance else None
         self.confidence = Confidence() if config.confidence else None
         self._digest: tuple[tuple[int, ...], str] | None = None
 

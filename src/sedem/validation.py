@@ -53,7 +53,6 @@ _finite = Field(allow_inf_nan=False)
 Number = Annotated[float, BeforeValidator(_not_a_bool), _finite]
 NumberAbove0 = Annotated[float, BeforeValidator(_not_a_bool), _finite, Field(gt=0)]
 NumberFrom0 = Annotated[float, BeforeValidator(_not_a_bool), _finite, Field(ge=0)]
-NumberBelow0 = Annotated[float, BeforeValidator(_not_a_bool), _finite, Field(lt=0)]
 Share = Annotated[float, BeforeValidator(_not_a_bool), AfterValidator(_share)]
 """Finite numbers; a string that spells one is accepted, because YAML reads 1e-4 as a string."""
 

@@ -33,7 +33,7 @@ from sedem.cli.main import app
 from sedem.cli.output import printable
 from sedem.evaluation.config import CONTROLS
 from sedem.evaluation.readers import SedemMethod
-from sedem.reading import building, long_documents
+from sedem.reading import building
 
 RENT = "What is the rent?"
 TINY = "tiny"
@@ -416,7 +416,7 @@ def test_a_document_that_is_not_read_to_its_end_is_named(
     here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "COMMIT", 100)
-    monkeypatch.setattr(long_documents, "PART", 64)
+    monkeypatch.setattr(building, "PART", 64)
     append, parts = BankFile.append_part, []
 
     def killed(*given: Any, **options: Any) -> None:

@@ -89,11 +89,10 @@ def test_forced_blocks_are_used_and_ranked_by_score_in_any_order(
 # Batches
 
 
-@pytest.mark.parametrize("placement", ["front", "between"])
 def test_many_questions_are_answered_as_one_by_one(
-    placement: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
+    config: SedemConfig, backbone: Backbone, documents: list[Document]
 ) -> None:
-    model = build(config, backbone, start_placement=placement)
+    model = build(config, backbone)
     bank = model.read(documents)
     # More than one batch.
     questions = [f"{question} {'again ' * n}" for n in range(5) for question in QUESTIONS]

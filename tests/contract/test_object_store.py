@@ -20,7 +20,7 @@ from sedem.bank.keys import save_keys
 from sedem.bank.parts import store_at
 from sedem.cli.main import app
 from sedem.errors import BankError
-from sedem.reading import building, long_documents
+from sedem.reading import building
 from sedem.types import Document
 
 RUN = CliRunner()
@@ -119,8 +119,8 @@ def test_a_killed_build_goes_on_within_a_long_document(
     server: ObjectServer, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "COMMIT", 100)
-    monkeypatch.setattr(long_documents, "PART", 64)
-    place, compress = server.place(), long_documents.compress
+    monkeypatch.setattr(building, "PART", 64)
+    place, compress = server.place(), building.compress
     read: list[Any] = []
     documents = [
         Document("note", "A short note."),
@@ -136,7 +136,7 @@ def test_a_killed_build_goes_on_within_a_long_document(
             raise Killed
         return compress(*what)
 
-    monkeypatch.setattr(long_documents, "compress", counted)
+    monkeypatch.setattr(building, "compress", counted)
     with pytest.raises(Killed):
         building.build_bank(model, model.engine, place, documents)
     assert not store_at(place).exists()

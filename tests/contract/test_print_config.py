@@ -69,16 +69,31 @@ def test_a_shipped_recipe_is_named_from_any_folder(
     assert named.stdout == given.stdout
 
 
+def test_a_backbone_is_an_option_or_a_folder_of_the_name() -> None:
+    words = ["train", "stage1", "--print-config", "--recipe"]
+    chosen = CliRunner().invoke(app, [*words, "paper/stage1", "--backbone", "llama-3.2-3b"])
+    named = CliRunner().invoke(app, [*words, "paper/llama-3.2-3b/stage1"])
+    assert chosen.exit_code == 0 and chosen.stdout == named.stdout
+    assert "encoder: meta-llama/Llama-3.2-3B" in chosen.stdout
+
+
 def test_the_shipped_recipes_are_listed_with_their_commands() -> None:
     listed = CliRunner().invoke(app, ["train", "--list"])
     assert listed.exit_code == 0, listed.output
     assert "sedem train stage1 --recipe nano/stage1" in listed.stdout
-    assert "sedem train beacon --recipe paper/llama-3.2-3b/beacon-text" in listed.stdout
+    assert "sedem train beacon --recipe paper/beacon-text" in listed.stdout
+    assert "llama-3.2-1b, llama-3.2-3b" in listed.stdout
     assert "_base" not in listed.stdout
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--recipe", "nano/stage1", "--config", "stage1.yaml"]], ids=["neither", "both"]
+    "words",
+    [
+        [],
+        ["--recipe", "nano/stage1", "--config", "stage1.yaml"],
+        ["--backbone", "llama-3.2-3b", "--config", "stage1.yaml"],
+    ],
+    ids=["neither", "both", "file"],
 )
 def test_a_training_needs_exactly_one_recipe(words: list[str]) -> None:
     result = CliRunner().invoke(app, ["train", "stage1", *words])

@@ -11,12 +11,13 @@ import pytest
 from experiments import STUDIES
 from experiments.system.cells import Cell
 from experiments.system.rate_search import best, search
-from experiments.system.scales import NANO, PAPER, ROOT
+from experiments.system.scales import NANO, PAPER
 from experiments.system.study import find
 from experiments.system.variants import main_model, supervision
 from sedem.baselines.registry import TRAINED
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
+from sedem.training.shipped_recipes import shipped_recipe, shipped_recipes
 from sedem.training.stages import Stage2Recipe
 
 
@@ -65,7 +66,8 @@ def test_recipes_take_the_rate_that_was_found(method: str) -> None:
     if result is None:
         pytest.skip(f"no rate of {method} has been searched for")
     found = best(result)
-    for path in sorted((ROOT / "recipes" / "nano").glob(f"{method}-*.yaml")):
+    names = [name for name in shipped_recipes() if name.startswith(f"nano/{method}-")]
+    for path in map(shipped_recipe, names):
         recipe = load_baseline_recipe(method, path)
         after_text = recipe.data is not None and recipe.start_from is not None
         rates = set(recipe.optimization.learning_rates.values())

@@ -18,7 +18,7 @@ import torch
 
 from sedem import SedemConfig
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1Losses
 from sedem.training.stage2 import Stage2Losses
 from sedem.training.stages import (
     Stage1Recipe,

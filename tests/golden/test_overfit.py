@@ -13,7 +13,7 @@ from sedem import Document, SeDeM, SedemConfig
 from sedem.data import custom_questions
 from sedem.data.examples import Evidence, Example
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1Losses
 from sedem.training.stage2 import Stage2Losses
 from sedem.training.stages import (
     Stage1Recipe,

@@ -29,7 +29,7 @@ from sedem.data.tokenizer import open_tokenizer
 from sedem.evaluation.cost import cost
 from sedem.evaluation.report import report
 from sedem.evaluation.results import read_json
-from sedem.training.baseline_recipe import load_baseline_recipe
+from sedem.training.baseline import load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.stages import Stage1Recipe
 

@@ -23,8 +23,7 @@ from sedem.engine.open import open_engine
 from sedem.errors import ConfigError
 from sedem.guidance import independent
 from sedem.method.injection import Blocks, prefill, step
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 
 WINDOW = 6
 LAYERS = ["sliding_attention", "full_attention"] * 2
@@ -254,7 +253,7 @@ def test_adapters_on_experts_are_refused(tiny_folder: Callable[..., str]) -> Non
 def test_stage_1_learns_on_it(folder: str, config: SedemConfig) -> None:
     backbone = open_backbone(folder)
     model = SeDeM(config.with_changes(encoder=folder), backbone, backbone)
-    stage, ids = Stage1(model, Stage1Losses(context_at_restored=True)), ids_of(2, 20)
+    stage, ids = Stage1(model, Stage1Losses()), ids_of(2, 20)
     with torch.enable_grad():
         stage(ids[:, :16], ids[:, 16:])["loss"].backward()
     for name, parameters in stage.parameter_groups().items():

@@ -15,11 +15,9 @@ from transformers import DynamicCache
 
 from sedem.backbone.decoder import ATTENTION, Backbone
 from sedem.backbone.loading import open_backbone
-from sedem.config import StartPlacement
 from sedem.method.encoder import encode, states_at
 from sedem.method.injection import Prefilled, Stream, prefill, step
 
-PLACEMENTS: tuple[StartPlacement, ...] = ("front", "between")
 WINDOW = 6
 QUESTION = [50, 60, 70, 80, 90]
 CONTEXT = [101, 102, 103, 110, 120, 130, 140]
@@ -76,7 +74,6 @@ def filled(
     inject: int,
     ids_BP: Tensor,
     restored_BUD: Tensor | None = None,
-    placement: StartPlacement = "front",
     cache: DynamicCache | None = None,
 ) -> Prefilled:
     """A prefill without padding."""
@@ -89,7 +86,6 @@ def filled(
         torch.ones_like(ids_BP, dtype=torch.bool),
         restored_BUD,
         torch.ones(restored_BUD.shape[:2], dtype=torch.bool),
-        placement=placement,
         cache=cache,
     )
 
@@ -147,32 +143,22 @@ def test_short_rows_of_a_batch_are_encoded_like_themselves(opened: Backbone) -> 
 # Two depths
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_two_depths_without_memory_equal_the_full_forward(
-    opened: Backbone, placement: StartPlacement
-) -> None:
+def test_two_depths_without_memory_equal_the_full_forward(opened: Backbone) -> None:
     ids = random_ids(2, 9)
     expected = opened.model(ids).logits
     for inject in range(opened.depth):
-        close(opened.logits(filled(opened, inject, ids, placement=placement).prefix), expected)
+        close(opened.logits(filled(opened, inject, ids).prefix), expected)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_raw_embeddings_at_depth_zero_equal_the_concatenation(
-    opened: Backbone, placement: StartPlacement
-) -> None:
+def test_raw_embeddings_at_depth_zero_equal_the_concatenation(opened: Backbone) -> None:
     start, question, context = [opened.bos_token_id], QUESTION, CONTEXT
-    order = start + context + question if placement == "front" else context + start + question
+    order = start + context + question
     expected = opened.model(torch.tensor([order])).logits
     memory = opened.embed(torch.tensor([context]))
-    result = filled(opened, 0, torch.tensor([start + question]), memory, placement)
+    result = filled(opened, 0, torch.tensor([start + question]), memory)
     count = len(context)
-    if placement == "front":
-        close(opened.logits(result.prefix), expected[:, [0, *range(1 + count, len(order))]])
-        close(opened.logits(result.restored), expected[:, 1 : 1 + count])
-    else:
-        close(opened.logits(result.prefix), expected[:, count:])
-        close(opened.logits(result.restored), expected[:, :count])
+    close(opened.logits(result.prefix), expected[:, [0, *range(1 + count, len(order))]])
+    close(opened.logits(result.restored), expected[:, 1 : 1 + count])
 
 
 def two_depth_reference(
@@ -248,17 +234,14 @@ def test_the_reference_at_depth_zero_is_the_full_forward(opened: Backbone) -> No
 
 
 @pytest.mark.parametrize("inject", [0, 1, 3])
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_cached_decoding_equals_running_again_from_scratch(
-    opened: Backbone, inject: int, placement: StartPlacement
-) -> None:
+def test_cached_decoding_equals_running_again_from_scratch(opened: Backbone, inject: int) -> None:
     ids = torch.tensor([[opened.bos_token_id, *QUESTION, 33, 44, 55]])
     memory = random_states(opened, 5)
-    stream = filled(opened, inject, ids[:, :4], memory, placement, DynamicCache()).stream
+    stream = filled(opened, inject, ids[:, :4], memory, cache=DynamicCache()).stream
     assert stream is not None
     for length in range(5, ids.shape[1] + 1):
         cached = step(opened, inject, ids[:, length - 1], stream)
-        again = filled(opened, inject, ids[:, :length], memory, placement).prefix[:, -1]
+        again = filled(opened, inject, ids[:, :length], memory).prefix[:, -1]
         close(cached, again)
         lengths = [stream.cache.get_seq_length(layer) for layer in range(opened.depth)]
         assert lengths == [length] * inject + [length + 5] * (opened.depth - inject)
@@ -268,9 +251,7 @@ ROWS = [(QUESTION, 7), (QUESTION[:2], 0), (QUESTION[:3], 3)]
 """Questions and how many restored states each has."""
 
 
-def padded_batch(
-    backbone: Backbone, inject: int, placement: StartPlacement, memories: list[Tensor]
-) -> Prefilled:
+def padded_batch(backbone: Backbone, inject: int, memories: list[Tensor]) -> Prefilled:
     """ROWS as one batch: prefixes padded on the left, restored states on the right."""
     longest = 1 + max(len(question) for question, _ in ROWS)
     most = max(count for _, count in ROWS)
@@ -291,19 +272,18 @@ def padded_batch(
         valid,
         restored,
         restored_valid,
-        placement=placement,
         cache=DynamicCache(),
     )
 
 
-def check_rows_of_a_batch(backbone: Backbone, inject: int, placement: StartPlacement) -> None:
+def check_rows_of_a_batch(backbone: Backbone, inject: int) -> None:
     memories = [random_states(backbone, count, seed) for seed, (_, count) in enumerate(ROWS)]
-    together = padded_batch(backbone, inject, placement, memories)
+    together = padded_batch(backbone, inject, memories)
     assert together.stream is not None
     alone: list[Stream] = []
     for row, (question, count) in enumerate(ROWS):
         ids = torch.tensor([[backbone.bos_token_id, *question]])
-        result = filled(backbone, inject, ids, memories[row], placement, DynamicCache())
+        result = filled(backbone, inject, ids, memories[row], cache=DynamicCache())
         close(together.prefix[row, -ids.shape[1] :], result.prefix[0])
         close(together.restored[row, :count], result.restored[0])
         assert result.stream is not None
@@ -317,11 +297,8 @@ def check_rows_of_a_batch(backbone: Backbone, inject: int, placement: StartPlace
 
 
 @pytest.mark.parametrize("inject", [0, 2])
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_rows_of_a_batch_equal_the_same_rows_alone(
-    opened: Backbone, inject: int, placement: StartPlacement
-) -> None:
-    check_rows_of_a_batch(opened, inject, placement)
+def test_rows_of_a_batch_equal_the_same_rows_alone(opened: Backbone, inject: int) -> None:
+    check_rows_of_a_batch(opened, inject)
 
 
 # Positions
@@ -384,15 +361,12 @@ def test_windowed_decoding_equals_hugging_face_beyond_the_window(windowed: Backb
             close(windowed.logits(state), expected[:, at])
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
-def test_windowed_raw_embeddings_at_depth_zero_equal_the_concatenation(
-    windowed: Backbone, placement: StartPlacement
-) -> None:
+def test_windowed_raw_embeddings_at_depth_zero_equal_the_concatenation(windowed: Backbone) -> None:
     start = [windowed.bos_token_id]
-    order = start + CONTEXT + QUESTION if placement == "front" else CONTEXT + start + QUESTION
+    order = start + CONTEXT + QUESTION
     expected = windowed.model(torch.tensor([order])).logits[:, -len(QUESTION) :]
     memory = windowed.embed(torch.tensor([CONTEXT]))
-    result = filled(windowed, 0, torch.tensor([start + QUESTION]), memory, placement)
+    result = filled(windowed, 0, torch.tensor([start + QUESTION]), memory)
     close(windowed.logits(result.prefix[:, 1:]), expected)
 
 
@@ -406,11 +380,10 @@ def test_windowed_true_states_equal_the_reference(windowed: Backbone, inject: in
 
 
 @pytest.mark.parametrize("inject", [0, 2])
-@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_windowed_rows_of_a_batch_equal_the_same_rows_alone(
-    windowed: Backbone, inject: int, placement: StartPlacement
+    windowed: Backbone, inject: int
 ) -> None:
-    check_rows_of_a_batch(windowed, inject, placement)
+    check_rows_of_a_batch(windowed, inject)
 
 
 @pytest.mark.parametrize("inject", [0, 2, 3])

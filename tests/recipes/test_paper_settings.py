@@ -8,22 +8,26 @@ from typing import Any
 
 import pytest
 
-from sedem.baselines.registry import TRAINED
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
 from sedem.training.run_setup import share_of_batches
-from sedem.training.shipped_recipes import shipped_recipe
+from sedem.training.shipped_recipes import backbones_of, shipped_recipe, shipped_recipes
 from sedem.training.stages import STAGES, Stage1Recipe, Stage2Recipe
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "paper"
-BASELINES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
-OURS = {"stage1-beside", "stage2-guided", "stage2-conditions"}
+NAMES = [name.removeprefix("paper/") for name in shipped_recipes() if name.startswith("paper/")]
+BASELINES = {name for name in NAMES if not name.startswith("stage")}
+OURS = {"stage2-guided", "stage2-conditions"}
 """Recipes of what the paper does not have."""
 WITHOUT_SELECTOR = ("stage2-hotpotqa-all", "stage2-qasper-all")
-STAGE1 = sorted(path for path in RECIPES.rglob("stage1*.yaml") if path.stem not in OURS)
-STAGE2 = sorted(
-    path for path in RECIPES.rglob("stage2*.yaml") if path.stem not in {*OURS, *WITHOUT_SELECTOR}
-)
+BACKBONES = backbones_of("paper/stage1")
+STAGE1 = [RECIPES / backbone / "stage1.yaml" for backbone in BACKBONES]
+STAGE2 = [
+    RECIPES / backbone / f"{name}.yaml"
+    for backbone in BACKBONES
+    for name in NAMES
+    if name.startswith("stage2") and name not in {*OURS, *WITHOUT_SELECTOR}
+]
 
 
 def test_the_paper_recipes_read_the_papers_text() -> None:
@@ -75,12 +79,9 @@ def test_the_full_bank_is_trained_with_every_block_and_without_evidence(name: st
 
 
 def test_a_second_setting_of_1b_extracts_where_the_flop_table_fits() -> None:
-    paths = sorted((RECIPES / "llama-3.2-1b-layer14").glob("*.yaml"))
-    # Every recipe of the paper's form, as for the other backbones.
-    assert [path.name for path in paths] == [
-        path.name for path in sorted((RECIPES / "llama-3.2-1b-to-3b").glob("*.yaml"))
-    ]
-    for path in paths:
+    for path in [*STAGE1, *STAGE2]:
+        if path.parent.name != "llama-3.2-1b-layer14":
+            continue
         kind = Stage1Recipe if path.name == "stage1.yaml" else Stage2Recipe
         recipe = load_recipe(kind, path)
         first = load_recipe(kind, RECIPES / "llama-3.2-1b" / path.name)
@@ -219,9 +220,8 @@ def _paper_recipe(name: str, backbone: str) -> BaselineRecipe:
 
 
 def test_every_paper_recipe_of_a_baseline_has_its_numbers_here() -> None:
-    found = {path.stem for path in BASELINES if "paper" in path.parts}
-    assert found == set(PAPER)
-    assert {name for name, _ in BUDGETS} == {name for name in found if "-text" in name}
+    assert set(PAPER) == BASELINES
+    assert {name for name, _ in BUDGETS} == {name for name in BASELINES if "-text" in name}
 
 
 @pytest.mark.parametrize("backbone", ["llama-3.2-1b", "llama-3.2-3b"])

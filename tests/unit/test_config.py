@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from sedem.checkpoint.folder import EXTRA_ENTRIES
-from sedem.config import SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
+from sedem.config import REMOVED, SedemConfig, llama_1b, llama_1b_to_3b, llama_3b
 from sedem.errors import CheckpointError, ConfigError
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
@@ -100,8 +100,6 @@ def test_the_deepest_extraction_layer_is_the_number_of_layers_to_run() -> None:
         ("segmentation", "sentence", "segmentation is 'sentence'; it can be window or paragraph$"),
         ("compressor", "conv", "compressor is 'conv'; it can be linear, mlp or query$"),
         ("layer_mixing", None, "layer_mixing is None; it can be uniform or learned$"),
-        ("start_placement", "back", "start_placement is 'back'; it can be front or between$"),
-        ("block_order", "random", "block_order is 'random'; it can be document or score$"),
         ("encoder", 3, "encoder is 3; text is needed"),
         ("decoder", 3, "decoder is 3; text is needed"),
     ],
@@ -117,9 +115,7 @@ def test_zero_is_allowed_for_the_injection_layer_and_for_adapters() -> None:
 
 
 def test_a_saved_configuration_loads_as_an_equal_one(tmp_path: Path) -> None:
-    config = make(
-        extract_layers=(2, 3), decoder="d", block_slots=4, selector_dim=7, start_placement="between"
-    )
+    config = make(extract_layers=(2, 3), decoder="d", block_slots=4, selector_dim=7)
     config.save(tmp_path, sedem_version="9")
     assert SedemConfig.load(tmp_path, extra=frozenset({"sedem_version"})) == config
     entries = json.loads((tmp_path / "config.json").read_text())
@@ -177,10 +173,25 @@ def test_an_unknown_key_names_the_nearest(written: str, meant: str) -> None:
 def test_the_configuration_of_a_shipped_checkpoint_is_saved_as_it_was(
     folder: Path, tmp_path: Path
 ) -> None:
-    kept = (folder / "config.json").read_bytes()
-    versions = {name: value for name, value in json.loads(kept).items() if name in EXTRA_ENTRIES}
+    entries = json.loads((folder / "config.json").read_bytes())
+    versions = {name: value for name, value in entries.items() if name in EXTRA_ENTRIES}
     SedemConfig.load(folder, extra=EXTRA_ENTRIES).save(tmp_path, **versions)
-    assert (tmp_path / "config.json").read_bytes() == kept
+    saved = list(json.loads((tmp_path / "config.json").read_bytes()).items())
+    assert saved == [item for item in entries.items() if item[0] not in REMOVED]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("block_order", "score"), ("guidance_floor", -2.5), ("start_placement", "between")],
+)
+def test_a_removed_setting_may_only_have_the_value_that_is_left(
+    tmp_path: Path, name: str, other: object
+) -> None:
+    make().save(tmp_path, **{name: REMOVED[name]})
+    assert SedemConfig.load(tmp_path) == make()
+    make().save(tmp_path, **{name: other})
+    with pytest.raises(CheckpointError, match=f"has {name} {other!r}, which this version no"):
+        SedemConfig.load(tmp_path)
 
 
 def test_equal_configurations_have_one_hash_and_none_can_be_changed() -> None:

@@ -87,7 +87,7 @@ def test_what_memory_depends_on_changes_the_fingerprint(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}, {"start_placement": "between"}],
+    [{"inject_layer": 1}, {"k": 5}, {"selector_heads": 2}],
     ids=str,
 )
 def test_what_memory_does_not_depend_on_leaves_the_fingerprint(

@@ -23,7 +23,7 @@ from sedem.errors import ConfigError, DataError
 from sedem.guidance.budgets import AUTO, Auto, Budget, blocks_for_mass, is_share, text_count
 from sedem.guidance.confidence import confidence_features
 from sedem.method.pooling import state_mask
-from sedem.method.selector import arrange, resolve_budget, select
+from sedem.method.selector import resolve_budget, select
 from sedem.modules import SedemModules
 from sedem.types import check_unicode
 
@@ -183,7 +183,7 @@ def choose(
     if condition not in get_args(Condition):
         raise ConfigError(f"condition is '{condition}'; it can be {', '.join(get_args(Condition))}")
     texts, memory = (
-        arrange(part, model.config.block_order).tolist()
+        part.sort().values.tolist()
         for part in ranked.tensor_split([text_count(condition, len(ranked))])
     )
     least = request.min_confidence

@@ -56,7 +56,6 @@ class BeaconConfig(ReaderConfig):
         sink: number of first tokens whose keys and values stay.
         rank: rank of the update that is added to the frozen projections; 0 is the paper's setting,
             full matrices that replace them.
-        seed: seed of the draws.
     """
 
     window: Annotated[Whole, Field(ge=2)] = 128
@@ -88,7 +87,6 @@ class ActivationBeacon(TrainedReader):
     """Compresses a context into the KV cache of beacon tokens.
 
     Args:
-        config: the method's settings.
         backbone: beacons are initialized from its projections and the embedding of its end token.
     """
 
@@ -172,7 +170,6 @@ class ActivationBeacon(TrainedReader):
         """Read a full window and keep its beacons.
 
         Args:
-            ids_BW: tokens of the window.
             active_B: False for rows without this window; their columns are padding.
             cached: columns left by the earlier windows.
             ratio: R.

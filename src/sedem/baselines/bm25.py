@@ -32,7 +32,6 @@ class TextIndex:
 
     Attributes:
         documents: the documents that were read.
-        paragraphs: their paragraphs, in order.
         index: BM25 index of the paragraphs; None if they contain no words.
     """
 
@@ -45,8 +44,6 @@ class BM25(FullContext):
     """BM25 selects k paragraphs; the frozen backbone reads them as raw text, in document order.
 
     Args:
-        backbone: the decoder.
-        decoding: how answers are generated.
         k: number of paragraphs to read, or "all".
     """
 
@@ -117,8 +114,6 @@ def bm25_scores(index: Any, count: int, question: str) -> list[float]:
 
     Args:
         index: the index of the texts, from `index_texts`.
-        count: number of texts.
-        question: the question.
     """
     import bm25s
 

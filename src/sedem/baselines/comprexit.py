@@ -50,11 +50,9 @@ class ComprExITConfig(ReaderConfig):
     Attributes:
         piece: tokens that are encoded together.
         window: fused tokens of one transport plan.
-        compression: tokens per anchor.
         inner: width of the fusion's queries and keys, and of the space where costs are computed.
         fusion_temperature: temperature of the softmax over layers, times the root of `inner`.
         entropy: weight of the plan's entropy (epsilon of Sinkhorn's iterations).
-        iterations: number of Sinkhorn iterations.
         floor: share of the mass that is spread uniformly over the tokens of a window.
         gain: gain of the projection's initialization.
     """
@@ -118,7 +116,6 @@ class Transport(nn.Module):
     """Width: moves the tokens of a window to its anchors.
 
     Args:
-        config: the method's settings.
         width: D.
     """
 
@@ -174,7 +171,6 @@ def transport_plan(
         cost_NTK: cost of moving one unit of mass.
         source_NT: mass of each token; a token of zero mass moves nothing.
         target_NK: mass of each anchor; an anchor of zero mass receives nothing.
-        entropy: epsilon.
         iterations: number of iterations; each ends with the columns, so their sums are exact.
     """
     kernel_NTK = -cost_NTK / entropy

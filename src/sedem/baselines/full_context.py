@@ -27,8 +27,6 @@ class FullContext:
     """The frozen backbone reads every document: the paper's "Backbone (Frozen)".
 
     Args:
-        backbone: the decoder.
-        decoding: how answers are generated.
         name: name of the method in its answers.
     """
 
@@ -68,10 +66,8 @@ class FullContext:
         """Answer from some of the documents.
 
         Args:
-            documents: all documents.
             used: indices of the documents to read, in reading order.
             scores: score of each document in `used`; None if nothing was selected.
-            question: the question.
             clock: a clock that was started when the question arrived.
         """
         backbone = self.backbone
@@ -137,7 +133,6 @@ def generate_timed(
         backbone: gives the tokenizer and the end token.
         logits: logits of the first answer token `[B, V]`.
         advance: runs one more token of every row.
-        decoding: how answers are generated.
         clock: a clock that was started when the question arrived.
     """
     transcripts: list[Transcript] = []
@@ -153,9 +148,7 @@ def free_positions(backbone: Backbone, prompt: int, limit: int) -> int:
     """Positions that prompt and answer leave free for a context.
 
     Args:
-        backbone: reads the context.
         prompt: number of tokens of start token, prompt and question.
-        limit: longest answer in tokens.
 
     Raises:
         DataError: prompt and answer alone exceed the backbone's positions.
@@ -175,7 +168,6 @@ def cite(
     """Cite the documents, or the parts of them, that the backbone read; the best score first.
 
     Args:
-        documents: in reading order.
         seen: how many leading characters of the context fit the backbone.
         scores: score of each document; None keeps the reading order and cites without scores.
     """

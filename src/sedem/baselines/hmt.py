@@ -250,7 +250,6 @@ class HMT(TrainedReader):
 
         Args:
             queries_MD: summary states of the segment's first half.
-            memories_UD: stored memory vectors.
         """
         query_MH = self.parts()["recall_query"](queries_MD.float())
         keys_UH = self.parts()["recall_key"](memories_UD.float())

@@ -54,7 +54,6 @@ class ICAEConfig(ReaderConfig):
         autoencode: share of text windows to reproduce; the others are continued. The paper names
             both objectives but no mix.
         unscored: number of leading continuation tokens without loss.
-        seed: seed of the mix.
     """
 
     lora_rank: WidthFrom0 = 128

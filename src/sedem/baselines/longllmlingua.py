@@ -84,7 +84,6 @@ class LongLLMLingua(FullContext):
 
     Args:
         backbone: scores and reads the text.
-        decoding: how answers are generated.
         config: settings; None means the paper's.
     """
 
@@ -205,8 +204,6 @@ class LongLLMLingua(FullContext):
         """Prune the kept paragraphs and return the text (steps 4 and 5).
 
         Args:
-            kept: paragraphs in reading order.
-            question: the question.
             rates: share of its tokens that each paragraph keeps.
         """
         backbone, size = self.backbone, self.config.window

@@ -17,11 +17,8 @@ class Paragraph:
     """One paragraph, or a piece of a long one.
 
     Attributes:
-        document: name of its document.
         start: index of its first character in the document.
         end: index of the character after it.
-        text: its text.
-        ids: its tokens.
         ends: for each token, the index of the character after it in `text`.
     """
 
@@ -72,10 +69,6 @@ def split_notes(
 
     Args:
         documents: the documents that were split.
-        pieces: their paragraphs and pieces.
-        length: longest paragraph in tokens.
-        tokens: tokens of all documents.
-        name: name of the method.
     """
     whole = sum(1 for document in documents for _ in paragraphs(document.text))
     if len(pieces) <= whole:

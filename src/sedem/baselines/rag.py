@@ -85,7 +85,6 @@ class RAGMemory(ContextMemory):
     """Documents with the keys of their paragraphs.
 
     Attributes:
-        paragraphs: in document order.
         keys: keys of each paragraph `[J, R, H]`, in bfloat16.
     """
 

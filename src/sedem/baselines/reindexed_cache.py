@@ -37,7 +37,6 @@ class ReindexedCache:
             cache: the columns of this cache, followed by those of the call.
             kept: indices of the call's columns to append.
             active_B: False for rows whose appended columns are padding.
-            rotary: the backbone's rotary embedding.
         """
         before = self.valid.shape[1]
         moved_1N = (torch.arange(len(kept), device=kept.device) - kept)[None]

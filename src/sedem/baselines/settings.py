@@ -55,8 +55,6 @@ class ReaderConfig(Settings):
     checkpoint, and `adapted` to whether the method has adapters.
 
     Attributes:
-        backbone: folder or hub id.
-        backbone_revision: hub revision.
         lora_rank: rank of the adapters; 0 means no adapters.
         lora_alpha: numerator of the adapters' scaling.
         lora_targets: matrices of every layer that have adapters.

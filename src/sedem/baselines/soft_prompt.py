@@ -53,7 +53,6 @@ def prefill_result(
     """Logits and decoding step after a prefill through every layer.
 
     Args:
-        backbone: the decoder.
         last_BD: states at the last position of each row.
         stream: the state to decode from; not None, because the prefill had a cache.
         conditioning: number of positions that the decoder saw, row by row.
@@ -103,7 +102,6 @@ def prefill_soft_prompts(
     """Prefill a batch of soft prompts.
 
     Args:
-        backbone: the decoder.
         soft_tokens: soft tokens of each row `[U, D]`.
         prompts: start token, prompt and question of each row.
         apart: as in `run_soft_prompts`.
@@ -120,9 +118,7 @@ def continuation_loss(
     """Cross-entropy of text right after soft tokens; the last soft token predicts its first token.
 
     Args:
-        backbone: the decoder.
         soft_tokens: soft tokens of each row `[U, D]`; all rows have the same U.
-        target_BA: tokens of the text.
         labels_BA: the same tokens, with `IGNORED` where they do not count.
     """
     start_B1 = target_BA.new_full((len(target_BA), 1), backbone.bos_token_id)

@@ -28,11 +28,7 @@ Window = list[tuple[int, float]]
 
 
 class CachedScorer:
-    """Computes the NLL of a growing sequence; its KV cache can be cut back.
-
-    Args:
-        backbone: computes the likelihoods.
-    """
+    """Computes the NLL of a growing sequence; its KV cache can be cut back."""
 
     def __init__(self, backbone: Backbone) -> None:
         self.backbone = backbone
@@ -83,9 +79,7 @@ def plan_windows(lengths: Sequence[int], rates: Sequence[float], size: int) -> l
     """Cut concatenated paragraphs into windows of `size` tokens; the first has one token less.
 
     Args:
-        lengths: tokens of each paragraph.
         rates: share of each paragraph's tokens to keep.
-        size: tokens of a window.
     """
     found: list[Window] = [[]]
     room = size - 1
@@ -119,11 +113,8 @@ def prune_tokens(
     as one window.
 
     Args:
-        backbone: scores the tokens.
-        ids_P: question, then text.
         question: number of question tokens; they are never pruned and not returned.
         plan: the parts of each window.
-        size: tokens of a window.
 
     Returns:
         Indices into `ids_P` of the text tokens that are kept, ascending.

@@ -42,7 +42,6 @@ class TrainedReader(nn.Module, ABC):
     The trained parts are in float32, whatever the data type of the backbone.
 
     Args:
-        config: the method's settings.
         backbone: a backbone without adapters; the constructor attaches those of the settings.
 
     Raises:
@@ -80,7 +79,6 @@ class TrainedReader(nn.Module, ABC):
         """Build the trained modules other than the adapters, with their initial values.
 
         Args:
-            config: the method's settings.
             shape: the backbone's configuration; it suffices to count parameters on the meta device.
         """
 
@@ -97,9 +95,7 @@ class TrainedReader(nn.Module, ABC):
         """Return how many leading tokens of a context condition an answer.
 
         Args:
-            tokens: number of context tokens.
             prompt: number of tokens of start token, prompt and question.
-            limit: longest answer in tokens.
 
         Raises:
             DataError: prompt and answer alone do not fit.
@@ -163,7 +159,6 @@ class TrainedReader(nn.Module, ABC):
 
         Args:
             states_BPD: states before the final norm.
-            labels_BA: tokens to predict.
         """
         logits_BAV = self.backbone.logits(states_BPD[:, -labels_BA.shape[1] :])
         return {"loss": next_token_loss(logits_BAV, labels_BA)}
@@ -319,7 +314,6 @@ class TrainedReader(nn.Module, ABC):
         """Write a checkpoint atomically.
 
         Args:
-            folder: where to write it.
             int8: store matrices as int8 with one scale per row, and adapters as bfloat16.
         """
         backbone = portable_name(self.config.backbone)

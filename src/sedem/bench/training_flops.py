@@ -80,19 +80,17 @@ def stage1_work(recipe: Stage1Recipe, shapes: Shapes) -> Work:
         flops["frozen"] += _share(regressed * inject * layer_flops(decoder, context + 1))
     whole = 1 - regressed
     flops["frozen"] += _share(whole * taught * layer_flops(decoder, context + after))
-    restored = (losses.distractors + 1) * _states(config, config.slots)
-    prefix = losses.cue + after
-    read = prefix + restored
-    flops["frozen"] += _share(whole * inject * layer_flops(decoder, prefix))
+    restored = _states(config, config.slots)
+    read = after + restored
+    flops["frozen"] += _share(whole * inject * layer_flops(decoder, after))
     upper = depth - inject
     flops["forward"] = _share(whole * upper * layer_flops(decoder, read))
     flops["backward"] = _share(whole * upper * backward_flops(decoder, read))
-    predicted = after + restored * losses.context_at_restored
     head = 2 * decoder.hidden_size * decoder.vocab_size
-    flops["head"] = _share(whole * head * (2 * predicted + after * bool(losses.distill)))
+    flops["head"] = _share(whole * head * after * (2 + bool(losses.distill)))
     flops["parts"] = part_flops(shapes, 1, reconstruct=losses.reconstruct > 0)
-    reading = context + after + prefix + (context + 1) * config.cross_model
-    return Work(flops, reading, read, predicted, 1 + bool(losses.distill))
+    reading = context + 2 * after + (context + 1) * config.cross_model
+    return Work(flops, reading, read, after, 1 + bool(losses.distill))
 
 
 def stage2_work(recipe: Stage2Recipe, shapes: Shapes, workload: Workload) -> Work:
@@ -115,7 +113,6 @@ def stage2_work(recipe: Stage2Recipe, shapes: Shapes, workload: Workload) -> Wor
     prefix = workload.question + workload.answer
     width = config.slots_per_block * config.compression
     lora = _adapter_size(decoder, config.lora_rank)
-    passes = 1 + bool(losses.agree)
     for condition, weight in weights.items():
         texts = {"memory": 0, "both": 1, "text": k}[condition]
         share = weight / sum(weights.values())
@@ -127,16 +124,16 @@ def stage2_work(recipe: Stage2Recipe, shapes: Shapes, workload: Workload) -> Wor
         backward = upper * backward_flops(decoder, joined) + 2 * adapters
         if lora:
             backward += lower * backward_flops(decoder, own)
-        flops["forward"] += _share(share * passes * (forward + adapters))
+        flops["forward"] += _share(share * (forward + adapters))
         flops["backward"] += _share(share * backward)
         read += _share(share * joined)
     head = 2 * decoder.hidden_size * decoder.vocab_size
-    flops["head"] = head * workload.answer * (1 + passes)
+    flops["head"] = 2 * head * workload.answer
     flops["parts"] = part_flops(
         shapes, segments, k, workload.question, reconstruct=losses.reconstruct > 0
     )
     frozen = 0 if recipe.data.cache_states else segments * (config.segment_length + 1)
-    return Work(flops, frozen, read, workload.answer, passes)
+    return Work(flops, frozen, read, workload.answer, 1)
 
 
 def encoding_flops(shapes: Shapes, segments: int, question: int) -> int:

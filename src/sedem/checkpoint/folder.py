@@ -46,7 +46,6 @@ def locate(name: str, revision: str | None = None) -> Path:
 
     Args:
         name: a path, the name of a shipped checkpoint, or a hub id.
-        revision: hub revision.
 
     Raises:
         CheckpointError: there is no such checkpoint.
@@ -95,7 +94,6 @@ def check(folder: Path, *used: str) -> None:
     """Refuse a checkpoint with a file that is missing, damaged or from another checkpoint.
 
     Args:
-        folder: the checkpoint.
         used: parts whose content is checked; for all others, only presence and sizes are.
 
     Raises:
@@ -184,7 +182,6 @@ def open_backbones(
     """Open encoder and decoder, which are one object in the same-backbone setting.
 
     Args:
-        config: names the backbones.
         folder: folder of the checkpoint, where a backbone's folder may be; None if there is none.
         dtype: type of weights and hidden states.
         device: where to put the weights.
@@ -210,7 +207,6 @@ def open_named(name: str, revision: str | None, folder: Path | None, **options: 
     Args:
         name: a folder inside the checkpoint, any other folder, one inside a checkpoint that
             ships with sedem, or a hub id; they are tried in this order.
-        revision: hub revision.
         folder: folder of the checkpoint; None if there is none.
         options: arguments of `open_backbone`.
 
@@ -261,9 +257,7 @@ def write(
     """Write a checkpoint; see `unfinished` for how its folder appears.
 
     Args:
-        folder: the checkpoint's folder.
         config: the configuration of the model.
-        parts: the trained parts.
         decoder: the decoder, whose adapters are written if it has any.
         backbone: folder of a backbone to copy into the checkpoint; None copies none.
         int8: store matrices as int8 rows with one scale each, and adapters as bfloat16.
@@ -296,10 +290,8 @@ def copy_with_part(source: Path, folder: Path, name: str, part: nn.Module, **set
     refused, because the copy's manifest would otherwise describe the damage.
 
     Args:
-        source: folder of the checkpoint.
         folder: folder of the copy; the same one changes the checkpoint itself.
         name: name of the part in sedem.safetensors.
-        part: the part.
         settings: settings of the configuration to change.
     """
     check(source, *OWN, BACKBONE)

@@ -32,7 +32,6 @@ def push_folder(
     """Upload a checkpoint, of SeDeM or of a trained baseline, as it is in its folder.
 
     Args:
-        checkpoint: the folder.
         repo_id: as in `upload`.
         private: as in `upload`.
         token: as in `upload`.

@@ -24,7 +24,6 @@ def write_manifest(folder: Path, parts: Collection[str]) -> None:
     """Record sizes and hashes of a checkpoint's files.
 
     Args:
-        folder: the checkpoint.
         parts: names of the files and folders that belong to it; it need not have all of them.
     """
     found = survey(folder, list(_names(folder, parts)))
@@ -39,7 +38,6 @@ def check_manifest(folder: Path, parts: Collection[str], used: Collection[str]) 
     checkpoint without a manifest passes with a warning.
 
     Args:
-        folder: the checkpoint.
         parts: names of the files and folders that belong to it.
         used: those whose content is checked.
 
@@ -82,7 +80,6 @@ def first_damage(folder: Path, files: Files, read: Collection[str] | None = None
     """What is wrong with the first damaged file of a folder; None if nothing is.
 
     Args:
-        folder: the folder.
         files: the files as they were written.
         read: those whose content is compared; None means all.
     """

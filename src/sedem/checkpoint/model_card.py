@@ -51,7 +51,6 @@ def model_card(
 
     Args:
         repo_id: its repository on the hub.
-        entries: its config.json.
         backbones: the backbones by the setting that names them.
         summary: training.json of its run; None if it is not known.
     """
@@ -62,11 +61,6 @@ def adapted_card(name: str, entries: Mapping[str, Any], report: Mapping[str, Any
     """Write the card of a checkpoint that was adapted to documents.
 
     It states the amount of text, but no name of a document or folder.
-
-    Args:
-        name: name of the checkpoint.
-        entries: its config.json.
-        report: what the adaptation recorded.
     """
     told = {
         setting: Path(backbone).name if Path(backbone).is_absolute() else backbone

@@ -62,7 +62,6 @@ def middle_layer(backbone: Backbone, name: str, layer: int | None) -> int:
     """Return the layer after which states are read and injected, for an untuned backbone.
 
     Args:
-        backbone: the backbone.
         name: its name, for the message.
         layer: the requested layer; None means half of all layers.
 

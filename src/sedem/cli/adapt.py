@@ -65,7 +65,7 @@ def adapt(
     _use(device)
     from sedem.data.documents import files_in, read_documents
     from sedem.training import adapt as adapting
-    from sedem.training.adapt_recipes import Adaptation
+    from sedem.training.adapt import Adaptation
 
     wanted = Adaptation(
         backbone=backbone,

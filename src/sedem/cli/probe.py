@@ -57,10 +57,8 @@ def probe(
     from transformers.utils.logging import set_verbosity_error
 
     from sedem.backbone.bars import hide_bars
-    from sedem.training.probe import PICTURE, read_documents
+    from sedem.training.probe import PICTURE, ProbeSettings, draw, read_documents
     from sedem.training.probe import probe as run
-    from sedem.training.probe_plot import draw
-    from sedem.training.probe_runs import ProbeSettings
 
     settings = ProbeSettings(
         layers=tuple(map(_pair, layers or ())),

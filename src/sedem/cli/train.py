@@ -16,6 +16,12 @@ RecipeName = Annotated[
     str | None,
     typer.Option("--recipe", metavar="NAME", help="A recipe that ships with sedem: nano/stage1."),
 ]
+RecipeBackbone = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone", metavar="NAME", help="Backbone of a --recipe that has several; see --list."
+    ),
+]
 RecipeFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="A recipe of yours, a YAML file.")
 ]
@@ -59,13 +65,17 @@ def trainings(
 
         write(str(shipped.launch_file(launch_file)))
     elif list_recipes:
-        from sedem.training.shipped_recipes import shipped_recipes, what_trains
+        from sedem.training.shipped_recipes import backbones_of, shipped_recipes, what_trains
 
         rows = [
-            (name, f"sedem train {what_trains(path)} --recipe {name}")
+            (
+                name,
+                f"sedem train {what_trains(path)} --recipe {name}",
+                ", ".join(backbones_of(name)),
+            )
             for name, path in shipped_recipes().items()
         ]
-        print_table(rows, ("recipe", "command"), left=(0, 1))
+        print_table(rows, ("recipe", "command", "--backbone"), left=(0, 1, 2))
     elif context.invoked_subcommand is None:
         raise typer.BadParameter("give stage1, stage2 or a METHOD, and --recipe; or --list")
 
@@ -73,6 +83,7 @@ def trainings(
 @train_app.command()
 def stage1(
     recipe: RecipeName = None,
+    backbone: RecipeBackbone = None,
     config: RecipeFile = None,
     overrides: Overrides = None,
     print_config: PrintConfig = False,
@@ -81,12 +92,13 @@ def stage1(
 
     An interrupted run resumes when its command is given again.
     """
-    _train_stage("stage1", recipe_path(recipe, config), overrides, print_config)
+    _train_stage("stage1", recipe_path(recipe, config, backbone), overrides, print_config)
 
 
 @train_app.command()
 def stage2(
     recipe: RecipeName = None,
+    backbone: RecipeBackbone = None,
     config: RecipeFile = None,
     overrides: Overrides = None,
     print_config: PrintConfig = False,
@@ -95,13 +107,14 @@ def stage2(
 
     An interrupted run resumes when its command is given again.
     """
-    _train_stage("stage2", recipe_path(recipe, config), overrides, print_config)
+    _train_stage("stage2", recipe_path(recipe, config, backbone), overrides, print_config)
 
 
 @train_app.command(METHOD)
 def baseline(
     context: typer.Context,
     recipe: RecipeName = None,
+    backbone: RecipeBackbone = None,
     config: RecipeFile = None,
     overrides: Overrides = None,
     print_config: PrintConfig = False,
@@ -110,23 +123,23 @@ def baseline(
 
     An interrupted run resumes when its command is given again.
     """
-    from sedem.training.baseline import train_baseline
-    from sedem.training.baseline_recipe import load_baseline_recipe
+    from sedem.training.baseline import load_baseline_recipe, train_baseline
 
-    path = recipe_path(recipe, config)
+    path = recipe_path(recipe, config, backbone)
     loaded = load_baseline_recipe(str(context.info_name), path, overrides or ())
     _train(loaded, train_baseline, print_config)
 
 
-def recipe_path(recipe: str | None, config: Path | None) -> Path:
-    """The file of the recipe that a command names, by `--recipe` or by `--config`."""
+def recipe_path(recipe: str | None, config: Path | None, backbone: str | None = None) -> Path:
+    """The recipe that a command names, by `--recipe` and `--backbone` or by `--config`."""
     if recipe is not None and config is None:
         from sedem.training.shipped_recipes import shipped_recipe
 
-        return shipped_recipe(recipe)
-    if config is None or recipe is not None:
+        return shipped_recipe(recipe, backbone)
+    if config is None or recipe is not None or backbone is not None:
         raise typer.BadParameter(
-            "give either --recipe NAME ('sedem train --list' lists them) or --config FILE"
+            "give either --recipe NAME ('sedem train --list' lists them), with or without "
+            "--backbone NAME, or --config FILE"
         )
     return config
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sedem.data.record_validation import RecordModel, Text
-from sedem.data.records import Records, read_records
+from sedem.data.records import RecordModel, Records, Text, read_records
 
 Article = tuple[str, str]
 """Title and text; paragraphs are lines."""

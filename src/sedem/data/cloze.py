@@ -81,7 +81,6 @@ def read(records: Records, *, count: WholeAbove0 = 10_000, seed: Whole = 0) -> E
 
     Args:
         records: the articles, with `title` and `text`.
-        count: maximum number of questions.
         seed: decides which questions and which distractors are used.
 
     Raises:
@@ -102,7 +101,6 @@ def generate(
 
     Args:
         articles: titles and texts; paragraphs are lines.
-        count: maximum number of examples.
         seed: decides which questions and which distractors are used.
         documents: number of paragraphs in a context.
         longest: maximum characters of a paragraph.

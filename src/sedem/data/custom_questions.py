@@ -20,8 +20,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from sedem.data.examples import Evidence, Example, ExampleSet
-from sedem.data.record_validation import FilledText, Id, RecordModel, within
-from sedem.data.records import Records
+from sedem.data.records import FilledText, Id, RecordModel, Records, within
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem.validation import Whole

@@ -48,7 +48,6 @@ def parse(path: Path, content: bytes, encoding: str) -> Parsed:
 
     Args:
         path: name of the file, whose suffix determines the format.
-        content: its bytes.
         encoding: encoding of plain text and HTML; the other formats name their own.
 
     Raises:

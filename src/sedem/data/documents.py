@@ -105,7 +105,6 @@ def read_document(path: Path, encoding: str = "utf-8") -> Document:
     """Read one file as a document.
 
     Args:
-        path: the file.
         encoding: encoding of plain text and HTML.
 
     Raises:

@@ -29,7 +29,6 @@ class Evidence:
 
         Args:
             start: first character of the span.
-            end: character after the span.
         """
         return self.start < end and start < self.end
 
@@ -39,9 +38,7 @@ class Example:
     """One question about some documents.
 
     Attributes:
-        id: unique within the set.
         documents: the context, in order; their names are unique.
-        question: what is asked.
         answers: acceptable answers, at least one; the first is the training target.
         evidence: spans that support the answer; empty if none are labelled.
     """
@@ -81,8 +78,6 @@ class ExampleSet:
     """Examples of one file or set, and what was dropped from it.
 
     Attributes:
-        name: name for reports.
-        examples: in file order.
         dropped: number of dropped examples by reason.
         noted: number of examples that were repaired or are unusual, by kind; they are kept.
         dropped_ids: ids of the first few dropped examples by reason.
@@ -100,7 +95,6 @@ class ExampleSet:
 
         Args:
             reason: why the example is dropped.
-            identity: id of the example.
         """
         self.dropped[reason] += 1
         named = self.dropped_ids.setdefault(reason, [])
@@ -112,8 +106,6 @@ class ExampleSet:
 
         Args:
             identity: its id; a second question with the same id is dropped.
-            question: what is asked.
-            answers: acceptable answers.
         """
         if identity in self._ids:
             self.drop("id given before", identity)

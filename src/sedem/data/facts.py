@@ -83,7 +83,6 @@ def read(
     Args:
         records: articles with `title` and `text`.
         split: "train" or "evaluation".
-        count: number of examples.
         seed: seed of all random choices.
 
     Raises:
@@ -108,10 +107,8 @@ def generate(
 
     Args:
         split: the split whose templates, names and values are used.
-        count: number of examples.
         fillers: real paragraphs among which the facts are hidden.
         seed: seed of all random choices.
-        documents: paragraphs in a context.
         facts: invented paragraphs among them; the question is about one.
 
     Raises:

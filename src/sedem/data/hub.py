@@ -26,13 +26,10 @@ class Home:
     """Location of a set on the hub.
 
     Attributes:
-        repository: its hub id.
-        config: the configuration.
         revision: the revision to read; None means the main one.
         fallback: the revision to read if the main one is a script.
         files: parquet file of each split, for a repository that cannot be loaded by its id.
         records: records of the training split (papers of QASPER, articles of SQuAD); 0 if unknown.
-        questions: questions of these records.
     """
 
     repository: str
@@ -92,7 +89,6 @@ def stream(repository: str, revision: str | None = None, seed: int | None = None
     """Records of the training split of any dataset, streamed.
 
     Args:
-        repository: its hub id.
         revision: the commit to read; None means the newest.
         seed: seed of the order in which shards are read, so that the first records are not all from
             one source; None keeps the stored order. The records of a shard stay in order.

@@ -29,7 +29,6 @@ class Inspection:
     """The findings about a set.
 
     Attributes:
-        name: name of the set.
         counts: counts, by what they count.
         measures: one number for each context, example or text, by what is measured.
         tokenizer: the tokenizer whose tokens are counted.
@@ -80,8 +79,6 @@ def inspect_examples(
     """Inspect questions.
 
     Args:
-        examples: the set.
-        tokenizer: counts tokens.
         segment_length: T; blocks are windows of T tokens of a document.
         limit: number of examples to measure, from the start; None means all.
         progress: called with the counts of tokenized and of all documents.
@@ -146,9 +143,6 @@ def inspect_texts(
     """Inspect stage-1 text.
 
     Args:
-        name: name of the corpus.
-        texts: its texts.
-        tokenizer: counts tokens.
         limit: number of texts to read, from the start; None means all.
         progress: called with the count of done texts and, if known, of all.
 

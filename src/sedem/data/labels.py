@@ -17,12 +17,7 @@ Labelling = Literal["evidence", "answer"]
 
 
 def labelling_of(example: Example, labelling: Labelling) -> Labelling:
-    """The labelling of one example: by its answer strings if it has no evidence.
-
-    Args:
-        example: the example.
-        labelling: labelling of its set.
-    """
+    """The labelling of one example: by its answer strings if it has no evidence."""
     return labelling if example.evidence else "answer"
 
 
@@ -66,7 +61,6 @@ def gold_documents(example: Example, labelling: Labelling = "evidence") -> tuple
     """The documents of an example that contain evidence, in order.
 
     Args:
-        example: the example.
         labelling: "evidence" uses the evidence spans, "answer" the answer strings.
     """
     pairs = zip(example.documents, _holds_evidence(example, labelling), strict=True)
@@ -79,7 +73,6 @@ def some_documents(
     """At most `count` documents of an example, in order: evidence, and a sample of others.
 
     Args:
-        example: the example.
         count: maximum number; if more contain evidence, the first of those are taken.
         labelling: as in `gold_documents`.
         seed: decides the sample, together with the id of the example.

@@ -20,16 +20,17 @@ from sedem.data.examples import (
     distinct_names,
     whole,
 )
-from sedem.data.record_validation import (
+from sedem.data.records import (
     FilledText,
     FromColumns,
     Id,
+    Record,
     RecordModel,
+    Records,
     Text,
     with_id,
     within,
 )
-from sedem.data.records import Record, Records
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem.untrusted import parse_json
@@ -111,10 +112,7 @@ class ParagraphQuestion:
     """A question about titled paragraphs.
 
     Attributes:
-        id: id of the record.
-        question: the question text.
         answers: the answer and its aliases.
-        paragraphs: the context.
         gold: positions of the labelled paragraphs.
         notes: what is unusual about the record.
     """

@@ -16,15 +16,15 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from sedem.data.examples import NO_CONTEXT, Evidence, Example, ExampleSet, distinct_answers
-from sedem.data.record_validation import (
+from sedem.data.records import (
     FilledText,
     FromColumns,
     RecordModel,
+    Records,
     Text,
     with_id,
     within,
 )
-from sedem.data.records import Records
 from sedem.errors import DataError
 from sedem.types import Document
 
@@ -90,7 +90,6 @@ def read(records: Records, *, drop: Drop = "no-text-evidence") -> ExampleSet:
     """QASPER, with one paper per record.
 
     Args:
-        records: the papers.
         drop: which questions to leave out.
     """
     result = ExampleSet("qasper", [])

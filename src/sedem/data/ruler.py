@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from sedem.data.examples import Evidence, Example, ExampleSet, distinct_answers, whole
 from sedem.data.multihop import ParagraphQuestion, parse, usable
-from sedem.data.record_validation import within
-from sedem.data.records import Records
+from sedem.data.records import Records, within
 from sedem.data.tokenizer import Tokenizer, open_tokenizer
 from sedem.errors import DataError
 from sedem.types import Document

@@ -19,8 +19,7 @@ from sedem.data.examples import (
     distinct_answers,
     distinct_names,
 )
-from sedem.data.record_validation import FromColumns, Id, RecordModel, Text, within
-from sedem.data.records import Record, Records
+from sedem.data.records import FromColumns, Id, Record, RecordModel, Records, Text, within
 from sedem.errors import DataError
 from sedem.types import Document
 from sedem.validation import Whole, WholeFrom0
@@ -63,7 +62,6 @@ def read(records: Records, *, distractors: WholeFrom0 = 9, seed: Whole = 0) -> E
     """SQuAD, each gold paragraph among distractors.
 
     Args:
-        records: its articles.
         distractors: paragraphs besides the gold one; (distractors + 1) // 2 from its own article.
         seed: decides distractors and order, separately for each question.
     """

@@ -20,7 +20,6 @@ class Tokenizer:
 
     Args:
         tokenizer: one of transformers' fast tokenizers.
-        name: name for reports.
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:

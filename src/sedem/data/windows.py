@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.corpus import TokenizedCorpus
 from sedem.errors import DataError
 
 
@@ -26,10 +26,8 @@ class Windows(Dataset[dict[str, NDArray[np.int64]]]):
     before it, so resumed training continues with the same windows.
 
     Args:
-        corpus: the tokenized corpus.
         context: T.
         continuation: A.
-        seed: decides offsets and order.
         texts: indices of the texts to use; None means all.
         limit: maximum windows, the first in order; None means all.
     """

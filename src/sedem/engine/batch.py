@@ -256,9 +256,7 @@ class StaticBatch:
     def _run_prefill(self) -> None:
         """Restore states, run the prefixes, and put both together above injection."""
         decoder = self.decoder
-        prefix_BP, memory_BU = positions(
-            self.prefix_valid, self.real, decoder.config.start_placement
-        )
+        prefix_BP, memory_BU = positions(self.prefix_valid, self.real)
         hidden_BPD = self._run_lower(prefix_BP)
         restored_BUD = decoder.decompress(self.slots).to(hidden_BPD.dtype)
         hidden_BLD = torch.cat([restored_BUD, hidden_BPD], dim=1)

@@ -59,7 +59,6 @@ def condition(
         valid_BP,
         restored_BKUD.flatten(1, 2),
         real_BKU.flatten(1),
-        placement=config.start_placement,
         blocks=Blocks(number_BU, config.block_context, bias_BU),
         cache=cache,
     )

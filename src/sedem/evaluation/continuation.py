@@ -125,7 +125,6 @@ def _losses(
         torch.ones_like(ids_BP, dtype=torch.bool),
         states,
         torch.ones(states.shape[:2], dtype=torch.bool, device=model.device),
-        placement=model.config.start_placement,
     )
     scored_BA = target_BA[:, skipped:]
     length = scored_BA.shape[1]

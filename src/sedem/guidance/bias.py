@@ -13,15 +13,13 @@ import torch
 from torch import Tensor, nn
 
 
-def guidance_bias(scores_BK: Tensor, tau: Tensor | float, floor: float | None = None) -> Tensor:
+def guidance_bias(scores_BK: Tensor, tau: Tensor | float) -> Tensor:
     """(s_n - max s) / tau, added to the attention logits on the states of block n.
 
     The best block has bias 0, so one selected block is read as in the paper.
 
     Args:
         scores_BK: s_n of the selected blocks; -inf where there is no block.
-        tau: the temperature.
-        floor: the lowest bias; None means no limit.
 
     Returns:
         Biases `[B, K]` in float32; 0 where there is no block.
@@ -33,8 +31,7 @@ def guidance_bias(scores_BK: Tensor, tau: Tensor | float, floor: float | None = 
     best_B1 = scores_BK.amax(-1, keepdim=True)
     # Zeroed before the division: -inf times a gradient of 0 is NaN.
     behind_BK = (scores_BK - best_B1).masked_fill(absent_BK, 0.0)
-    bias_BK = behind_BK / tau
-    return bias_BK if floor is None else bias_BK.clamp_min(floor)
+    return behind_BK / tau
 
 
 class Guidance(nn.Module):
@@ -44,14 +41,12 @@ class Guidance(nn.Module):
     blocks a question needs (`budgets.blocks_for_mass`).
 
     Args:
-        floor: the lowest bias; None means no limit.
         tau: the initial temperature, in units of a score, which is a sum of cosines over question
             tokens.
     """
 
-    def __init__(self, floor: float | None = None, tau: float = 1.0) -> None:
+    def __init__(self, tau: float = 1.0) -> None:
         super().__init__()
-        self.floor = floor
         self.log_tau = nn.Parameter(torch.tensor(float(tau)).log())
 
     @property
@@ -61,4 +56,4 @@ class Guidance(nn.Module):
 
     def forward(self, scores_BK: Tensor) -> Tensor:
         """Biases `[B, K]` of selected blocks with scores `[B, K]`."""
-        return guidance_bias(scores_BK, self.tau, self.floor)
+        return guidance_bias(scores_BK, self.tau)

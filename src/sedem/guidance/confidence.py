@@ -57,7 +57,6 @@ class Confidence(nn.Module):
         """Fit the parameters by maximum likelihood.
 
         Args:
-            features_BF: features of questions.
             present_B: whether the documents had the evidence.
         """
         features_BF, target_B = features_BF.double(), present_B.double()

@@ -37,8 +37,6 @@ def keys_values(backbone: Backbone, inject_layer: int, restored_NUD: Tensor) -> 
     """Keys and values of blocks in the layers above the injection layer.
 
     Args:
-        backbone: the decoder.
-        inject_layer: l_inject.
         restored_NUD: restored states, one block per row, padded on the right; attention is causal,
             so padding does not affect the states before it.
 
@@ -87,7 +85,6 @@ def prefill(
     """Run a prefix through all layers; the upper ones also attend to the blocks.
 
     Args:
-        backbone: the decoder.
         inject_layer: l_inject, the number of layers that see only the prefix.
         ids_BP: start token, question and, in training, answer; padded on the left.
         valid_BP: False where a token is padding.

@@ -23,7 +23,6 @@ def attend_piece(
     """Attend to one piece.
 
     Args:
-        query_BFPH: queries.
         key: keys of each row `[B, G, C, H]`, or keys shared by all rows `[G, C, H]`.
         value: values, of the same shape.
         added_BPC: added to the logits; -inf hides a column.

@@ -12,20 +12,29 @@ from sedem.config import SedemConfig
 from sedem.method.pooling import pool, slot_tokens
 
 
-class LinearCompressor(nn.Module):
+class PoolingCompressor(nn.Module):
     """Mean pooling, then the shared projection W_in (section 3.1, equations 3 and 4).
 
     Args:
         d_enc: E.
         d_dec: D.
         compression: C.
+        mlp: a two-layer MLP in place of W_in: the larger compressor of section 7.1.
     """
 
-    def __init__(self, d_enc: int, d_dec: int, compression: int) -> None:
+    def __init__(self, d_enc: int, d_dec: int, compression: int, *, mlp: bool = False) -> None:
         super().__init__()
         self.compression = compression
+        self.w_in: nn.Module
+        if mlp:
+            self.w_in = nn.Sequential(
+                nn.LayerNorm(d_enc), nn.Linear(d_enc, d_dec), nn.GELU(), nn.Linear(d_dec, d_dec)
+            )
+            return
         self.w_in = nn.Linear(d_enc, d_dec, bias=False)
-        _start_as_identity(self.w_in)
+        # With equal widths, training starts with encoder states used as decoder states.
+        start = nn.init.eye_ if d_enc == d_dec else nn.init.orthogonal_
+        start(self.w_in.weight)
 
     def forward(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
         """M_s, the memory slots m = h-bar W_in of each segment `[S, M, D]`.
@@ -41,31 +50,6 @@ class LinearCompressor(nn.Module):
         return self.w_in(hidden_STE)
 
 
-class MLPCompressor(nn.Module):
-    """Mean pooling, then a two-layer MLP: the larger compressor of section 7.1.
-
-    Args:
-        d_enc: E.
-        d_dec: D.
-        compression: C.
-    """
-
-    def __init__(self, d_enc: int, d_dec: int, compression: int) -> None:
-        super().__init__()
-        self.compression = compression
-        self.w_in = nn.Sequential(
-            nn.LayerNorm(d_enc), nn.Linear(d_enc, d_dec), nn.GELU(), nn.Linear(d_dec, d_dec)
-        )
-
-    def forward(self, hidden_STE: Tensor, mask_ST: Tensor) -> Tensor:
-        """Memory slots of each segment `[S, M, D]`."""
-        return self.w_in(pool(hidden_STE, mask_ST, self.compression))
-
-    def target(self, hidden_STE: Tensor) -> Tensor:
-        """The MLP applied to each state without pooling `[S, T, D]`."""
-        return self.w_in(hidden_STE)
-
-
 class QueryCompressor(nn.Module):
     """Learned queries that attend over the whole segment (appendix Learnable Compression).
 
@@ -78,7 +62,6 @@ class QueryCompressor(nn.Module):
         d_dec: D.
         compression: C.
         slots: M.
-        heads: attention heads.
     """
 
     epsilon = 1e-6
@@ -129,7 +112,7 @@ class QueryCompressor(nn.Module):
         return projected.unflatten(-1, (self.heads, -1))
 
 
-Compressor = LinearCompressor | MLPCompressor | QueryCompressor
+Compressor = PoolingCompressor | QueryCompressor
 
 
 def build_compressor(config: SedemConfig, d_enc: int, d_dec: int) -> Compressor:
@@ -138,13 +121,4 @@ def build_compressor(config: SedemConfig, d_enc: int, d_dec: int) -> Compressor:
         return QueryCompressor(
             d_enc, d_dec, config.compression, config.slots, config.compressor_heads
         )
-    kind = LinearCompressor if config.compressor == "linear" else MLPCompressor
-    return kind(d_enc, d_dec, config.compression)
-
-
-def _start_as_identity(projection: nn.Linear) -> None:
-    # With equal widths, training starts with encoder states used as decoder states.
-    if projection.in_features == projection.out_features:
-        nn.init.eye_(projection.weight)
-    else:
-        nn.init.orthogonal_(projection.weight)
+    return PoolingCompressor(d_enc, d_dec, config.compression, mlp=config.compressor == "mlp")

@@ -53,7 +53,7 @@ class Decompressor(nn.Module):
         self.w_2.bias.copy_(centre_D.repeat(self.states_per_slot))
 
 
-class Unchanged(nn.Module):
+class IdentityDecompressor(nn.Module):
     """The identity: each slot is used as one decoder state, so C is 1. Ours.
 
     With a compressor that starts as the identity too, it needs no training: states read after a
@@ -84,7 +84,7 @@ class Unchanged(nn.Module):
         self.spread.copy_(_spread(states_PD))
 
 
-class Direct(nn.Module):
+class SoftTokenDecompressor(nn.Module):
     """No decompression: each slot is one soft token at the decoder's input (section 7.1).
 
     The compressor maps into the decoder's embedding space. Two fixed vectors give each slot the
@@ -110,22 +110,20 @@ class Direct(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, states_PD: Tensor) -> None:
-        """Set the two vectors to the mean and scale of embeddings.
-
-        Args:
-            states_PD: a sample of embeddings.
-        """
+        """Set the two vectors to the mean and scale of embeddings."""
         states_PD = states_PD.float()
         self.spread.copy_(states_PD.std(0))
         self.centre.copy_(states_PD.mean(0))
 
 
-def build_decompressor(config: SedemConfig, d_dec: int) -> Decompressor | Unchanged | Direct:
+def build_decompressor(
+    config: SedemConfig, d_dec: int
+) -> Decompressor | IdentityDecompressor | SoftTokenDecompressor:
     """Build the decompressor that a configuration describes."""
     if config.decompressor == "none":
-        return Direct(d_dec)
+        return SoftTokenDecompressor(d_dec)
     if config.decompressor == "identity":
-        return Unchanged(d_dec)
+        return IdentityDecompressor(d_dec)
     return Decompressor(d_dec, config.compression, config.decompressor_hidden or d_dec)
 
 

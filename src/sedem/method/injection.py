@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.config import BlockContext, StartPlacement
+from sedem.config import BlockContext
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -79,17 +79,15 @@ class Blocks:
 def positions(
     valid_BP: Tensor,
     restored_valid_BU: Tensor,
-    placement: StartPlacement,
     apart_BU: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Positions of prefix and restored states in the shared stream; padding takes none.
 
+    The start token is at 0, memory from 1 on, and the question after it.
+
     Args:
         valid_BP: False where a prefix token is padding; the first valid one is the start token.
         restored_valid_BU: False where a restored state is padding.
-        placement: "front" puts the start token at 0, memory from 1 and the question after it;
-            "between" puts memory from 0, then start token and question, which is the paper's
-            "prepend" taken literally.
         apart_BU: block of each state, if the positions of all blocks start at the same value;
             prefix positions then follow the longest block.
 
@@ -107,12 +105,8 @@ def positions(
         restored_BU = restored_BU - first_BN.gather(1, apart_BU)
     ends_BU = (restored_BU + 1) * restored_valid_BU
     count_B1 = ends_BU.amax(1, keepdim=True) if ends_BU.shape[1] else 0
-    if placement == "front":
-        prefix_BP = prefix_BP + count_B1 * (prefix_BP > 0)
-        restored_BU = restored_BU + 1
-    else:
-        prefix_BP = prefix_BP + count_B1
-    return prefix_BP * valid_BP, restored_BU * restored_valid_BU
+    prefix_BP = prefix_BP + count_B1 * (prefix_BP > 0)
+    return prefix_BP * valid_BP, (restored_BU + 1) * restored_valid_BU
 
 
 def prefill(
@@ -123,7 +117,6 @@ def prefill(
     restored_BUD: Tensor,
     restored_valid_BU: Tensor,
     *,
-    placement: StartPlacement = "front",
     blocks: Blocks | None = None,
     cache: DynamicCache | None = None,
 ) -> Prefilled:
@@ -133,20 +126,18 @@ def prefill(
     the left, restored states anywhere.
 
     Args:
-        backbone: the decoder.
         inject_layer: l_inject, the number of layers that see only the prefix.
         ids_BP: start token, question and, in training, answer.
         valid_BP: False where a token is padding.
         restored_BUD: H-hat, in the order in which the decoder sees the states.
         restored_valid_BU: False where a restored state is padding.
-        placement: where the start token goes; see `positions`.
         blocks: how the states are divided into blocks; None is the paper's form.
         cache: an empty cache for later calls of `step`; None if there are none.
     """
     blocks = blocks or Blocks(torch.zeros_like(restored_valid_BU, dtype=torch.long))
     together = blocks.context == "joint"
     apart_BU = blocks.number if blocks.context == "independent" else None
-    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, placement, apart_BU)
+    prefix_BP, memory_BU = positions(valid_BP, restored_valid_BU, apart_BU)
     padded = not (bool(valid_BP.all()) and bool(restored_valid_BU.all()))
     span = ids_BP.shape[1] + restored_BUD.shape[1]
     lower = KeyAxis(prefix_BP, valid_BP, padded, span)
@@ -156,7 +147,7 @@ def prefill(
     # With a mask, positions decide what sees what; columns may be in any order, and memory goes
     # first. Without one, columns must be in reading order.
     unmasked = not padded and together and blocks.bias is None
-    head = 1 if placement == "front" and unmasked else 0
+    head = 1 if unmasked else 0
 
     def join(prefix: Tensor, memory: Tensor) -> Tensor:
         return torch.cat([prefix[:, :head], memory, prefix[:, head:]], dim=1)
@@ -197,9 +188,6 @@ def step(backbone: Backbone, inject_layer: int, ids_B: Tensor, stream: Stream) -
     """Run one more token of each row through all layers.
 
     Args:
-        backbone: the decoder.
-        inject_layer: as in the prefill.
-        ids_B: the tokens.
         stream: state of the rows; advanced by one position.
 
     Returns:

@@ -89,7 +89,6 @@ def distillation_loss(
     Args:
         student_BPV: logits of the decoder on restored states.
         teacher_BPV: logits of the same decoder on the raw context.
-        mask_BP: True at continuation tokens.
         temperature: tau of this loss, for both distributions.
     """
     return divergences(student_BPV, teacher_BPV, temperature)[mask_BP].mean()
@@ -108,8 +107,6 @@ def info_nce_loss(
     """L_InfoNCE (appendix Selection Supervision, equation 17): evidence against all blocks.
 
     Args:
-        scores_BN: s_n.
-        evidence_BN: e_n.
         blocks_BN: False where a block is padding.
         temperature: tau of this loss; `[B, 1]` for one per example.
 
@@ -127,8 +124,6 @@ def margin_loss(scores_BN: Tensor, evidence_BN: Tensor, blocks_BN: Tensor, margi
     """L_margin (equation 18): mean hinge over all pairs of an evidence block and another block.
 
     Args:
-        scores_BN: s_n.
-        evidence_BN: e_n.
         blocks_BN: False where a block is padding.
         margin: gamma of this loss, the gap to reach.
 
@@ -156,12 +151,9 @@ def selection_loss(
     """L_ret (equation 16): L_InfoNCE + lambda_margin L_margin.
 
     Args:
-        scores_BN: s_n.
-        evidence_BN: e_n.
         blocks_BN: False where a block is padding.
         temperature: as in `info_nce_loss`.
         margin: as in `margin_loss`.
-        margin_weight: lambda_margin.
     """
     contrast = info_nce_loss(scores_BN, evidence_BN, blocks_BN, temperature)
     return contrast + margin_weight * margin_loss(scores_BN, evidence_BN, blocks_BN, margin)

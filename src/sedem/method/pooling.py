@@ -16,7 +16,6 @@ def pool(states_STE: Tensor, mask_ST: Tensor, compression: int) -> Tensor:
     A slot with some padding is the mean of its real tokens; a slot of only padding is zero.
 
     Args:
-        states_STE: one state per token.
         mask_ST: False where a token is padding.
         compression: C.
 

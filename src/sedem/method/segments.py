@@ -58,7 +58,6 @@ def segment_text(
     """Cut a text into segments of at most `length` tokens.
 
     Args:
-        text: text of a document.
         backbone: its tokenizer cuts the text into tokens.
         length: T.
         how: "window" cuts every T tokens; "paragraph" also starts a new segment at every paragraph.

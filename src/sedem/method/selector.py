@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sedem.backbone.safetensors import weights_digest
-from sedem.config import BlockOrder, SedemConfig
+from sedem.config import SedemConfig
 from sedem.errors import ConfigError
 
 ALL = "all"
@@ -111,7 +111,6 @@ class Selector(nn.Module):
         Args:
             hidden_BQE: H_Q, states of the question tokens.
             query_mask_BQ: False where a question token is padding.
-            memory_BNJD: memory of the blocks.
             slot_mask_BNJ: False where a slot is padding.
         """
         return block_scores(
@@ -163,8 +162,3 @@ def select(scores_N: Tensor, count: int) -> Tensor:
         candidates = (scores_N >= lowest).nonzero()[:, 0]
         return candidates[scores_N[candidates].sort(descending=True, stable=True).indices[:count]]
     return scores_N.sort(descending=True, stable=True).indices[:count]
-
-
-def arrange(selected_K: Tensor, order: BlockOrder) -> Tensor:
-    """Put selected blocks in the order in which the decoder sees them."""
-    return selected_K.sort().values if order == "document" else selected_K

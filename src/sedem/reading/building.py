@@ -1,31 +1,39 @@
-"""Building a bank on disk from documents, commit by commit, and describing a bank."""
+"""Building a bank on disk from documents, commit by commit, and describing a bank.
+
+Letters: S segments, M slots per segment, N blocks, J slots per block, D decoder width.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
+from sedem.bank.blocks import partition, to_blocks
 from sedem.bank.database import WAIT
 from sedem.bank.file import BankFile
 from sedem.bank.kept import kept_bytes
 from sedem.bank.keys import save_keys, stored_bytes
-from sedem.bank.memory_bank import MemoryBank, append_to, copy_to
+from sedem.bank.memory_bank import MemoryBank, append_to
 from sedem.bank.parts import Place, Store, local_file, store_at
 from sedem.bank.rows import Meta, text_digest
+from sedem.config import SedemConfig
 from sedem.engine.interface import Engine
 from sedem.errors import BankError
+from sedem.method.segments import Segments
 from sedem.modules import SedemModules
-from sedem.quantization import BFLOAT16, check_dtype
-from sedem.reading.encoding import Progress, read
-from sedem.reading.long_documents import read_parts
-from sedem.reading.segmenting import segments_of
+from sedem.quantization import BFLOAT16, Quantized, check_dtype
+from sedem.reading.encoding import Progress, compress, read, segments_of
 from sedem.types import Document, distinct
 
 COMMIT = 400_000
 """Characters read between two commits: about 100 MB of memory for a 1B model at C = 4. A longer
 document is read in parts."""
+PART = 100_000
+"""Tokens per part, if its segments are full."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,6 @@ class Report:
 
     Attributes:
         added: documents that the bank did not have.
-        replaced: documents that had changed.
         unchanged: documents that the bank already had.
         documents: documents of the bank now.
         blocks: blocks of the bank now.
@@ -72,9 +79,7 @@ def build_bank(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
         path: file of the bank, or its place if it is in parts.
-        documents: texts with distinct names.
         progress: called with the size of what is done: whole documents and parts of others.
         size: size of a document for `progress`; None means its characters.
         source: where the model was opened from, to be recorded in the bank.
@@ -109,7 +114,7 @@ def build_bank(
                 if progress is not None:
                     progress(before + part * done // of)
 
-            _add(model, engine, file, meta, group, report)
+            add_documents(model, engine, file, meta, group, report)
     bank = MemoryBank.open(path)
     if keys is not None:
         save_keys(bank, model.selector, keys)
@@ -145,28 +150,83 @@ def _file_of(store: Store, meta: Meta) -> AbstractContextManager[BankFile]:
     return nullcontext(store) if isinstance(store, BankFile) else store.building(meta)
 
 
-def _add(
+def add_documents(
     model: SedemModules,
     engine: Engine,
     file: BankFile,
     meta: Meta,
     group: list[Document],
-    progress: Progress,
+    progress: Progress | None = None,
 ) -> None:
-    """Read some documents in one commit, or one long document in several."""
-    if len(group) == 1 and is_long(group[0]):
+    """Read a group of `commits` into a bank: in one commit, or a long document in several.
+
+    The bank is not opened, so the cost of a commit depends only on what it adds.
+
+    Args:
+        model: its encoder and compressor make the memory.
+        file: of the bank, or of a new one.
+        meta: metadata of the bank, if it does not exist yet.
+        progress: called with the number of segments done and of all.
+
+    Raises:
+        BankError: as `BankFile.append` and `append_part`.
+    """
+    new = nullcontext() if file.exists() else file.creating(meta)
+    if is_long(group[0]):
         segments = segments_of(model, group[0])
-        if not file.exists():
-            with file.creating(meta):
-                pass
-        read_parts(model, engine, file, group[0], segments, progress)
-        return
-    part = read(model, engine, group, progress=progress).snapshot()
-    if file.exists():
-        # The bank is not opened, so the cost of a commit depends only on what it adds.
-        append_to(file, part)
+        with new:
+            pass
+        _add_parts(model, engine, file, group[0], segments, progress)
     else:
-        copy_to(file, part, meta)
+        snapshot = read(model, engine, group, progress=progress).snapshot()
+        with new:
+            append_to(file, snapshot)
+
+
+def _add_parts(
+    model: SedemModules,
+    engine: Engine,
+    file: BankFile,
+    document: Document,
+    segments: Segments,
+    progress: Progress | None,
+) -> None:
+    """Read a long document into a bank; it is complete after the commit of its last part.
+
+    A part depends only on the document and the model, so an interrupted build gives the same memory
+    as an uninterrupted one.
+    """
+    step = part_segments(model.config)
+    parts = [segments.part(slice(at, at + step)) for at in range(0, len(segments), step)]
+    cut = model.config.compression, model.config.slots_per_block
+    blocks = [partition(part, 0, *cut)[0] for part in parts]
+    before = [0, *accumulate(map(len, blocks))]
+    stored = file.stored_part(document)
+    first = before.index(stored) if stored in before[:-1] else 0
+    done = sum(map(len, parts[:first]))
+    for number in range(first, len(parts)):
+
+        def report(count: int, done: int = done) -> None:
+            if progress is not None:
+                progress(done + count, len(segments))
+
+        memory_SMD = compress(model, engine, [parts[number]], report)
+        _, memory_NJD = to_blocks(parts[number], memory_SMD, 0, *cut)
+        file.append_part(
+            model.fingerprint(),
+            document,
+            blocks[number],
+            Quantized(memory_NJD),
+            before=before[number],
+            last=number + 1 == len(parts),
+        )
+        done += len(parts[number])
+
+
+def part_segments(config: SedemConfig) -> int:
+    """Number of segments per part: whole blocks, about `PART` tokens."""
+    whole = math.lcm(config.slots, config.slots_per_block) // config.slots
+    return -(-PART // (config.segment_length * whole)) * whole
 
 
 def new_meta(
@@ -188,10 +248,8 @@ class Taken:
 
     Attributes:
         stored: SHA-256 of the texts in the bank, by name.
-        size: size of a document.
         total: size of all documents that were taken.
         added: how many of them the bank did not have.
-        replaced: how many had changed.
         unchanged: how many the bank had.
     """
 

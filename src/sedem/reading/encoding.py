@@ -8,6 +8,8 @@ Letters: S segments, T tokens, M slots per segment, N blocks, J slots per block,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,10 +18,9 @@ from sedem.bank.blocks import Blocks, to_blocks
 from sedem.bank.memory_bank import MemoryBank
 from sedem.engine.interface import Engine
 from sedem.method.pooling import slot_tokens
-from sedem.method.segments import Segments
+from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
 from sedem.quantization import Quantized
-from sedem.reading.segmenting import Cutter
 from sedem.types import Document, check_documents
 
 BATCHES = {"cpu": 8, "cuda": 32}
@@ -45,8 +46,6 @@ def read(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
-        documents: texts with distinct names.
         source: where the model was opened from, to be recorded in the bank.
         progress: called after every batch, once all documents are cut.
 
@@ -99,7 +98,6 @@ def compress(
 
     Args:
         model: its encoder and compressor make the memory.
-        engine: runs the encoder.
         parts: segments, grouped by document or by part of a document.
         progress: called after every batch with the number of segments done.
 
@@ -170,3 +168,45 @@ def _compress(model: SedemModules, engine: Engine, ids_BT: Tensor, lengths_B: Te
 def batches(lengths_S: Tensor, device: torch.device) -> tuple[Tensor, ...]:
     """Return the indices of the segments in each batch, the longest segments first."""
     return lengths_S.argsort(descending=True, stable=True).split(BATCHES[device.type])
+
+
+class Cutter:
+    """Cuts documents one after the other in a background thread, while others are encoded.
+
+    Iterating gives the segments of each document in order, and raises its error, if any. Leaving
+    the context drops documents that have not been cut.
+
+    Args:
+        model: its settings and its encoder's tokenizer define the cuts.
+    """
+
+    def __init__(self, model: SedemModules, documents: Sequence[Document]) -> None:
+        self._thread = ThreadPoolExecutor(1, "sedem-cutter")
+        self._parts = [self._thread.submit(segments_of, model, one) for one in documents]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def __iter__(self) -> Iterator[Segments]:
+        return (part.result() for part in self._parts)
+
+    @property
+    def count(self) -> int | None:
+        """Total number of segments; None while documents are being cut."""
+        if not self._parts[-1].done():
+            return None
+        return sum(len(part.result()) for part in self._parts)
+
+
+def segments_of(model: SedemModules, document: Document) -> Segments:
+    """Cut a document as a model reads it.
+
+    Raises:
+        DataError: it has no tokens.
+    """
+    config = model.config
+    cut = config.segment_length, config.segmentation, config.segment_shift
+    return segment_text(document.text, model.encoder, *cut)

@@ -7,15 +7,12 @@ from dataclasses import replace
 
 from sedem.bank.care import Again, DamagedDocument
 from sedem.bank.file import BankFile, check_fingerprint
-from sedem.bank.memory_bank import append_to
 from sedem.bank.rows import text_digest
 from sedem.bank.view import Source
 from sedem.engine.interface import Engine
 from sedem.modules import SedemModules
-from sedem.reading.building import commits, is_long
-from sedem.reading.encoding import Progress, read
-from sedem.reading.long_documents import read_parts
-from sedem.reading.segmenting import segments_of
+from sedem.reading.building import add_documents, commits
+from sedem.reading.encoding import Progress
 from sedem.types import Document
 
 
@@ -79,8 +76,5 @@ def _read(
             if progress is not None:
                 progress(before + part * segments // of, total)
 
-        if is_long(group[0]):
-            read_parts(model, engine, bank, group[0], segments_of(model, group[0]), report)
-        else:
-            append_to(bank, read(model, engine, group, progress=report).snapshot())
+        add_documents(model, engine, bank, bank.meta(), group, report)
         done += size

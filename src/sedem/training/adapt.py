@@ -13,35 +13,344 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from sedem.checkpoint.folder import unfinished
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils.data import Subset
+from tqdm.auto import tqdm
+from transformers import set_seed
+
+from sedem.backbone.decoder import Backbone
+from sedem.checkpoint.folder import EXTRA_ENTRIES, is_checkpoint, locate, open_named, unfinished
 from sedem.checkpoint.hub import CARD_FILE
 from sedem.checkpoint.model_card import SUMMARY_FILE, adapted_card
 from sedem.checkpoint.portable import portable_name
-from sedem.config import CONFIG_FILE
+from sedem.checkpoint.untrained import middle_layer
+from sedem.config import CONFIG_FILE, SedemConfig
 from sedem.data.custom_questions import dump
-from sedem.data.document_questions import questions
-from sedem.data.document_split import packed, split_documents, tokens_of
+from sedem.data.document_questions import packed, questions, split_documents, tokens_of
+from sedem.data.windows import Windows
 from sedem.durable_files import write_text
 from sedem.errors import CheckpointError, ConfigError, DataError
+from sedem.model import SeDeM
 from sedem.provenance import provenance
-from sedem.training.adapt_measure import Scores, held_out_scores
-from sedem.training.adapt_recipes import (
-    BATCH,
-    DOCUMENTS,
-    HELD_OUT,
-    QUESTIONS,
-    Adaptation,
-    continuation_of,
-    recipes,
-    start_of,
-    steps_of,
+from sedem.training.block_batch import BlockCollator
+from sedem.training.block_dataset import BlockDataset
+from sedem.training.recipe import (
+    DataSource,
+    Mixture,
+    Optimization,
+    RunSettings,
+    TextSource,
+    as_yaml,
+    load_recipe,
 )
-from sedem.training.recipe import as_yaml, load_recipe
 from sedem.training.run_setup import FINAL, processes
-from sedem.training.stages import Stage1Recipe, Stage2Recipe, train_stage1, train_stage2
+from sedem.training.sources import read_mixture
+from sedem.training.stage1 import Stage1, Stage1Losses
+from sedem.training.stage2 import Stage2, Stage2Losses
+from sedem.training.stages import (
+    Stage1Recipe,
+    Stage2Data,
+    Stage2Recipe,
+    open_model,
+    train_stage1,
+    train_stage2,
+    windows_of,
+)
 from sedem.types import Document
+from sedem.validation import NumberFrom0, Settings, Whole, WholeAbove0
+
+DOCUMENTS, QUESTIONS, HELD_OUT = "documents.jsonl", "questions.jsonl", "held-out.jsonl"
+"""Files of the working folder that the recipes read."""
+
+BATCH = 8
+"""Windows or questions per step."""
+CONTINUATION = 64
+"""Maximum tokens after a window that its memory is trained to predict."""
+WINDOWS = 256
+"""Maximum held-out windows whose losses are evaluated."""
+PASSES = (8, 4)
+"""Passes over windows and over questions, if the number of steps is within the bounds."""
+FEWEST, MOST = (300, 200), (20_000, 10_000)
+"""Minimum and maximum steps of stage 1 and of stage 2."""
+
+NEW = {"compressor": 1e-4, "decompressor": 1e-3, "selector": 5e-4, "lora": 3e-4, "guidance": 1e-2}
+"""Learning rates of untrained parts, as in the nano recipes."""
+TRAINED = {**NEW, "decompressor": 2e-4, "selector": 2e-4}
+"""Learning rates of parts from a checkpoint, as used to train sedem-nano further."""
+
+
+class Adaptation(Settings):
+    """A user's request to `sedem adapt`, apart from the documents.
+
+    Attributes:
+        backbone: folder or hub id of a backbone, or a checkpoint, which is trained further.
+        steps: steps of both stages; None derives them from the size of the documents.
+        compression: C; None means the checkpoint's, or the paper's.
+        layer: layers before states are read and injected; None means half of the backbone's.
+        segment_length: tokens of a block; None means the checkpoint's, or the paper's.
+        held_out: share of the documents that is held out from training.
+        seed: seed of all random choices.
+    """
+
+    backbone: str
+    steps: tuple[WholeAbove0, WholeAbove0] | None = None
+    compression: WholeAbove0 | None = None
+    layer: WholeAbove0 | None = None
+    segment_length: WholeAbove0 | None = None
+    held_out: Annotated[NumberFrom0, Field(gt=0, le=0.5)] = 0.1
+    seed: Whole = 0
+
+
+def start_of(wanted: Adaptation) -> tuple[SedemConfig, Backbone, str | None]:
+    """Open the model to adapt.
+
+    Returns:
+        The shape of the model, the backbone that reads, and the checkpoint to start from. The
+        checkpoint is None for a plain backbone, whose other parts are new.
+
+    Raises:
+        ConfigError: the backbone cannot be used, or a checkpoint has another shape than requested.
+        CheckpointError: weights are missing or damaged.
+    """
+    if not is_checkpoint(wanted.backbone):
+        backbone = open_named(wanted.backbone, None, None, dtype=torch.bfloat16)
+        layer = middle_layer(backbone, wanted.backbone, wanted.layer)
+        given = {"segment_length": wanted.segment_length, "compression": wanted.compression}
+        config = SedemConfig(
+            encoder=portable_name(wanted.backbone),
+            extract_layers=(layer,),
+            inject_layer=layer,
+            block_context="independent",
+            guidance=True,
+        )
+        changes = {name: value for name, value in given.items() if value is not None}
+        return config.with_changes(**changes), backbone, None
+    folder = locate(wanted.backbone)
+    config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
+    asked = {
+        "compression": (wanted.compression, config.compression),
+        "segment_length": (wanted.segment_length, config.segment_length),
+        "layer": (wanted.layer, config.inject_layer),
+    }
+    for name, (value, found) in asked.items():
+        if value not in (None, found):
+            raise ConfigError(
+                f"{name} is {value}, but checkpoint '{wanted.backbone}' has {found}, which it "
+                "keeps; leave it out, or adapt a backbone"
+            )
+    backbone = open_named(config.encoder, config.encoder_revision, folder, dtype=torch.bfloat16)
+    # The confidence was fitted to scores that will change. Adapters are needed to learn to answer.
+    config = config.with_changes(confidence=False)
+    if not config.lora_rank:
+        fields = SedemConfig.model_fields
+        rank, alpha = fields["lora_rank"].default, fields["lora_alpha"].default
+        config = config.with_changes(lora_rank=rank, lora_alpha=alpha)
+    start = str(folder.resolve()) if Path(wanted.backbone).is_dir() else wanted.backbone
+    return config, backbone, start
+
+
+def steps_of(wanted: Adaptation, windows: int, questions: int) -> tuple[int, int]:
+    """Steps of both stages: those requested, or several passes within bounds.
+
+    Args:
+        wanted: the request, which may give the steps.
+        windows: number of windows in a pass.
+        questions: number of questions in a pass.
+    """
+    if wanted.steps is not None:
+        return wanted.steps
+    one, two = (
+        min(max(count * passes // BATCH, fewest), most)
+        for count, passes, fewest, most in zip(
+            (windows, questions), PASSES, FEWEST, MOST, strict=True
+        )
+    )
+    return one, two
+
+
+def continuation_of(config: SedemConfig) -> int:
+    """Tokens after a window; at most a window, because a span of the window may replace them."""
+    return min(CONTINUATION, config.segment_length)
+
+
+def recipes(
+    wanted: Adaptation,
+    config: SedemConfig,
+    start: str | None,
+    folder: Path,
+    steps: tuple[int, int],
+    held_out: int,
+) -> tuple[Stage1Recipe, Stage2Recipe]:
+    """The recipes of both stages, in the form that `sedem train` takes.
+
+    Args:
+        config: the shape of the model.
+        start: the checkpoint to start from; None means new parts.
+        folder: the working folder, with the data.
+        held_out: number of texts at the end of the documents that are held out.
+    """
+    places: dict[str, Any] = {"data_root": str(folder), "cache": str(folder / "cache")}
+    rates = NEW if start is None else TRAINED
+    first = Stage1Recipe(
+        model=config,
+        text=TextSource(
+            path=DOCUMENTS,
+            continuation=continuation_of(config),
+            held_out=held_out,
+            evaluation_windows=WINDOWS,
+        ),
+        optimization=_optimization(rates, ("compressor", "decompressor"), steps[0], wanted.seed),
+        run=_run(folder / "stage1", steps[0]),
+        losses=_stage1_losses(config, new=start is None),
+        start_from=start,
+        **places,
+    )
+    parts = ("compressor", "decompressor", "selector", "lora", "guidance")
+    second = Stage2Recipe(
+        model=config,
+        start_from=str(folder / "stage1" / "final"),
+        data=Stage2Data(
+            training=(DataSource(path=QUESTIONS),),
+            evaluation=(DataSource(path=HELD_OUT),),
+            max_blocks=12,
+            budgets=(1, 2, 2, 4),
+            # Caching frozen states is worth the disk space where steps are slow.
+            cache_states=not torch.cuda.is_available(),
+        ),
+        optimization=_optimization(rates, parts, steps[1], wanted.seed),
+        run=_run(folder / "stage2", steps[1]),
+        losses=Stage2Losses(normalize_scores=True, reconstruct=0.0),
+        **places,
+    )
+    return first, second
+
+
+def _stage1_losses(config: SedemConfig, *, new: bool) -> Stage1Losses:
+    """The losses of sedem-nano; new parts learn the decoder's own states first."""
+    if config.decompressor == "none":
+        return Stage1Losses(distill=0.0, reconstruct=0.0)
+    losses = Stage1Losses(reconstruct=0.5, recall=0.35)
+    if config.cross_model:
+        return losses  # the tokenizers may differ, so states would stand for different tokens
+    return losses.with_changes(regress=1.0 if new else 0.1, regress_first=0.6 if new else 0.0)
+
+
+def _optimization(
+    rates: dict[str, float], parts: tuple[str, ...], steps: int, seed: int
+) -> Optimization:
+    # A CPU without bfloat16 instructions emulates them, two to four times slower.
+    half = torch.cuda.is_available()
+    return Optimization(
+        learning_rates={name: rates[name] for name in parts},
+        steps=steps,
+        batch_size=BATCH,
+        warmup_ratio=0.05,
+        weight_decay=0.01,
+        bf16=half,
+        backbone_dtype="bfloat16" if half else "float32",
+        seed=seed,
+    )
+
+
+def _run(output: Path, steps: int) -> RunSettings:
+    return RunSettings(
+        output=str(output),
+        log_every=max(1, steps // 50),
+        save_every=max(1, steps // 20),
+        keep=1,
+    )
+
+
+Scores = dict[str, float]
+
+
+def held_out_scores(
+    first: Stage1Recipe, second: Stage2Recipe, start: str | None, what: str
+) -> Scores:
+    """Losses on held-out windows and questions, and recall of the blocks with the answers.
+
+    Args:
+        first: recipe of stage 1; gives the windows.
+        second: recipe of stage 2; gives the questions.
+        start: the checkpoint to measure; None means the new parts that stage 1 would start from.
+        what: label of the progress bars.
+
+    Returns:
+        "text loss": per token after a window, from the memory of the window. "answer loss": per
+        token of the answer, from the selector's k best blocks, with the model's default k.
+        "recall@k": percentage of questions with the answer in one of these blocks.
+    """
+    set_seed(first.optimization.seed)
+    model = open_model(first.model, first.optimization, start).eval()
+    return {**_text(model, first, what), **_questions(model, second, what)}
+
+
+def _text(model: SeDeM, recipe: Stage1Recipe, what: str) -> Scores:
+    """Loss on held-out windows."""
+    _, windows = windows_of(recipe, model.encoder)
+    assert windows is not None  # a recipe of `adapt` always holds some out
+    stage = Stage1(model, Stage1Losses(distill=0.0, reconstruct=0.0)).eval()
+    found = _means(stage, windows, ("context",), recipe.optimization.batch_size, f"{what}, text")
+    return {"text loss": found["context"]}
+
+
+def _questions(model: SeDeM, recipe: Stage2Recipe, what: str) -> Scores:
+    """Loss of the answers to held-out questions, and recall."""
+    dataset = BlockDataset(model, recipe.data.answer_limit, cache=Path(recipe.cache))
+    mixture = Mixture(training=recipe.data.evaluation)
+    read_mixture(dataset, mixture, Path(recipe.data_root), selects=True)
+    # If a block boundary splits an answer, no block contains it, so there is nothing to find.
+    found = [index for index in range(len(dataset)) if any(dataset[index].evidence)]
+    k = recipe.model.k if isinstance(recipe.model.k, int) else recipe.model.auto_max
+    collator = BlockCollator(
+        dataset,
+        max_blocks=dataset.most_blocks,
+        budgets=(k,),
+        seed=recipe.optimization.seed,
+        cache=None,
+    )
+    losses = Stage2Losses(reconstruct=0.0, conditioning="selected")
+    stage = Stage2(model, losses, collator).eval()
+    items, size = Subset(dataset, found), recipe.optimization.batch_size
+    means = _means(stage, items, ("answer", "recall"), size, f"{what}, questions")
+    return {"answer loss": means["answer"], f"recall@{k}": 100 * means["recall"]}
+
+
+@torch.no_grad()
+def _means(
+    stage: Stage1 | Stage2,
+    items: Windows | Subset[Any],
+    names: Sequence[str],
+    size: int,
+    what: str,
+) -> Scores:
+    """Means of the loss parts over items.
+
+    Args:
+        items: items of the stage's dataset.
+        names: names of the loss parts.
+        what: label of the progress bar.
+    """
+    totals = dict.fromkeys(names, 0.0)
+    with tqdm(total=len(items), desc=what) as bar:
+        for start in range(0, len(items), size):
+            chosen: list[Any] = [
+                items[index] for index in range(start, min(start + size, len(items)))
+            ]
+            moved = {
+                name: value.to(stage.model.device) if isinstance(value, Tensor) else value
+                for name, value in stage.collate(chosen).items()
+            }
+            parts = stage(**moved)
+            for name in names:
+                totals[name] += len(chosen) * float(parts[name])
+            bar.update(len(chosen))
+    return {name: total / len(items) for name, total in totals.items()}
+
 
 REQUEST_FILE, REPORT_FILE, BEFORE_FILE = "request.json", "adaptation.json", "before.json"
 STAGE1_FILE, STAGE2_FILE = "stage1.yaml", "stage2.yaml"
@@ -54,10 +363,7 @@ class Sizes:
     """Amount of data to train and to measure on.
 
     Attributes:
-        documents: number of documents.
-        tokens: number of their tokens.
         held_out_documents: number of held-out documents; 0 if it is the last part of a single one.
-        held_out_tokens: number of held-out tokens.
         windows: approximate number of windows of stage 1.
         questions: number of questions of stage 2.
         questions_not_used: number of questions left out because of the maximum.
@@ -113,9 +419,6 @@ def prepare(
 
 def adapt(out: Path) -> dict[str, Any]:
     """Run the prepared training to its end, and write the checkpoint.
-
-    Args:
-        out: folder of the checkpoint.
 
     Returns:
         The report, which the checkpoint also contains: request, sizes, steps, and scores on the

@@ -115,7 +115,6 @@ class BlockCollator:
         """The entries of a `BlockBatch`.
 
         Args:
-            items: the examples.
             epoch: passes over the data before this one.
         """
         drawn_for = f"{self.seed}:{[item.question for item in items]}"
@@ -175,7 +174,6 @@ def _arranged(
     """Blocks of a batch with their slots and labels, one row per example.
 
     Args:
-        items: the examples.
         sampled: positions of the sampled blocks of each example.
         index_NJ: position of each slot of all sampled blocks among the slots of the batch.
         tokens_NJ: real tokens behind each of these slots.
@@ -198,11 +196,6 @@ def frozen_states(
     batch: BlockBatch, encoder: Backbone, layers: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Frozen states of a batch; computed unless the batch contains them.
-
-    Args:
-        batch: the batch.
-        encoder: the backbone that reads.
-        layers: extraction layers.
 
     Returns:
         States of the segments `[X, S, T, E]` and of the questions `[X, B, Q, E]`.

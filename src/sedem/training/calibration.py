@@ -40,7 +40,6 @@ class Calibration:
     """A fitted confidence, and its quality on held-out questions.
 
     Attributes:
-        part: the confidence.
         fitted: number of questions used for fitting.
         held_out: number of questions measured; each counts twice, with and without evidence.
         left_out: number of questions without evidence, or with evidence everywhere.

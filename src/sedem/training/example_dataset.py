@@ -62,7 +62,6 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
 
         Args:
             batches: the examples, in groups that are tokenized together.
-            labelling: source of the labels.
 
         Returns:
             The new data, by name. "answers" has one row for each usable example.
@@ -76,7 +75,6 @@ class ExampleDataset(Dataset[Item], ABC, Generic[Item]):
         """Prepare a set of examples and append the items.
 
         Args:
-            examples: the set.
             labelling: "evidence" takes the labels of the set; "answer" labels as evidence what
                 contains an answer string, which is also done for every example without evidence.
             repeat: how often each example occurs in an epoch.

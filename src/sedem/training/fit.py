@@ -28,12 +28,49 @@ from sedem.checkpoint.model_card import SUMMARY_FILE
 from sedem.durable_files import write_text
 from sedem.provenance import provenance
 from sedem.training.checkpoints import last_complete_checkpoint
-from sedem.training.progress import NamedBar
 from sedem.training.recipe import Optimization, Recipe, RunSettings
 from sedem.training.run_setup import FINAL, processes, share_of_batches
 from sedem.training.trainer import SedemTrainer, Trainable
 
 logger = logging.getLogger(__name__)
+
+
+class NamedBar(ProgressCallback):
+    """Shows the run's name, and the last loss unless log lines report it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Open the bar."""
+        super().on_train_begin(args, state, control)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self.name)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **options: Any
+    ) -> None:
+        """Advance the bar of an evaluation."""
+        super().on_prediction_step(args, state, control, **options)
+        if self.prediction_bar is not None:
+            self.prediction_bar.set_description(f"{self.name}, evaluating", refresh=False)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Write a log line, or show the loss next to the bar if log lines are turned off."""
+        if logger.isEnabledFor(logging.INFO):
+            super().on_log(args, state, control, logs)
+        elif self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}", refresh=False)
 
 
 class Savable(Protocol):
@@ -73,9 +110,7 @@ def fit(
     Args:
         stage: a `Trainable`.
         model: the model that the final checkpoint is written from.
-        recipe: all settings.
         output: output folder, claimed by `start_run`.
-        training: the training set.
         evaluation: the set that losses are evaluated on; None means no evaluation.
         data_summary: facts about the data for training.json, such as how much was left out.
         best: if losses are evaluated during training (`run.eval_every`), write the weights with the

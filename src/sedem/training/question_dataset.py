@@ -126,8 +126,6 @@ class QuestionDataset(ExampleDataset[QuestionItem]):
         """The documents of an example that are read; empty if the example cannot be used.
 
         Args:
-            example: the example.
-            answer: number of answer tokens.
             labelling: source of the labels that decide which documents are "gold".
         """
         if answer > self.answer_limit:

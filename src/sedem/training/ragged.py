@@ -73,11 +73,7 @@ class Ragged(Sequence[NDArray[Any]]):
 
 @dataclass
 class RaggedBuilder:
-    """Collects rows for a `Ragged`, without keeping their numbers as Python objects.
-
-    Attributes:
-        dtype: type of the numbers.
-    """
+    """Collects rows for a `Ragged`, without keeping their numbers as Python objects."""
 
     dtype: DTypeLike = np.int32
     _values: list[NDArray[Any]] = field(default_factory=list)

@@ -1,6 +1,9 @@
 """A recipe: a YAML file with all settings of a training run.
 
 With `base: PATH` a recipe inherits the settings of another file and states only the differences.
+Recipes that differ little share a file: `questions` under `variants` of `_icae.yaml` is the recipe
+`icae-questions.yaml`, and inherits from the rest of its file unless it names another base. If its
+folder has `backbones/NAME.yaml`, `NAME/icae-questions.yaml` is the recipe on that backbone.
 `--set optimization.steps=100` changes one value. The error for an unknown key names the nearest.
 """
 
@@ -31,9 +34,10 @@ RecipeKind = TypeVar("RecipeKind", bound=Settings)
 Schedule = Literal["linear", "cosine", "constant_with_warmup"]
 ShareBelow1 = Annotated[NumberFrom0, Field(lt=1)]
 
-BASE = "base"
-"""The key that names the file a recipe inherits from."""
-
+BASE, VARIANTS = "base", "variants"
+"""The keys for the file that a recipe inherits from, and for the short recipes of a file."""
+BACKBONES = "backbones"
+"""The folder of backbones that the recipes next to it can be trained on."""
 
 AUTO = "auto"
 
@@ -55,13 +59,8 @@ class Optimization(Settings):
         learning_rates: learning rate of each trained part, such as compressor, decompressor,
             selector and lora.
         steps: optimizer steps; give either steps or epochs.
-        epochs: passes over the data.
-        batch_size: examples per forward pass.
-        accumulation: batches per optimizer step.
         schedule: name of a learning-rate schedule of transformers.
-        warmup: steps of linear warm-up.
         warmup_ratio: the same as a share of all steps; give one of the two.
-        weight_decay: applied to matrices only.
         max_grad_norm: gradients are clipped to this norm.
         bf16: train with mixed precision. "auto" does so if the machine supports bfloat16 natively;
             other CPUs emulate it, two to four times slower than float32. A run records which was
@@ -115,13 +114,10 @@ class RunSettings(Settings):
 
     Attributes:
         output: folder of checkpoints, logs and the final model.
-        log_every: steps between log lines.
-        save_every: steps between checkpoints.
         eval_every: steps between evaluations; 0 evaluates only at the end. Above 0 the final
             checkpoint of a baseline has the weights of the lowest loss; SeDeM's has the last ones
             unless stage 2 sets `best`.
         keep: number of newest checkpoints to keep; the best one is also kept if it is needed.
-        workers: processes that load data.
     """
 
     output: str
@@ -157,7 +153,6 @@ class Mixture(Settings):
     """Questions that a run learns from; a subclass adds the settings of its kind of run.
 
     Attributes:
-        training: the sets to mix.
         evaluation: sets whose losses are evaluated; never those of a reported evaluation.
     """
 
@@ -239,7 +234,6 @@ def load_recipe(kind: type[RecipeKind], path: Path, overrides: Sequence[str] = (
 
     Args:
         kind: the class of the recipe.
-        path: the YAML file.
         overrides: "dotted.key=value" entries that replace values of the file.
 
     Raises:
@@ -269,9 +263,10 @@ def _inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     """Read the entries of a file, merged over those of its base.
 
     Args:
-        path: the file.
         heirs: resolved paths of the files that inherit from it, outermost first.
     """
+    if (backbone := _backbone(path)) is not None:
+        return _on_backbone(path, backbone, heirs)
     entries = _read(path, heirs)
     # Path.resolve raises its own RuntimeError for a loop of links.
     resolved = Path(os.path.realpath(path))
@@ -311,9 +306,59 @@ def merge(base: dict[str, Any], entries: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def variants(file: Path) -> dict[Path, Any]:
+    """The entries of each recipe under `variants` of a file, by the path that reads it."""
+    entries = read_yaml(file, ConfigError)
+    found = entries.get(VARIANTS) if isinstance(entries, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    shared = file.stem.removeprefix("_")
+    return {file.with_name(f"{shared}-{name}.yaml"): own for name, own in found.items()}
+
+
+def _place(path: Path) -> tuple[Path, dict[str, Any] | None]:
+    """The file of a recipe, and its entries if it is a variant there."""
+    words = path.stem.split("-")
+    for count in range(1, len(words) if not path.is_file() else 0):
+        shared = "-".join(words[:count])
+        for name in (f"{shared}.yaml", f"_{shared}.yaml"):
+            file = path.with_name(name)
+            if file.is_file() and isinstance(entries := variants(file).get(path), dict):
+                return file, entries
+    return path, None
+
+
+def _backbone(path: Path) -> Path | None:
+    """The file of the backbone that is the folder of a path, if there is such a backbone."""
+    file = path.parent.parent / BACKBONES / f"{path.parent.name}.yaml"
+    return file if file.is_file() and not path.parent.exists() else None
+
+
+def _on_backbone(path: Path, backbone: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe with the settings of a backbone, whose name replaces `{backbone}` in its texts."""
+    entries = _inherited(path.parent.parent / path.name, heirs)
+    kind = "baseline" if "method" in entries else "sedem"
+    sections = _read(backbone, heirs)
+    if kind not in sections:
+        raise ConfigError(
+            f"backbone '{backbone.stem}' is for SeDeM only, and '{path.stem}' trains "
+            f"{entries['method']}; choose another"
+        )
+    for name in (kind, path.stem):
+        entries = merge(entries, sections.get(name) or {})
+    return _filled(entries, backbone.stem)
+
+
+def _filled(value: Any, backbone: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(entry, backbone) for key, entry in value.items()}
+    return value.replace("{backbone}", backbone) if isinstance(value, str) else value
+
+
 def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
+    file, variant = _place(path)
     try:
-        entries = read_yaml(path, ConfigError)
+        entries = read_yaml(file, ConfigError) if variant is None else {BASE: file.name, **variant}
     except FileNotFoundError:
         named_by = f", which '{heirs[-1]}' names as its {BASE}" if heirs else ""
         raise ConfigError(
@@ -321,7 +366,7 @@ def _read(path: Path, heirs: Sequence[Path]) -> dict[str, Any]:
         ) from None
     if not isinstance(entries, dict):
         raise ConfigError(f"'{path}' is not a recipe: it has no keys")
-    return entries
+    return {key: value for key, value in entries.items() if key != VARIANTS}
 
 
 def _set(entries: dict[str, Any], override: str) -> None:

@@ -77,7 +77,6 @@ def share_of_batches(optimization: Optimization, count: int) -> int:
 
     Args:
         optimization: gives the batches of a step.
-        count: number of processes.
 
     Raises:
         ConfigError: the batches cannot be divided equally.
@@ -112,8 +111,6 @@ def check_start(wanted: Any, found: Any, free: AbstractSet[str], checkpoint: str
 
     Args:
         wanted: `model` of the recipe.
-        found: configuration of the checkpoint.
-        free: settings that may differ.
         checkpoint: folder of the checkpoint, for the message.
 
     Raises:

@@ -23,7 +23,6 @@ class SegmentedText:
     """One text.
 
     Attributes:
-        segments: tokens of each segment.
         blocks: for each block with a token: its index among all blocks, its first character
             and the character after its last.
     """
@@ -52,7 +51,6 @@ def segment_texts(
     """Cut texts into segments and blocks.
 
     Args:
-        texts: the texts.
         encoder: backbone whose tokenizer cuts all texts together.
         config: shape of segments and blocks.
 

@@ -28,10 +28,6 @@ class SelectionLosses(Settings):
     """Weights and temperature of L_ret; the defaults are the paper's.
 
     Attributes:
-        select: lambda_ret.
-        margin_weight: lambda_margin.
-        margin: gamma of L_margin.
-        selection_temperature: tau of L_InfoNCE.
         normalize_scores: divide scores by the number of question tokens before L_InfoNCE; the
             margin always applies to sums.
     """
@@ -48,8 +44,6 @@ class SelectionLosses(Settings):
         """L_ret of a batch.
 
         Args:
-            scores_BN: s_n.
-            evidence_BN: e_n.
             blocks_BN: False where a block is padding.
             question_mask_BQ: False where a question token is padding.
         """
@@ -82,8 +76,6 @@ def choose_blocks(
     """Choose the blocks that each answer is conditioned on `[B, K]`, best first.
 
     Args:
-        scores_BN: s_n.
-        evidence_BN: e_n.
         coins_B: a random number from 0 to 1 for each example.
         share: share of examples whose evidence comes first.
         budget: K.

@@ -26,7 +26,6 @@ def shard(model: SeDeM, optimization: Optimization) -> None:
     Args:
         model: opened with `backbone_options`, with adapters attached; it is moved to this process's
             device.
-        optimization: contains the switch.
     """
     if not shards_backbone(optimization):
         return

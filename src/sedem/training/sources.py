@@ -9,10 +9,9 @@ from typing import Any
 from torch.utils.data import Subset
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.corpus import hub_id
+from sedem.data.corpus import TokenizedCorpus, hub_id
 from sedem.data.hub import HOMES
 from sedem.data.question_sets import open_examples
-from sedem.data.tokenized_corpus import TokenizedCorpus
 from sedem.data.windows import Windows
 from sedem.errors import ConfigError, DataError
 from sedem.training.example_dataset import ExampleDataset
@@ -27,12 +26,8 @@ def open_windows(
     """Open a text source as training windows and evaluation windows of the held-out texts.
 
     Args:
-        source: the text.
-        backbone: gives the tokenizer.
-        length: tokens of a context.
         seed: seed of the order of training windows.
         data_root: folder that the source's path is relative to.
-        cache: folder for tokenized text.
 
     Raises:
         ConfigError: `held_out` leaves no text to train on.
@@ -72,8 +67,6 @@ def read_mixture(
     """Read the sources of a mixture into a dataset.
 
     Args:
-        dataset: the dataset to fill.
-        data: the mixture.
         data_root: folder that paths are relative to.
         selects: as in `read_source`.
 
@@ -98,8 +91,6 @@ def read_source(
     """Read one source into a dataset, and log how many examples it gave and how they are labelled.
 
     Args:
-        dataset: the dataset to fill.
-        source: the source.
         data_root: folder that its path is relative to.
         selects: whether a selector learns from the labels of the dataset's blocks.
 

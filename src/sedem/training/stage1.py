@@ -1,50 +1,70 @@
 """Stage 1: compressor and decompressor learn to preserve a context (section 4, first paragraph).
 
-Letters: B batch, N windows shown together, T context tokens, U restored states, A continuation
+Letters: B batch, T context tokens, U restored states, A continuation
 tokens, P positions, D decoder width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import model_validator
 from torch import Tensor, nn
 
 from sedem.answering.prompts import SEPARATOR
 from sedem.data.windows import collate_windows
 from sedem.errors import ConfigError
 from sedem.method.encoder import encode, states_at
-from sedem.method.injection import Blocks, prefill
+from sedem.method.injection import prefill
 from sedem.method.losses import IGNORED, reconstruction_loss, state_regression_loss
 from sedem.model import SeDeM
 from sedem.training.predictions import Predictions
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.validation import Number, NumberAbove0, Settings, Share
 
 
-class Student(NamedTuple):
-    """The decoder on restored states.
+class Stage1Losses(Settings):
+    """Weights and temperatures of stage 1.
 
     Attributes:
-        predicted: predictions of the continuation.
-        restored_BUD: states at the restored positions, after the last layer.
-        tokens_BNT: the tokens that these states stand for, by window.
+        distill: lambda_distill; 0.5 is in a commented-out line of the paper's source.
+        reconstruct: lambda_rec of stage 1; 1.0 in the same line.
+        context: weight of L_ctx; the paper's is 1.
+        regress: weight of the regression of restored states onto the decoder's own states at the
+            injection layer. Ours, not the paper's; 0 turns it off.
+        regress_first: share of the training, at its start, that uses only this regression. It
+            skips the upper layers, so it is several times faster.
+        recall: share of windows whose continuation is replaced by a separator and a span of the
+            context itself, which trains copying from memory. The separator distinguishes the two
+            kinds and is not a target. Ours, not the paper's; 0 turns it off.
     """
 
-    predicted: Predictions
-    restored_BUD: Tensor
-    tokens_BNT: Tensor
+    distill: Number = 0.5
+    reconstruct: Number = 1.0
+    pool_weight: Number = 1.0
+    distill_temperature: NumberAbove0 = 1.0
+    context: Number = 1.0
+    regress: Number = 0.0
+    regress_first: Share = 0.0
+    recall: Share = 0.0
+
+    @model_validator(mode="after")
+    def _regression_has_a_weight(self) -> Self:
+        if self.regress_first and not self.regress:
+            raise ValueError(
+                f"regress_first is {self.regress_first} but regress is 0; give the regression a "
+                "weight"
+            )
+        return self
 
 
 class Stage1(nn.Module):
     """Trains compressor and decompressor; encoder, decoder and selector are frozen.
 
     Args:
-        model: the model to train.
-        losses: weights of the losses.
         seed: decides which windows become recall windows, differently in every epoch.
         logits_at_once: as in `Optimization`.
     """
@@ -63,19 +83,17 @@ class Stage1(nn.Module):
         self.seed = seed
         self.progress, self.epoch = 0.0, 0
         self.same_tokens = model.encoder.vocabulary == model.decoder.vocabulary
-        for name in ("regress", "context_at_restored"):
-            if (value := getattr(losses, name)) and not self.same_tokens:
-                raise ConfigError(
-                    f"losses.{name} is {value}; encoder and decoder have different tokenizers, so "
-                    "their states stand for different tokens: set it to 0 or false"
-                )
+        if losses.regress and not self.same_tokens:
+            raise ConfigError(
+                f"losses.regress is {losses.regress}; encoder and decoder have different "
+                "tokenizers, so their states stand for different tokens: set it to 0"
+            )
         if model.config.decompressor == "none":
-            for name in ("distill", "reconstruct", "regress", "context_at_restored"):
+            for name in ("distill", "reconstruct", "regress"):
                 if value := getattr(losses, name):
                     raise ConfigError(
                         f"losses.{name} is {value}, but a model without a decompressor restores no "
-                        "states and learns only from losses.context of the continuation; set "
-                        f"{name} to 0 or false"
+                        "states and learns only from losses.context; set {name} to 0"
                     )
         model.requires_grad_(False)
         for part in (model.mixture, model.compressor, model.decompressor):
@@ -131,20 +149,14 @@ class Stage1(nn.Module):
         mask_BT = torch.ones_like(context, dtype=torch.bool)
         restored_BUD = model.decompressor(model.compressor(hidden_BTE, mask_BT))
         separator = len(model.decoder.token_ids(SEPARATOR))
-        if weights.distractors:
-            student = self._student_beside(restored_BUD, context_BP, target_BA, recalled_B)
-        else:
-            student = self._student(restored_BUD, context_BP, target_BA)
+        predicted = self._student(restored_BUD, target_BA)
         labels_BA = target_BA.clone()
-        # The cue of a recalled span is its own beginning.
-        labels_BA[recalled_B, : separator + weights.cue] = IGNORED
-        parts = {"context": self._next_tokens(student, labels_BA)}
+        labels_BA[recalled_B, :separator] = IGNORED
+        parts = {"context": predicted.next_token_loss(labels_BA)}
         taught_BA = labels_BA != IGNORED
-        if not weights.distill_recall:
-            taught_BA &= ~recalled_B[:, None]
         # Without any token to learn from, the mean would be NaN.
         if weights.distill and bool(taught_BA.any()):
-            parts["distill"] = student.predicted.distillation_loss(
+            parts["distill"] = predicted.distillation_loss(
                 self._predictions(teacher_BAD), taught_BA, weights.distill_temperature
             )
         if weights.reconstruct:
@@ -184,11 +196,10 @@ class Stage1(nn.Module):
         """Continuations, some replaced by spans of their context, and a mask of those `[B]`."""
         length = continuation.shape[1]
         separator = torch.tensor(self.model.encoder.token_ids(SEPARATOR), device=context.device)
-        if self.losses.recall and length <= len(separator) + self.losses.cue:
+        if self.losses.recall and length <= len(separator):
             raise ConfigError(
                 f"text.continuation is {length} tokens, but a separator of {len(separator)} tokens "
-                f"and a cue of {self.losses.cue} come first; make it longer, or set losses.recall "
-                "to 0"
+                "comes first; make it longer, or set losses.recall to 0"
             )
         # If a text leaves no room to shift its windows, they are the same in every epoch.
         later = [self.epoch] if self.epoch else []
@@ -251,22 +262,10 @@ class Stage1(nn.Module):
         own_BPD = states[inject][:, 1 : 1 + before]
         return encoded, own_BPD, states[last][:, before:]
 
-    def _next_tokens(self, student: Student, labels_BA: Tensor) -> Tensor:
-        """L_ctx of the continuation and, with `context_at_restored`, also of the contexts."""
-        if not self.losses.context_at_restored:
-            return student.predicted.next_token_loss(labels_BA)
-        # The token after the last one of a context is the first of the continuation, whose logits
-        # are already computed, or it is in another block.
-        after_BNT = student.tokens_BNT.roll(-1, dims=-1)
-        after_BNT[..., -1] = IGNORED
-        states_BPD = torch.cat([student.restored_BUD, student.predicted.states], dim=1)
-        labels_BP = torch.cat([after_BNT.flatten(1), labels_BA], dim=1)
-        return self._predictions(states_BPD).next_token_loss(labels_BP)
-
     def _predictions(self, states_BPD: Tensor) -> Predictions:
         return Predictions(self.model.decoder.logits, states_BPD, self.logits_at_once)
 
-    def _student(self, restored_BUD: Tensor, context_BP: Tensor, target_BA: Tensor) -> Student:
+    def _student(self, restored_BUD: Tensor, target_BA: Tensor) -> Predictions:
         """What the decoder predicts for the continuation, given only the restored states."""
         model = self.model
         start_B1 = target_BA.new_full((len(target_BA), 1), model.decoder.bos_token_id)
@@ -279,61 +278,7 @@ class Stage1(nn.Module):
                 torch.ones_like(ids_BP, dtype=torch.bool),
                 restored_BUD,
                 torch.ones(restored_BUD.shape[:2], dtype=torch.bool, device=restored_BUD.device),
-                placement=model.config.start_placement,
             )
-        states_BAD = filled.prefix
-        if model.config.start_placement == "front":
-            # The start token comes before the memory, so the last restored state predicts the
-            # first token of the continuation.
-            states_BAD = torch.cat([filled.restored[:, -1:], states_BAD[:, 1:]], dim=1)
-        return Student(self._predictions(states_BAD), filled.restored, context_BP[:, None])
-
-    def _student_beside(
-        self,
-        restored_BUD: Tensor,
-        context_BP: Tensor,
-        target_BA: Tensor,
-        recalled_B: Tensor,
-    ) -> Student:
-        """What the decoder predicts for the target, given memories of several windows and a cue.
-
-        Args:
-            restored_BUD: restored states of each window.
-            context_BP: contexts in decoder tokens.
-            target_BA: continuations, or a separator and a span of the context.
-            recalled_B: which rows recall a span. Their cue is the beginning of the span; the cue of
-                the others is the end of their context.
-        """
-        model, count = self.model, self.losses.distractors + 1
-        batch = len(restored_BUD)
-        if batch < count:
-            raise ConfigError(
-                f"losses.distractors is {count - 1}, but a batch has {batch} windows; make "
-                "optimization.batch_size larger"
-            )
-        cue_BC = context_BP[:, -self.losses.cue :]
-        start_B1 = target_BA.new_full((batch, 1), model.decoder.bos_token_id)
-        with_cue_BP = torch.cat([start_B1, cue_BC, target_BA[:, :-1]], dim=1)
-        without_BP = torch.cat([torch.zeros_like(cue_BC), start_B1, target_BA[:, :-1]], dim=1)
-        ids_BP = torch.where(recalled_B[:, None], without_BP, with_cue_BP)
-        valid_BP = torch.ones_like(ids_BP, dtype=torch.bool)
-        valid_BP[recalled_B, : self.losses.cue] = False
-        # Each row's own window comes first in one row, second in the next, and so on.
-        rows_B1 = torch.arange(batch, device=ids_BP.device)[:, None]
-        place_N = torch.arange(count, device=ids_BP.device)
-        window_BN = (rows_B1 - (place_N + rows_B1) % count) % batch
-        number_BU = place_N.repeat_interleave(restored_BUD.shape[1]).expand(batch, -1)
-        states_BUD = restored_BUD[window_BN].flatten(1, 2)
-        with model.decoder.without_lora():
-            filled = prefill(
-                model.decoder,
-                model.config.inject_layer,
-                ids_BP,
-                valid_BP,
-                states_BUD,
-                torch.ones(states_BUD.shape[:2], dtype=torch.bool, device=states_BUD.device),
-                placement=model.config.start_placement,
-                blocks=Blocks(number_BU, model.config.block_context),
-            )
-        predicted = self._predictions(filled.prefix[:, -target_BA.shape[1] :])
-        return Student(predicted, filled.restored, context_BP[window_BN])
+        # The start token comes before the memory, so the last restored state predicts the first
+        # token of the continuation.
+        return self._predictions(torch.cat([filled.restored[:, -1:], filled.prefix[:, 1:]], dim=1))

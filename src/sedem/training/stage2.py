@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sedem.engine.conditioning import condition
 from sedem.errors import ConfigError
 from sedem.guidance.budgets import text_count
-from sedem.method.losses import IGNORED, reconstruction_loss
+from sedem.method.losses import reconstruction_loss
 from sedem.model import SeDeM
 from sedem.training.block_batch import BlockBatch, BlockCollator, frozen_states, rows_at
 from sedem.training.block_dataset import BlockItem
@@ -37,15 +37,11 @@ class Stage2Losses(SelectionLosses):
 
     Attributes:
         reconstruct: lambda_rec of stage 2.
-        pool_weight: gamma of L_rec.
-        agree: weight of the divergence between the answer from the evidence alone and the answer
-            from all chosen blocks. Ours, not the paper's; 0 turns it off.
         conditioning: which blocks the answer is conditioned on; a name in `CONDITIONING`.
     """
 
     reconstruct: Number = 0.1
     pool_weight: Number = 1.0
-    agree: Number = 0.0
     conditioning: Conditioning = "gold-then-selected"
 
 
@@ -113,9 +109,6 @@ class Stage2(nn.Module):
     def forward(self, **batch: Unpack[BlockBatch]) -> dict[str, Tensor]:
         """Losses of a batch of examples.
 
-        Args:
-            batch: the examples.
-
         Returns:
             `loss` (equation of the stage-2 objective), its parts, and `recall`: among the examples
             with evidence, the share that have some among the selector's K best blocks.
@@ -138,9 +131,6 @@ class Stage2(nn.Module):
         select = weights.compute(scores_BN, evidence_BN, batch["blocks"], batch["question_mask"])
         loss = answer + weights.select * select
         parts = {"answer": answer, "select": select}
-        if weights.agree:
-            parts["agree"] = self._disagreement(batch, memory_BNJD, scores_BN, chosen_BK, predicted)
-            loss = loss + weights.agree * parts["agree"]
         # This decompresses every block, selected or not: several times the work of the answer.
         if weights.reconstruct:
             parts["reconstruct"] = reconstruction_loss(
@@ -161,11 +151,6 @@ class Stage2(nn.Module):
         share = CONDITIONING[self.losses.conditioning](self.progress if self.training else 1.0)
         return choose_blocks(scores_BN, evidence_BN, coins_B, share, budget)
 
-    def _arrange(self, chosen_BK: Tensor) -> Tensor:
-        """Chosen blocks in the order that the configuration sets."""
-        by_document = self.model.config.block_order == "document"
-        return chosen_BK.sort(1).values if by_document else chosen_BK
-
     def _predict(
         self, batch: BlockBatch, memory_BNJD: Tensor, scores_BN: Tensor, chosen_BK: Tensor
     ) -> Predictions:
@@ -175,7 +160,10 @@ class Stage2(nn.Module):
         """
         model, ids, valid = self.model, batch["ids"], batch["valid"]
         count = text_count(batch["condition"], chosen_BK.shape[1])
-        texts_BK, chosen_BK = map(self._arrange, chosen_BK.tensor_split([count], dim=1))
+        # The decoder sees blocks in document order.
+        texts_BK, chosen_BK = (
+            part.sort(1).values for part in chosen_BK.tensor_split([count], dim=1)
+        )
         if count:
             rows = zip(batch["texts"], texts_BK.tolist(), strict=True)
             # An example with fewer blocks than K has no block at the remaining places.
@@ -195,38 +183,3 @@ class Stage2(nn.Module):
         )
         states_BAD = filled.prefix[:, -batch["labels"].shape[1] :]
         return Predictions(model.decoder.logits, states_BAD, self.logits_at_once)
-
-    def _disagreement(
-        self,
-        batch: BlockBatch,
-        memory_BNJD: Tensor,
-        scores_BN: Tensor,
-        chosen_BK: Tensor,
-        predicted: Predictions,
-    ) -> Tensor:
-        """KL from the answer given the evidence alone to the answer given all chosen blocks.
-
-        The answer from the evidence is the teacher, without gradient. Only examples with evidence
-        and other blocks among the chosen ones count.
-        """
-        evidence_BK = batch["evidence"].gather(1, chosen_BK)
-        others_BK = batch["blocks"].gather(1, chosen_BK) & ~evidence_BK
-        counts_B = evidence_BK.any(1) & others_BK.any(1)
-        if not counts_B.any():
-            return scores_BN.new_zeros(())
-        alone_BN = batch["evidence"]
-        teacher_batch: BlockBatch = {
-            **batch,
-            "slot_tokens": batch["slot_tokens"] * alone_BN[..., None],
-            "texts": [
-                [text if alone else "" for text, alone in zip(texts, row, strict=False)]
-                for texts, row in zip(batch["texts"], alone_BN.tolist(), strict=True)
-            ]
-            if batch["texts"]
-            else [],
-        }
-        with torch.no_grad():
-            alone = scores_BN.masked_fill(~alone_BN, -torch.inf)
-            teacher = self._predict(teacher_batch, memory_BNJD, alone, chosen_BK)
-            mask_BA = (batch["labels"] != IGNORED) & counts_B[:, None]
-        return predicted.distillation_loss(teacher, mask_BA, temperature=1.0)

@@ -32,8 +32,7 @@ from sedem.training.recipe import (
 from sedem.training.run_setup import backbone_options, check_start, processes, start_run
 from sedem.training.sharding import shard
 from sedem.training.sources import open_windows, read_mixture
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.validation import Flag, NumberAbove0, Settings, WholeAbove0
 
@@ -44,13 +43,8 @@ class Stage1Recipe(Settings):
     """All settings of a stage-1 run.
 
     Attributes:
-        model: shape of the model.
         text: the text to train on.
-        optimization: optimizer and schedule.
-        run: output folder and intervals.
-        losses: weights of the losses.
         data_root: folder that data paths are relative to.
-        cache: folder for tokenized text.
         start_from: checkpoint to continue from; None means new parts.
     """
 
@@ -102,14 +96,10 @@ class Stage2Recipe(Settings):
     """All settings of a stage-2 run.
 
     Attributes:
-        model: shape of the model.
         start_from: the stage-1 checkpoint; None means new parts.
         data: the questions to train on.
-        optimization: optimizer and schedule.
-        run: output folder and intervals.
         losses: weights of the losses, and the conditioning.
         data_root: folder that data paths are relative to.
-        cache: folder for frozen states.
         best: write the weights with the lowest loss of all evaluations (`run.eval_every`), instead
             of the last ones.
     """
@@ -132,7 +122,6 @@ class Stage2Recipe(Settings):
     @model_validator(mode="after")
     def _processes_run_the_same_layers(self) -> Self:
         differing = {
-            "losses.agree": self.losses.agree != 0,
             "data.cache_states": self.data.cache_states,
             "data.conditions other than memory": set(self.data.conditions) != {"memory"},
         }
@@ -255,9 +244,9 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
         model.parts().to(options["device"])
         return model
     model = SeDeM.from_pretrained(start_from, engine="eager", **options)
-    free = {"encoder", "decoder", "k", "block_order", "auto_mass", "auto_min", "auto_max"}
+    free = {"encoder", "decoder", "k", "auto_mass", "auto_min", "auto_max"}
     # Parts that a stage-1 checkpoint has not trained yet; blocks may be separated from here on.
-    free |= {"block_context", "guidance", "guidance_floor", "condition", "chat_template"}
+    free |= {"block_context", "guidance", "condition", "chat_template"}
     # What was fitted to the scores of one selector does not fit those of another.
     free |= {"confidence"}
     model.confidence = None
@@ -275,7 +264,7 @@ def _opened(config: SedemConfig, optimization: Optimization, start_from: str | N
                 f"'{start_from}' was trained on other weights"
             )
     learned = model.guidance
-    model.guidance = Guidance(config.guidance_floor) if config.guidance else None
+    model.guidance = Guidance() if config.guidance else None
     if model.guidance is not None:
         if learned is not None:
             model.guidance.load_state_dict(learned.state_dict())

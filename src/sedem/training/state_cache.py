@@ -63,8 +63,6 @@ class StateCache:
         """Map the states of texts, and encode those that no earlier run has encoded.
 
         Args:
-            backbone: the encoder.
-            layers: extraction layers.
             texts: token ids of each text.
             cache: folder that contains a folder for every set of texts.
             label: name of the texts on the progress bar.

@@ -27,7 +27,6 @@ def with_texts(
     """Insert texts before the question of each row, in the same place as for answering.
 
     Args:
-        backbone: gives the tokenizer.
         ids_BP: start token, prompt and answer, padded on the left.
         valid_BP: False where a token is padding.
         texts: the texts of each row, as `prompts.question_ids` takes them.

@@ -87,9 +87,7 @@ class SedemTrainer(Trainer):
     checkpoints.
 
     Args:
-        module: the module to train.
         learning_rates: learning rate of each parameter group, by name.
-        args: all other settings.
         keep: number of newest checkpoints to keep, besides the best one if evaluations choose it;
             None keeps all.
         options: datasets and callbacks, passed on to `Trainer`.

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from answers import QUESTIONS, RENT, SHORT, assert_same_sources, build, untimed
-from conftest import LEASE, RECIPE
+from conftest import LEASE
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sedem import Answer, Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import UNANSWERABLE, question_ids
 from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
@@ -45,25 +45,6 @@ def test_without_blocks_the_decoder_sees_the_question_alone(model: SeDeM, bank: 
     assert (answer.k, answer.citations, answer.blocks) == (0, (), len(bank))
     bare = FullContext(model.decoder, SHORT)
     assert answer.text == bare.answer([], RENT).text
-
-
-def answers_of(config: SedemConfig, backbone: Backbone, **changes: object) -> list[Answer]:
-    model = build(config, backbone, **changes)
-    bank = model.read([Document("lease.txt", LEASE), Document("recipe.txt", RECIPE)])
-    return model.answer(bank, QUESTIONS, k=6, decoding=SHORT)
-
-
-@pytest.mark.parametrize(
-    ("setting", "one", "other"),
-    [("block_order", "document", "score"), ("start_placement", "front", "between")],
-)
-def test_order_and_placement_change_the_answer_but_not_the_selection(
-    setting: str, one: str, other: str, config: SedemConfig, backbone: Backbone
-) -> None:
-    first = answers_of(config, backbone, **{setting: one})
-    second = answers_of(config, backbone, **{setting: other})
-    assert [a.citations for a in first] == [a.citations for a in second]
-    assert [a.text for a in first] != [a.text for a in second]
 
 
 def test_requests_to_several_banks_with_several_budgets_are_answered_as_one_by_one(

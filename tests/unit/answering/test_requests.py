@@ -128,18 +128,12 @@ def test_a_forced_block_outside_the_bank_is_refused_with_both_numbers(
         model.answer(bank, RENT, blocks=[0, index])
 
 
-@pytest.mark.parametrize("order", ["document", "score"])
-def test_blocks_stand_in_the_configured_order(
-    order: str, config: SedemConfig, backbone: Backbone, documents: list[Document]
-) -> None:
-    model = build(config, backbone, block_order=order)
-    bank = model.read(documents)
+def test_blocks_stand_in_document_order(model: SeDeM, bank: MemoryBank) -> None:
     scores = model.scores(bank, RENT)
     selection = choose(model, Request(bank, RENT, k=6), scores)
     assert selection.ranked == scores.argsort(descending=True).tolist()[:6]
     assert selection.ranked != sorted(selection.ranked), "in this bank the two orders must differ"
-    expected = sorted(selection.ranked) if order == "document" else selection.ranked
-    assert selection.memory == expected
+    assert selection.memory == sorted(selection.ranked)
 
 
 @pytest.mark.parametrize("size", [512, 10_000])

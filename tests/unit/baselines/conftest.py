@@ -12,7 +12,7 @@ import torch
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.baselines.trained import TrainedReader
-from sedem.training.baseline_recipe import BaselineRecipe, QuestionData, WindowSource
+from sedem.training.baseline import BaselineRecipe, QuestionData, WindowSource
 from sedem.training.recipe import DataSource, Optimization, RunSettings
 
 SMALL: dict[str, dict[str, Any]] = {

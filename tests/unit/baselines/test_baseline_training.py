@@ -13,21 +13,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
-from unit.training.small_recipes import small_run, small_source, two_steps
 
-from sedem import Decoding, Document
-from sedem.baselines.registry import TRAINED, reader_class
 from sedem.cli.main import app
 from sedem.errors import ConfigError
 from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig
-from sedem.training.baseline import train_baseline
-from sedem.training.baseline_recipe import BaselineRecipe, load_baseline_recipe
+from sedem.training.baseline import BaselineRecipe, load_baseline_recipe, train_baseline
 from sedem.training.recipe import as_yaml
 from sedem.training.trainer import SedemTrainer
 
 RECIPES = Path(__file__).parents[3] / "recipes"
-FILES = sorted(p for name in TRAINED for p in RECIPES.rglob(f"{name}-*.yaml"))
 
 OWN = {
     "documents": [{"name": "lease", "text": "The rent is 900 euros."}],
@@ -248,67 +243,3 @@ def test_the_command_trains_and_evaluates_by_name(
     result = runner.invoke(app, ["eval", "full-context-tuned", "-m", str(output / "final"), *asked])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["counts"]["not_answered"] == 0
-
-
-# The recipes of the repository
-
-
-def test_every_trained_method_has_recipes_for_every_backbone() -> None:
-    for name in TRAINED:
-        for folder in ("nano", "paper/llama-3.2-1b", "paper/llama-3.2-3b"):
-            assert (RECIPES / folder / f"{name}-questions.yaml").is_file()
-
-
-def test_no_two_recipes_share_an_output_folder_and_each_starts_from_another() -> None:
-    recipes = [load_baseline_recipe(path.name.rpartition("-")[0], path) for path in FILES]
-    by_end = {f"{recipe.run.output}/final": recipe for recipe in recipes}
-    assert len(by_end) == len(recipes)
-    for recipe in recipes:
-        if recipe.start_from is not None:
-            first, then = dict(by_end[recipe.start_from].model), dict(recipe.model)
-            assert {name for name in then if then[name] != first[name]} <= recipe.model.free
-
-
-@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(RECIPES)) for path in FILES])
-def test_a_recipe_trains(
-    path: Path, tiny_folder: Callable[..., str], fixtures: Path, tmp_path: Path
-) -> None:
-    name = path.name.rpartition("-")[0]
-    recipe = load_baseline_recipe(name, path)
-    backbone = tiny_folder(max_position_embeddings=16384)
-    text = recipe.text and recipe.text.with_changes(
-        path="articles.jsonl",
-        held_out=0,
-        tokens=None,
-        evaluation_windows=2,
-        # The articles are short: nine of about 3,000 tokens.
-        context=min(recipe.text.context, 1000),
-    )
-    questions = recipe.data and recipe.data.with_changes(
-        training=tuple(map(small_source, recipe.data.training)),
-        evaluation=tuple(map(small_source, recipe.data.evaluation)),
-        answer_limit=200,
-        context_limit=700,
-    )
-    shallow = {"extract_layer": 2} if name == "rag" else {}
-    small = recipe.with_changes(
-        model=recipe.model.with_changes(
-            backbone=backbone,
-            lora_rank=recipe.model.lora_rank and 2,
-            **shallow,
-        ),
-        text=text,
-        data=questions,
-        optimization=two_steps(recipe.optimization),
-        run=small_run(recipe.run, tmp_path),
-        data_root=str(fixtures),
-        cache=str(tmp_path / "cache"),
-        start_from=None,
-    )
-    final = train_baseline(small)
-    losses = [line["loss"] for line in summary(small)["log"] if "loss" in line]
-    assert len(losses) == 2 and all(0 < loss < 1000 for loss in losses)
-    reader = reader_class(name).from_pretrained(final)
-    memory = reader.read([Document("rent", "The rent is 900 euros a month.")])
-    answer = reader.answer(memory, "How much?", decoding=Decoding(max_new_tokens=2))
-    assert answer.finish_reason in ("end", "length")

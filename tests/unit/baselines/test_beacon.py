@@ -18,7 +18,7 @@ from sedem.backbone.decoder import FAMILIES, Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.beacon import ActivationBeacon, BeaconConfig
 from sedem.errors import ConfigError
-from sedem.training.baseline_training import TextTraining
+from sedem.training.baseline import TextTraining
 from sedem.training.targets import targets
 
 TINY: dict[str, Any] = {"window": 16, "ratios": (2, 4, 8)}

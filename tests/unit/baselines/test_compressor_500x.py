@@ -19,7 +19,7 @@ from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.compressor_500x import Compressor500x, Compressor500xConfig
 from sedem.errors import ConfigError, DataError
-from sedem.training.baseline_training import TextTraining
+from sedem.training.baseline import TextTraining
 from sedem.training.targets import targets
 
 

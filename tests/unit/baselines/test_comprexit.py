@@ -22,7 +22,7 @@ from sedem.baselines.comprexit import (
     transport_plan,
 )
 from sedem.errors import ConfigError
-from sedem.training.baseline_training import TextTraining
+from sedem.training.baseline import TextTraining
 
 OFFICIAL = {
     "query_fusion_weights": "fusion.mixture",

@@ -21,9 +21,7 @@ from sedem import Document
 from sedem.backbone.loading import open_backbone
 from sedem.baselines.hmt import HMT, HMTConfig
 from sedem.errors import ConfigError, DataError
-from sedem.training.baseline import train_baseline
-from sedem.training.baseline_recipe import BaselineRecipe
-from sedem.training.baseline_training import TextTraining
+from sedem.training.baseline import BaselineRecipe, TextTraining, train_baseline
 from sedem.training.targets import targets
 
 SEGMENT_TOKENS = 32

@@ -15,7 +15,7 @@ from sedem import Document
 from sedem.baselines.icae import ICAE, ICAEConfig
 from sedem.baselines.memory import generator_for
 from sedem.errors import ConfigError
-from sedem.training.baseline_training import TextTraining
+from sedem.training.baseline import TextTraining
 from sedem.training.targets import targets
 
 

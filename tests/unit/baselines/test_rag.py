@@ -24,11 +24,9 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.trained import Trained
 from sedem.guidance import independent
-from sedem.training.baseline import train_baseline
-from sedem.training.baseline_recipe import BaselineRecipe
+from sedem.training.baseline import BaselineRecipe, RAGBlocks, RAGTraining, train_baseline
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockDataset
-from sedem.training.rag import RAGBlocks, RAGTraining
 from sedem.training.selection_losses import ConditionedLosses
 
 SHORT = Decoding(max_new_tokens=5)

@@ -32,7 +32,7 @@ from sedem.evaluation.command import run_evaluation
 from sedem.evaluation.config import EvaluationConfig, MethodSettings
 from sedem.evaluation.registry import METHODS, default_checkpoint, open_method
 from sedem.evaluation.trained import Trained
-from sedem.training.baseline_training import QuestionTraining
+from sedem.training.baseline import QuestionTraining
 from sedem.training.question_dataset import QuestionDataset, collate_questions
 
 SHORT = Decoding(max_new_tokens=5)

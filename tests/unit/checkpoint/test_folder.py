@@ -151,12 +151,11 @@ def test_a_model_without_adapters_is_saved_without_them(
         {"compressor": "query"},
         {"extract_layers": (1, 3), "layer_mixing": "learned"},
         {"extract_layers": (1, 3), "layer_mixing": "uniform"},
-        {"block_slots": 2, "segmentation": "paragraph", "start_placement": "between"},
+        {"block_slots": 2, "segmentation": "paragraph"},
         {
             "decompressor_hidden": 20,
             "selector_heads": 2,
             "selector_dim": 10,
-            "block_order": "score",
             "k": 3,
         },
     ],

@@ -16,8 +16,7 @@ from sedem.checkpoint.untrained import untrained
 from sedem.errors import ConfigError
 from sedem.guidance.independent import keys_values
 from sedem.method.encoder import encode
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 
 T = 16
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.corpus import TokenizedCorpus
 
 Write = Callable[[str, Any], Path]
 

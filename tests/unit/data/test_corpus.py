@@ -2,16 +2,23 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import time
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from datasets import Dataset
+from processes import in_two_processes
 
-from sedem.data.corpus import read_texts
-from sedem.errors import DataError
+from sedem import durable_files
+from sedem.backbone.decoder import Backbone
+from sedem.data import corpus as tokenized_corpus
+from sedem.data.corpus import TokenizedCorpus, read_texts
+from sedem.errors import ConfigError, DataError
 
 Write = Callable[[str, Any], Path]
 
@@ -91,3 +98,295 @@ def test_shards_are_read_in_the_order_of_a_seed(
     assert shuffled != list(read_texts(source, shard_seed=2))
     for shard in "abcdefgh":
         assert [text[2:] for text in shuffled if text[0] == shard] == ["0", "1", "2"]
+
+
+def test_tokens_are_those_of_each_text(
+    corpus: TokenizedCorpus, backbone: Backbone, texts: list[str]
+) -> None:
+    assert len(corpus) == len(texts)
+    for i, text in enumerate(texts):
+        own = corpus.tokens[corpus.bounds[i] : corpus.bounds[i + 1]]
+        assert own.tolist() == backbone.token_ids(text)
+
+
+def test_many_texts_are_tokenized_in_their_order(
+    write: Write, backbone: Backbone, tmp_path: Path
+) -> None:
+    # More than are tokenized together.
+    texts = [f"text number {number}" for number in range(150)]
+    path = write("many.jsonl", [{"text": text} for text in texts])
+    tokens = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    spans = zip(tokens.bounds[:-1], tokens.bounds[1:], strict=True)
+    decoded = [backbone.tokenizer.decode(tokens.tokens[a:b].tolist()) for a, b in spans]
+    assert decoded == texts
+
+
+def test_a_missing_corpus_is_refused(tmp_path: Path, backbone: Backbone) -> None:
+    with pytest.raises(DataError, match=r"there is no file or folder '.*nowhere'"):
+        TokenizedCorpus.open(tmp_path / "nowhere", backbone, tmp_path)
+
+
+def tokenized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the texts that are tokenized from now on."""
+    counts: list[int] = []
+    tokenize = Backbone.tokenize
+
+    def counted(self: Backbone, texts: list[str], **options: Any) -> dict[str, Any]:
+        counts.append(len(texts))
+        return tokenize(self, texts, **options)
+
+    monkeypatch.setattr(Backbone, "tokenize", counted)
+    return counts
+
+
+def test_a_corpus_is_tokenized_once(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = tokenized(monkeypatch)
+    first = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert counts == [9]
+    second = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert counts == [9]
+    assert first.tokens.tolist() == second.tokens.tolist()
+    assert first.bounds.tolist() == second.bounds.tolist()
+
+
+def test_interrupted_tokenizing_is_done_again(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    (folder / "bounds.npy").unlink()
+    np.save(folder / "tokens.npy", whole.tokens[:5])
+    counts = tokenized(monkeypatch)
+    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert counts == [9]
+    assert again.bounds.tolist() == whole.bounds.tolist()
+    assert len(again.tokens) == whole.bounds[-1]
+
+
+def test_the_cache_knows_files_titles_and_tokenizers(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    TokenizedCorpus.open(path, backbone, cache)
+    assert len(TokenizedCorpus.open(path, backbone, cache, ["0"])) == 8
+    path.write_text(json.dumps({"text": "another text"}) + "\n")
+    assert len(TokenizedCorpus.open(path, backbone, cache)) == 1
+    backbone.vocabulary = "another tokenizer"
+    counts = tokenized(monkeypatch)
+    TokenizedCorpus.open(path, backbone, cache)
+    assert counts == [1]
+    assert len(list(cache.glob("tokens-*"))) == 4
+
+
+def test_the_cache_knows_the_order_of_shards(backbone: Backbone, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name in "abcd":
+        (folder / f"{name}.txt").write_text(name * 8)
+    first, other = (
+        TokenizedCorpus.open(folder, backbone, tmp_path / "cache", limit=8, shard_seed=seed)
+        for seed in (None, 1)
+    )
+    assert first.tokens.tolist() == backbone.token_ids("a" * 8)
+    assert other.tokens.tolist() != first.tokens.tolist()
+
+
+def test_a_file_that_changes_inside_a_folder_is_noticed(backbone: Backbone, tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("before")
+    assert TokenizedCorpus.open(folder, backbone, tmp_path / "cache").bounds.tolist() == [0, 6]
+    (folder / "a.txt").write_text("much later")
+    assert TokenizedCorpus.open(folder, backbone, tmp_path / "cache").bounds.tolist() == [0, 10]
+
+
+def interrupted(texts: Iterable[str], after: int) -> Iterator[str]:
+    for number, text in enumerate(texts):
+        if number == after:
+            raise KeyboardInterrupt
+        yield text
+
+
+@pytest.mark.parametrize("after", [1, 20, 70, 149])
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_killed_run_continues_where_it_stopped(
+    write: Write,
+    backbone: Backbone,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    limit: int | None,
+) -> None:
+    path = write("many.jsonl", [{"text": "x" * (i % 13)} for i in range(150)])
+    monkeypatch.setattr(tokenized_corpus, "PART", 100)
+    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 8)
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole", limit=limit)
+    read = tokenized_corpus.read_texts
+    with monkeypatch.context() as killed:
+        killed.setattr(tokenized_corpus, "read_texts", lambda *a: interrupted(read(*a), after))
+        if limit is None or after < 149:
+            with pytest.raises(KeyboardInterrupt):
+                TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=limit)
+    counts = tokenized(monkeypatch)
+    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=limit)
+    assert again.tokens.dtype == whole.tokens.dtype
+    assert again.tokens.tolist() == whole.tokens.tolist()
+    assert again.bounds.tolist() == whole.bounds.tolist()
+    if 20 <= after < 149:
+        # At most a part and what was tokenized with it is done again.
+        assert sum(counts) <= len(whole) - after + 100 // 6 + 2 * 8
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
+
+
+def test_two_processes_tokenize_a_corpus_once(
+    write: Write, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("many.jsonl", [{"text": "x" * (i % 13)} for i in range(160)])
+    monkeypatch.setattr(tokenized_corpus, "PART", 100)
+    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 8)
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
+    read = tokenized_corpus.read_texts
+
+    def slowly(*inputs: Any) -> Iterator[str]:
+        for text in read(*inputs):
+            time.sleep(0.002)
+            yield text
+
+    monkeypatch.setattr(tokenized_corpus, "read_texts", slowly)
+    counts = tokenized(monkeypatch)
+
+    def ask() -> tuple[int, list[int], list[int]]:
+        found = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+        return sum(counts), found.bounds.tolist(), found.tokens.tolist()
+
+    results = in_two_processes(ask)
+    assert sorted(result[0] for result in results) == [0, 160]
+    for _, bounds, tokens in results:
+        assert bounds == whole.bounds.tolist()
+        assert tokens == whole.tokens.tolist()
+
+
+def test_a_full_disk_is_noticed_before_anything_is_tokenized(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(durable_files.shutil, "disk_usage", lambda _: usage(0, 0, 90))
+    counts = tokenized(monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"tokenizing '.*' needs .* kB, but the disk of .* has 90 bytes free"
+    ):
+        TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert counts == []
+    # 20 tokens of two bytes, twice.
+    TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=20)
+
+
+def test_a_run_killed_after_the_bounds_were_written_has_lost_nothing(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenized_corpus, "PART", 1)
+    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 1)
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
+    unlink = Path.unlink
+
+    def killed(self: Path, missing_ok: bool = False) -> None:
+        if self.name == "part-000001.npz":
+            raise KeyboardInterrupt
+        unlink(self, missing_ok)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "unlink", killed)
+        TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert again.tokens.tolist() == whole.tokens.tolist()
+    (folder,) = (tmp_path / "cache").glob("tokens-*")
+    assert {file.name for file in folder.iterdir()} == {"tokens.npy", "bounds.npy"}
+
+
+def test_a_run_killed_while_parts_are_joined_continues(
+    path: Path, backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TokenizedCorpus.open(path, backbone, tmp_path / "whole")
+    with monkeypatch.context() as killed:
+        killed.setattr(tokenized_corpus, "_join_parts", lambda *a: interrupted([], 0).__next__())
+        with pytest.raises(StopIteration):
+            TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    counts = tokenized(monkeypatch)
+    again = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    assert counts == []
+    assert again.tokens.tolist() == whole.tokens.tolist()
+
+
+def test_tokens_stop_at_their_limit_and_cut_the_last_text(
+    path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    every = TokenizedCorpus.open(path, backbone, tmp_path / "cache")
+    some = TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=100)
+    assert some.tokens.tolist() == every.tokens[:100].tolist()
+    assert some.bounds.tolist() == [0, 60, 100]
+    exact = TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=60)
+    assert exact.bounds.tolist() == [0, 60]
+    more = TokenizedCorpus.open(path, backbone, tmp_path / "cache", limit=10_000)
+    assert more.bounds.tolist() == every.bounds.tolist()
+
+
+def test_a_corpus_without_tokens_is_refused(
+    write: Write, backbone: Backbone, tmp_path: Path
+) -> None:
+    for content in ([], [{"text": ""}]):
+        with pytest.raises(
+            DataError, match=r"empty\.jsonl' has no tokens; give a corpus with text"
+        ):
+            TokenizedCorpus.open(write("empty.jsonl", content), backbone, tmp_path / "cache")
+
+
+def test_a_corpus_that_ends_early_is_refused(
+    path: Path, backbone: Backbone, tmp_path: Path
+) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    compressed = tmp_path / "texts.jsonl.zst"
+    whole = zstandard.compress(path.read_bytes() * 100)
+    compressed.write_bytes(whole[:-9])
+    with pytest.raises(DataError, match=r"texts\.jsonl\.zst' cannot be read: .*ended before"):
+        TokenizedCorpus.open(compressed, backbone, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("bounds.npy"))
+
+
+def test_a_set_of_the_hub_is_streamed_at_one_commit(
+    backbone: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str]
+) -> None:
+    asked: list[Any] = []
+    commits = iter(["first", "second"])
+    given = 0
+
+    def load_dataset(*names: str, **options: Any) -> Iterator[dict[str, Any]]:
+        nonlocal given
+        asked.append((names, options))
+        rows = Dataset.from_list([{"text": text} for text in texts]).to_iterable_dataset()
+        for row in rows:
+            given += 1
+            if given == 5:
+                raise ConnectionError("reset by peer")
+            yield row
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(
+        tokenized_corpus, "commit", lambda home: f"{home.repository} {next(commits)}"
+    )
+    monkeypatch.setattr(tokenized_corpus, "PART", 1)
+    monkeypatch.setattr(tokenized_corpus, "TOKENIZED_TOGETHER", 1)
+    source = "hub:DKYoon/SlimPajama-6B"
+    with pytest.raises(DataError, match=r"'DKYoon/SlimPajama-6B' cannot be read .*reset by peer"):
+        TokenizedCorpus.open(source, backbone, tmp_path / "cache", limit=500)
+    tokens = TokenizedCorpus.open(source, backbone, tmp_path / "cache", limit=500)
+    every = "".join(texts)
+    assert backbone.tokenizer.decode(tokens.tokens.tolist()) == every[:500]
+    revision = "DKYoon/SlimPajama-6B first"
+    options = {"split": "train", "revision": revision, "streaming": True}
+    assert asked == [(("DKYoon/SlimPajama-6B",), options)] * 2
+    # What is there needs no hub.
+    TokenizedCorpus.open(source, backbone, tmp_path / "cache", limit=500)
+    assert len(asked) == 2

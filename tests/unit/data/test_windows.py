@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sedem.backbone.decoder import Backbone
-from sedem.data.tokenized_corpus import TokenizedCorpus
+from sedem.data.corpus import TokenizedCorpus
 from sedem.data.windows import Windows
 from sedem.errors import DataError
 

@@ -78,11 +78,10 @@ class Masks:
         return self.given
 
 
-@pytest.mark.parametrize("placement", ["front", "between"])
 def test_joint_blocks_are_prefilled_without_a_mask(
-    placement: str, config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = build(config, start_placement=placement)
+    model = build(config)
     masks = Masks(monkeypatch)
     bank = model.read(DOCUMENTS)
     assert masks.given and not any(masks.given)

@@ -25,10 +25,6 @@ def test_the_bias_of_a_block_is_how_far_it_scored_behind_the_best_over_tau(
         assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-def test_a_floor_bounds_the_bias() -> None:
-    assert guidance_bias(torch.tensor([[9.0, 5.0, 0.0]]), 1.0, -4.5).tolist() == [[0.0, -4.0, -4.5]]
-
-
 def test_tau_is_trained_and_stays_positive() -> None:
     guidance = Guidance(tau=0.5)
     assert guidance.tau.item() == pytest.approx(0.5)

@@ -23,7 +23,7 @@ SCORES = torch.tensor([[3.0, 5.0, 4.5], [2.0, 1.0, -torch.inf]])
 
 def guided(config: SedemConfig, backbone: Backbone, context: BlockContext) -> SeDeM:
     torch.manual_seed(1)
-    changes = {"block_context": context, "guidance": True, "guidance_floor": -2.5}
+    changes = {"block_context": context, "guidance": True}
     return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
 
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from sedem.config import SedemConfig
 from sedem.method.compressor import (
-    LinearCompressor,
-    MLPCompressor,
+    PoolingCompressor,
     QueryCompressor,
     build_compressor,
 )
@@ -72,7 +71,7 @@ MASK_ST = tail_mask(LENGTHS, 8)
 
 
 def test_linear_slots_are_pooled_means_times_w_in() -> None:
-    compressor = randomised(LinearCompressor(4, 6, 2))
+    compressor = randomised(PoolingCompressor(4, 6, 2))
     expected = [
         [linear(mean, compressor.w_in) for mean in slot_means(states, length, 2)]
         for states, length in zip(HIDDEN_STE.tolist(), LENGTHS, strict=True)
@@ -83,11 +82,11 @@ def test_linear_slots_are_pooled_means_times_w_in() -> None:
 
 
 def test_w_in_has_no_bias() -> None:
-    assert [tuple(p.shape) for p in LinearCompressor(4, 6, 2).parameters()] == [(6, 4)]
+    assert [tuple(p.shape) for p in PoolingCompressor(4, 6, 2).parameters()] == [(6, 4)]
 
 
 def test_the_linear_target_is_projected_and_not_pooled() -> None:
-    compressor = randomised(LinearCompressor(4, 6, 2))
+    compressor = randomised(PoolingCompressor(4, 6, 2))
     expected = [
         [linear(state, compressor.w_in) for state in states] for states in HIDDEN_STE.tolist()
     ]
@@ -97,24 +96,24 @@ def test_the_linear_target_is_projected_and_not_pooled() -> None:
 
 
 def test_w_in_starts_as_the_identity_when_widths_agree() -> None:
-    assert torch.equal(LinearCompressor(5, 5, 2).w_in.weight, torch.eye(5))
+    assert torch.equal(PoolingCompressor(5, 5, 2).w_in.weight, torch.eye(5))
 
 
 @pytest.mark.parametrize(("d_enc", "d_dec"), [(4, 6), (6, 4)])
 def test_w_in_starts_orthogonal_when_widths_differ(d_enc: int, d_dec: int) -> None:
-    weight = LinearCompressor(d_enc, d_dec, 2).w_in.weight
+    weight = PoolingCompressor(d_enc, d_dec, 2).w_in.weight
     square = weight @ weight.T if d_dec < d_enc else weight.T @ weight
     torch.testing.assert_close(square, torch.eye(min(d_enc, d_dec)), atol=1e-6, rtol=0)
 
 
-def naive_mlp(vector: Vector, compressor: MLPCompressor) -> Vector:
+def naive_mlp(vector: Vector, compressor: PoolingCompressor) -> Vector:
     layer_norm, first, _, second = compressor.w_in
     activation = [gelu(value) for value in linear(norm(vector, layer_norm), first)]
     return linear(activation, second)
 
 
 def test_mlp_slots_are_an_mlp_of_pooled_means() -> None:
-    compressor = randomised(MLPCompressor(4, 6, 2))
+    compressor = randomised(PoolingCompressor(4, 6, 2, mlp=True))
     expected = [
         [naive_mlp(mean, compressor) for mean in slot_means(states, length, 2)]
         for states, length in zip(HIDDEN_STE.tolist(), LENGTHS, strict=True)
@@ -125,7 +124,7 @@ def test_mlp_slots_are_an_mlp_of_pooled_means() -> None:
 
 
 def test_the_mlp_target_is_the_mlp_of_each_state() -> None:
-    compressor = randomised(MLPCompressor(4, 6, 2))
+    compressor = randomised(PoolingCompressor(4, 6, 2, mlp=True))
     expected = [[naive_mlp(state, compressor) for state in row] for row in HIDDEN_STE.tolist()]
     torch.testing.assert_close(
         compressor.target(HIDDEN_STE), torch.tensor(expected, dtype=torch.float64)
@@ -252,7 +251,7 @@ def test_the_query_target_is_the_value_of_each_state(query_compressor: QueryComp
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("linear", LinearCompressor), ("mlp", MLPCompressor), ("query", QueryCompressor)],
+    [("linear", PoolingCompressor), ("mlp", PoolingCompressor), ("query", QueryCompressor)],
 )
 def test_build_compressor_makes_the_kind_that_the_configuration_names(
     name: str, kind: type[nn.Module]
@@ -274,8 +273,8 @@ def test_build_compressor_makes_the_kind_that_the_configuration_names(
 
 def test_two_segments_never_mix() -> None:
     for compressor in (
-        LinearCompressor(4, 6, 2),
-        MLPCompressor(4, 6, 2),
+        PoolingCompressor(4, 6, 2),
+        PoolingCompressor(4, 6, 2, mlp=True),
         QueryCompressor(4, 6, 2, slots=4, heads=2),
     ):
         randomised(compressor)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sedem.config import SedemConfig
-from sedem.method.decompressor import Decompressor, Unchanged, build_decompressor
+from sedem.method.decompressor import Decompressor, IdentityDecompressor, build_decompressor
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_the_identity_returns_its_slots_whatever_it_was_calibrated_on() -> None:
         decompressor="identity",
     )
     module = build_decompressor(config, 8)
-    assert isinstance(module, Unchanged)
+    assert isinstance(module, IdentityDecompressor)
     states_PD = torch.randn(50, 8, generator=torch.Generator().manual_seed(0)) * 300
     module.calibrate(states_PD)
     slots_JD = torch.randn(4, 8)

@@ -15,7 +15,6 @@ from sedem.errors import ConfigError
 from sedem.guidance.budgets import Auto, blocks_for_mass
 from sedem.method.selector import (
     Selector,
-    arrange,
     block_scores,
     build_selector,
     resolve_budget,
@@ -226,12 +225,6 @@ def test_select_gives_the_best_blocks_best_first() -> None:
 def test_ties_go_to_the_earlier_block() -> None:
     scores_N = torch.tensor([1.0, 2.0] * 50)
     assert select(scores_N, 60).tolist() == [*range(1, 100, 2), *range(0, 20, 2)]
-
-
-def test_arrange_gives_document_order_or_leaves_the_ranking() -> None:
-    ranked_K = torch.tensor([7, 1, 4])
-    assert arrange(ranked_K, "document").tolist() == [1, 4, 7]
-    assert arrange(ranked_K, "score").tolist() == [7, 1, 4]
 
 
 @pytest.mark.parametrize(("k", "blocks", "expected"), [(1, 5, 1), (5, 5, 5), (9, 5, 5)])

@@ -14,9 +14,8 @@ from sedem.backbone.decoder import Backbone
 from sedem.errors import DataError
 from sedem.method.segments import Segments, segment_text
 from sedem.modules import SedemModules
-from sedem.reading import segmenting as cutter
-from sedem.reading.encoding import batches, compress
-from sedem.reading.segmenting import segments_of
+from sedem.reading import encoding as cutter
+from sedem.reading.encoding import batches, compress, segments_of
 
 
 def test_reading_twice_gives_the_same_bank(model: SeDeM, documents: list[Document]) -> None:

@@ -14,7 +14,7 @@ from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.care import examine
 from sedem.bank.file import BankFile
 from sedem.errors import DataError
-from sedem.reading import building, long_documents
+from sedem.reading import building
 from sedem.reading.building import build_bank
 
 LONG = Document("long.txt", "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()]))
@@ -28,7 +28,7 @@ class Stop(BaseException):
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "COMMIT", 100)
-    monkeypatch.setattr(long_documents, "PART", 64)
+    monkeypatch.setattr(building, "PART", 64)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class Encoded:
 
     def __init__(self, patched: pytest.MonkeyPatch, stop_at: int | None) -> None:
         self.segments = self.commits = 0
-        compress, append_part = long_documents.compress, BankFile.append_part
+        compress, append_part = building.compress, BankFile.append_part
 
         def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
             self.segments += sum(map(len, parts))
@@ -55,7 +55,7 @@ class Encoded:
             append_part(*arguments, **options)
             self.commits += 1
 
-        patched.setattr(long_documents, "compress", counted)
+        patched.setattr(building, "compress", counted)
         patched.setattr(BankFile, "append_part", stopped)
 
 
@@ -103,7 +103,7 @@ def test_an_interrupted_build_goes_on_and_gives_the_same_bits(
     interrupted(model, bank, LONG, commits)
     assert (len(MemoryBank.open(bank).documents), len(MemoryBank.open(bank))) == (0, 0)
     assert examine(BankFile(bank)).problems == []
-    step = long_documents.part_segments(model.config)
+    step = building.part_segments(model.config)
     all_segments = finished(model, tmp_path / "again.bank", LONG).segments
     assert all_segments > 4 * step
     assert finished(model, bank, LONG, SHORT).segments == all_segments - commits * step
@@ -129,24 +129,24 @@ def test_a_document_that_does_not_fit_what_is_stored_is_read_from_its_beginning(
         interrupted(model, bank, replace(LONG, text=LONG.text + " More."), 2)
     else:
         with monkeypatch.context() as patched:
-            patched.setattr(long_documents, "PART", 32)
+            patched.setattr(building, "PART", 32)
             interrupted(model, bank, LONG, 3)
     counts = finished(model, bank, LONG, SHORT)
-    assert counts.commits == -(-counts.segments // long_documents.part_segments(model.config))
+    assert counts.commits == -(-counts.segments // building.part_segments(model.config))
     assert_equal(bank, whole)
 
 
 def test_a_part_ends_with_a_block(model: SeDeM) -> None:
     config = model.config
     for slots in (1, 3, 8):
-        step = long_documents.part_segments(config.with_changes(block_slots=slots))
+        step = building.part_segments(config.with_changes(block_slots=slots))
         assert step * config.slots % slots == 0
 
 
 def test_a_long_document_without_tokens_makes_no_bank(model: SeDeM, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(building, "COMMIT", 0)
-        patched.setattr("sedem.reading.segmenting.segment_text", _no_tokens)
+        patched.setattr("sedem.reading.encoding.segment_text", _no_tokens)
         with pytest.raises(DataError, match="no tokens"):
             build_bank(model, model.engine, tmp_path / "a.bank", [SHORT])
     assert not (tmp_path / "a.bank").exists()

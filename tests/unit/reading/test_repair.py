@@ -16,7 +16,7 @@ from sedem.bank.care import Damage, Repaired, examine, repair
 from sedem.bank.database import connect
 from sedem.bank.file import BankFile
 from sedem.errors import BankMismatchError
-from sedem.reading import building, long_documents
+from sedem.reading import building
 from sedem.reading.building import build_bank
 from sedem.reading.repair import reading_again
 
@@ -30,7 +30,7 @@ def bank(
 ) -> BankFile:
     """A short document and a long one, whose blocks are all damaged."""
     monkeypatch.setattr(building, "COMMIT", 100)
-    monkeypatch.setattr(long_documents, "PART", 64)
+    monkeypatch.setattr(building, "PART", 64)
     path = tmp_path / "a.bank"
     build_bank(model, model.engine, path, [SHORT, LONG], no_text=request.param)
     gc.collect()  # so that no connection is open
@@ -55,18 +55,18 @@ def test_documents_are_read_again_and_are_as_before(
     model: SeDeM, bank: BankFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    real = long_documents.compress
+    real = building.compress
 
     def counted(model: Any, engine: Any, parts: Any, *rest: Any) -> Any:
         together.append(sum(map(len, parts)))
         return real(model, engine, parts, *rest)
 
-    monkeypatch.setattr(long_documents, "compress", counted)
+    monkeypatch.setattr(building, "compress", counted)
     seen: list[tuple[int, int]] = []
     texts = {one.name: one.text for one in (SHORT, LONG)}
     done = repaired(model, bank, source=texts.get, progress=lambda *now: seen.append(now))
     assert (done.read_again, done.dropped) == (["short.txt", "long.txt"], [])
-    assert len(together) > 4 and max(together) == long_documents.part_segments(model.config)
+    assert len(together) > 4 and max(together) == building.part_segments(model.config)
     assert seen == sorted(seen) and seen[-1] == (sum(map(len, texts.values())),) * 2
     fresh = bank.path.with_name("fresh.bank") if bank.path else None
     assert fresh is not None

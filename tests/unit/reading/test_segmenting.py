@@ -12,8 +12,8 @@ from sedem import Document, SeDeM
 from sedem.errors import DataError
 from sedem.method.segments import Segments
 from sedem.modules import SedemModules
-from sedem.reading import segmenting as cutter
-from sedem.reading.segmenting import Cutter, segments_of
+from sedem.reading import encoding as cutter
+from sedem.reading.encoding import Cutter, segments_of
 
 DOCUMENTS = [Document(f"{n}.txt", text) for n, text in enumerate((LEASE, RECIPE, "x", LEASE * 3))]
 

@@ -27,7 +27,7 @@ from sedem.bank.file import BankFile
 from sedem.bank.parts import Parts, Place, store_at
 from sedem.config import SedemConfig
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
-from sedem.reading import building, long_documents
+from sedem.reading import building
 from sedem.scale import encoder, encoders
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
@@ -83,12 +83,12 @@ def model(checkpoint: str) -> SeDeM:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "COMMIT", COMMIT)
-    monkeypatch.setattr(long_documents, "PART", PART)
+    monkeypatch.setattr(building, "PART", PART)
 
     # Defined here, so that its code is sent to the workers.
     class Encoder(encoder.Encoder):
         def encode(self, documents: Sequence[Document]) -> tuple[str, object]:
-            building.COMMIT, long_documents.PART = COMMIT, PART
+            building.COMMIT, building.PART = COMMIT, PART
             return super().encode(documents)
 
     monkeypatch.setattr(encoders, "Encoder", Encoder)
@@ -202,15 +202,15 @@ DRIVER = f"""
 import os, signal, sys
 from pathlib import Path
 from sedem import SeDeM
-from sedem.reading import building, long_documents
+from sedem.reading import building
 from sedem.scale import encoder, encoders
 from sedem.scale.build import Workers, build_on_ray
 from sedem.scale.sources import Sources
 address, checkpoint, bank, folder, commits = sys.argv[1:]
-building.COMMIT, long_documents.PART = {COMMIT}, {PART}
+building.COMMIT, building.PART = {COMMIT}, {PART}
 class Encoder(encoder.Encoder):
     def encode(self, documents):
-        building.COMMIT, long_documents.PART = {COMMIT}, {PART}
+        building.COMMIT, building.PART = {COMMIT}, {PART}
         return super().encode(documents)
 encoders.Encoder = Encoder
 seen = []

@@ -17,7 +17,6 @@ from sedem.bank.memory_bank import append_to, copy_to
 from sedem.bank.parts import Parts
 from sedem.errors import BankMismatchError, ConfigError
 from sedem.reading import building as build_module
-from sedem.reading import long_documents as read_parts
 from sedem.serve.building import Builder
 from sedem.serve.database import Database
 from sedem.serve.file_records import new_file
@@ -70,7 +69,7 @@ def test_a_stopped_build_goes_on_within_a_long_document(
     settings: Settings, model: SeDeM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_module, "COMMIT", 500)
-    monkeypatch.setattr(read_parts, "PART", 100)
+    monkeypatch.setattr(build_module, "PART", 100)
     library = Library(settings, model)
     upload(library, "flat", long=LEASE * 10, short=RECIPE)
     builder = Builder(library, model, Metrics())

@@ -13,7 +13,7 @@ from unit.training.runs import Recipe, copied, killed_in_step, one_thread, train
 from sedem import Document, SedemConfig
 from sedem.data.examples import Evidence, Example, ExampleSet
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1Losses
 from sedem.training.stages import Stage1Recipe, Stage2Data, Stage2Recipe
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

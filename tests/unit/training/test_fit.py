@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from unit.training.conftest import stage1_recipe_in
 from unit.training.runs import (
     Recipe,
@@ -33,7 +33,7 @@ from sedem import Document, SeDeM, SedemConfig
 from sedem.training.block_batch import BlockCollator
 from sedem.training.block_dataset import BlockItem
 from sedem.training.checkpoints import COMPLETE, is_complete
-from sedem.training.fit import use_one_gpu
+from sedem.training.fit import NamedBar, use_one_gpu
 from sedem.training.recipe import DataSource, as_yaml
 from sedem.training.stage1 import Stage1
 from sedem.training.stages import Stage1Recipe, Stage2Recipe
@@ -452,3 +452,21 @@ def test_stage_2_continues_from_the_weights_of_a_checkpoint(
     assert any("lora_" in name for name in before) == isinstance(first, Stage2Recipe)
     for name, tensor in before.items():
         assert torch.equal(after[name], tensor), name
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_bar_has_the_name_of_its_run_and_the_loss_unless_lines_are_wanted(
+    lines: bool, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO if lines else logging.WARNING, "sedem.training.fit")
+    state, control = TrainerState(max_steps=2, global_step=1), TrainerControl()
+    arguments = TrainingArguments(output_dir="none")
+    bar = NamedBar("stage1")
+    bar.on_train_begin(arguments, state, control)
+    bar.on_log(arguments, state, control, {"loss": 1.5, "context": 0.5})
+    bar.on_step_end(arguments, state, control)
+    bar.on_train_end(arguments, state, control)
+    shown = "".join(capsys.readouterr())
+    assert "stage1:  50%" in shown
+    assert ("loss=1.500" in shown) is not lines
+    assert ("'context': '0.5'" in shown) is lines

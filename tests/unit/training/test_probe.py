@@ -10,9 +10,16 @@ import pytest
 
 from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError, DataError
-from sedem.training import probe_runs
-from sedem.training.probe import best_pair, kept, probe, quarters, read_documents, recommended
-from sedem.training.probe_runs import ProbeSettings
+from sedem.training import probe as probe_runs
+from sedem.training.probe import (
+    ProbeSettings,
+    best_pair,
+    kept,
+    probe,
+    quarters,
+    read_documents,
+    recommended,
+)
 
 SMALL = ProbeSettings(
     layers=((2, 1), (3, 3)),

@@ -233,7 +233,6 @@ def test_an_impossible_value_of_stage_2_is_refused(
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("losses", {"agree": 0.5}),
         ("data.cache_states", True),
         ("data.conditions", {"memory": 1, "text": 1}),
     ],

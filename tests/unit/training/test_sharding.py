@@ -11,8 +11,7 @@ from torch.distributed.tensor import DTensor
 from sedem import SeDeM
 from sedem.training import sharding
 from sedem.training.recipe import Optimization
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 
 SHARDED = Optimization(learning_rates={"compressor": 1e-3}, steps=1, shard_backbone=True)
 

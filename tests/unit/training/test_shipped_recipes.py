@@ -5,19 +5,53 @@ from pathlib import Path
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
 
+from sedem.baselines.registry import TRAINED
 from sedem.checkpoint.folder import embedded
 from sedem.errors import ConfigError
 from sedem.training.recipe import read_entries
-from sedem.training.shipped_recipes import launch_file, shipped_recipe, shipped_recipes, what_trains
+from sedem.training.shipped_recipes import (
+    backbones_of,
+    launch_file,
+    shipped_recipe,
+    shipped_recipes,
+    what_trains,
+)
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_every_recipe_that_is_no_base_ships_under_a_name() -> None:
-    files = [path for kind in ("nano", "paper") for path in (ROOT / "recipes" / kind).rglob("*")]
-    expected = {path for path in files if path.is_file() and not path.name.startswith("_")}
-    assert set(shipped_recipes().values()) == expected
-    assert shipped_recipe("nano/stage1") == ROOT / "recipes" / "nano" / "stage1.yaml"
+def test_a_recipe_is_a_file_a_variant_of_one_or_either_on_a_backbone() -> None:
+    recipes, names = ROOT / "recipes", shipped_recipes()
+    assert shipped_recipe("nano/stage1") == names["nano/stage1"] == recipes / "nano" / "stage1.yaml"
+    assert {"nano/icae-text", "paper/stage2-musique"} <= set(names)
+    assert not {"nano/_base", "nano/icae", "paper/stage2", "paper/backbones/llama-3.2-1b"} & set(
+        names
+    )
+    given = shipped_recipe("paper/stage1", "llama-3.2-3b")
+    assert given == shipped_recipe("paper/llama-3.2-3b/stage1")
+    entries = read_entries(given)
+    assert entries["model"]["encoder"] == "meta-llama/Llama-3.2-3B"
+    assert entries["run"]["output"] == "runs/paper/llama-3.2-3b/stage1"
+    assert read_entries(names["paper/stage1"])["model"]["encoder"] == "meta-llama/Llama-3.2-1B"
+
+
+def test_every_trained_method_has_recipes_for_every_backbone() -> None:
+    for method in TRAINED:
+        assert f"nano/{method}-questions" in shipped_recipes()
+        assert backbones_of(f"paper/{method}-questions") == ["llama-3.2-1b", "llama-3.2-3b"]
+    assert len(backbones_of("paper/stage1")) == 4 and backbones_of("nano/stage1") == []
+
+
+def test_a_backbone_that_a_recipe_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names its own backbone; change it with --set"):
+        shipped_recipe("nano/stage1", "llama-3.2-3b")
+    with pytest.raises(ConfigError, match=r"no backbone 'gemma'; there are llama-3.2-1b, llama"):
+        shipped_recipe("paper/stage1", "gemma")
+    with pytest.raises(ConfigError, match=r"'paper/icae-text' has no backbone 'llama-3.2-1b-to"):
+        shipped_recipe("paper/llama-3.2-1b-to-3b/icae-text")
+    path = ROOT / "recipes" / "paper" / "llama-3.2-1b-to-3b" / "icae-text.yaml"
+    with pytest.raises(ConfigError, match="is for SeDeM only, and 'icae-text' trains icae"):
+        read_entries(path)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.errors import ConfigError
 from sedem.method.injection import prefill
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 
 LENGTH, AFTER = 16, 5
 
@@ -78,18 +77,10 @@ def naive_parts(
         torch.ones_like(ids, dtype=torch.bool),
         restored[None],
         torch.ones(1, len(restored), dtype=torch.bool),
-        placement=config.start_placement,
     )
-    after = filled.prefix[0]
-    if config.start_placement == "front":
-        # Reading order is start, memory, target: the last memory state predicts the first token.
-        after = torch.cat([filled.restored[0, -1:], after[1:]])
-    student = model.decoder.logits(after)
+    # Reading order is start, memory, target: the last memory state predicts the first token.
+    student = model.decoder.logits(torch.cat([filled.restored[0, -1:], filled.prefix[0, 1:]]))
     counted, divergence = [], 0.0
-    if losses.context_at_restored:
-        # Each restored state predicts the token after its own, up to the last of the context.
-        read = model.decoder.logits(filled.restored[0])
-        counted += [-math.log(read[t].softmax(0)[context[t + 1]]) for t in range(len(context) - 1)]
     for t, token in list(enumerate(target))[given:]:
         counted.append(-math.log(student[t].softmax(0)[token]))
         q = (teacher[t] / losses.distill_temperature).softmax(0)
@@ -129,7 +120,6 @@ LOSSES = Stage1Losses(distill=0.5, reconstruct=0.7, pool_weight=0.3, distill_tem
     "changes",
     [
         {},
-        {"start_placement": "between"},
         {"extract_layers": (1, 3)},
         {"inject_layer": 0, "extract_layers": (2,)},
         {"compression": 2, "extract_layers": (3,), "inject_layer": 3},
@@ -151,28 +141,6 @@ def test_losses_equal_those_written_out(
     assert_parts(found, expected)
     loss = expected["context"] + 0.5 * expected["distill"] + 0.7 * expected["reconstruct"]
     assert float(found["loss"]) == pytest.approx(loss, rel=2e-4)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("placement", ["front", "between"])
-@pytest.mark.parametrize("recall", [0.0, 1.0])
-def test_the_next_token_loss_can_be_of_the_context_too(
-    backbone: Backbone, config: SedemConfig, placement: str, recall: float
-) -> None:
-    torch.manual_seed(1)
-    model = SeDeM(config.with_changes(start_placement=placement), backbone, backbone)
-    losses = LOSSES.with_changes(context_at_restored=True, recall=recall)
-    stage, batch = Stage1(model, losses), windows(3)
-    found = stage(**batch)
-    targets, _ = stage._with_recall(**batch)
-    rows = zip(batch["context"].tolist(), targets.tolist(), strict=True)
-    given = 2 if recall else 0
-    expected = mean_parts([naive_parts(model, a, b, losses, a, given) for a, b in rows])
-    assert_parts(found, expected)
-    without = Stage1(model, losses.with_changes(context_at_restored=False))(**batch)
-    assert abs(float(found["context"]) - float(without["context"])) > 1e-3
-    for name in ("distill", "reconstruct"):
-        assert torch.equal(found[name], without[name])
 
 
 @torch.no_grad()
@@ -219,14 +187,13 @@ def test_another_decoder_of_other_tokens(
     assert_parts(found, mean_parts(expected))
 
 
-@pytest.mark.parametrize(("name", "value"), [("regress", 0.5), ("context_at_restored", True)])
-def test_losses_of_single_states_need_one_tokenizer(
-    backbone: Backbone, config: SedemConfig, other_decoder: str, name: str, value: object
+def test_the_regression_needs_one_tokenizer(
+    backbone: Backbone, config: SedemConfig, other_decoder: str
 ) -> None:
     other = open_backbone(other_decoder)
     model = SeDeM(config.with_changes(decoder=other.name), backbone, other)
-    with pytest.raises(ConfigError, match=rf"losses\.{name} is {value}; .* different tokenizers"):
-        Stage1(model, Stage1Losses(**{name: value}))
+    with pytest.raises(ConfigError, match=r"losses\.regress is 0\.5; .* different tokenizers"):
+        Stage1(model, Stage1Losses(regress=0.5))
 
 
 # The regression, ours
@@ -418,95 +385,8 @@ def test_recalled_spans_are_targets_and_their_separator_is_none(
     assert_parts(found, expected)
 
 
-@torch.no_grad()
-def test_recall_windows_can_be_left_out_of_the_distillation(
-    backbone: Backbone, config: SedemConfig
-) -> None:
-    torch.manual_seed(1)
-    model = SeDeM(config, backbone, backbone)
-    batch = windows(8)
-    losses = LOSSES.with_changes(recall=0.5, distill_recall=False)
-    stage = Stage1(model, losses, seed=2)
-    targets, flags = stage._with_recall(**batch)
-    rows = zip(batch["context"].tolist(), targets.tolist(), flags.tolist(), strict=True)
-    each = [naive_parts(model, a, b, losses, a, given=2 * flag) for a, b, flag in rows]
-    taught = [
-        parts["distill"] for parts, flag in zip(each, flags.tolist(), strict=True) if not flag
-    ]
-    assert 2 <= len(taught) <= 6
-    expected = {**mean_parts(each), "distill": sum(taught) / len(taught)}
-    assert_parts(stage(**batch), expected)
-    # A batch of nothing but recall windows has no such loss, and none that is not a number.
-    found = Stage1(model, losses.with_changes(recall=1.0))(**batch)
-    assert "distill" not in found and bool(found["loss"].isfinite())
-
-
 def test_a_continuation_must_be_longer_than_the_separator(model: SeDeM) -> None:
     stage = Stage1(model, Stage1Losses(recall=1.0))
     with pytest.raises(ConfigError, match=r"continuation is 2 .* separator of 2 tokens"):
         stage(**windows(2, after=2))
     assert float(stage(**windows(2, after=3))["loss"].detach()) > 0
-
-
-def beside(model: SeDeM, losses: Stage1Losses, batch: dict[str, Tensor]) -> list[float]:
-    """L_ctx of each window with its neighbour's memory beside its own, written out."""
-    config, backbone, count = model.config, model.decoder, len(batch["context"])
-    separator = backbone.token_ids("\n\n")
-    states = [hugging_face_states(backbone, ids)[0] for ids in batch["context"].tolist()]
-    restored = []
-    for window in states:
-        hidden = window[config.extract_layers[0]][1:]
-        slots = [model.compressor.w_in(part.mean(0)) for part in hidden.split(config.compression)]
-        restored.append(model.decompressor(torch.stack(slots)))
-    result = []
-    for row, (context, after) in enumerate(
-        zip(batch["context"].tolist(), batch["continuation"].tolist(), strict=True)
-    ):
-        recalls = after[: len(separator)] == separator
-        cue = [] if recalls else context[-losses.cue :]
-        ids = torch.tensor([[backbone.bos_token_id, *cue, *after[:-1]]])
-        neighbour = restored[(row - 1) % count]
-        pair = [restored[row], neighbour] if row % 2 == 0 else [neighbour, restored[row]]
-        filled = prefill(
-            backbone,
-            config.inject_layer,
-            ids,
-            torch.ones_like(ids, dtype=torch.bool),
-            torch.cat(pair)[None],
-            torch.ones(1, 2 * LENGTH, dtype=torch.bool),
-        )
-        given = len(separator) + losses.cue if recalls else 0
-        read = [filled.prefix[0, -len(after) :][given:]]
-        tokens = after[given:]
-        if losses.context_at_restored:
-            beside_it = batch["context"].tolist()[(row - 1) % count]
-            order = [context, beside_it] if row % 2 == 0 else [beside_it, context]
-            for number, window in enumerate(order):
-                read.append(filled.restored[0, number * LENGTH : (number + 1) * LENGTH - 1])
-                tokens = tokens + window[1:]
-        logits = backbone.logits(torch.cat(read))
-        result.append(float(F.cross_entropy(logits, torch.tensor(tokens))))
-    return result
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("recall", "restored"), [(0.0, False), (1.0, False), (0.0, True)])
-def test_a_cue_says_which_of_two_windows_goes_on(
-    model: SeDeM, recall: float, restored: bool
-) -> None:
-    losses = Stage1Losses(distill=0, reconstruct=0, distractors=1, cue=2, recall=recall)
-    losses = losses.with_changes(context_at_restored=restored)
-    stage, batch = Stage1(model, losses), windows(3)
-    found = stage(**batch)
-    after, recalled = stage._with_recall(batch["context"], batch["continuation"])
-    assert recalled.tolist() == [bool(recall)] * 3
-    expected = beside(model, losses, {"context": batch["context"], "continuation": after})
-    assert float(found["context"]) == pytest.approx(sum(expected) / 3, rel=2e-4)
-
-
-def test_windows_beside_each_other_need_a_cue_and_a_batch(model: SeDeM) -> None:
-    with pytest.raises(ConfigError, match="distractors is 2 and cue 0; among distractors only"):
-        Stage1Losses(distractors=2)
-    stage = Stage1(model, Stage1Losses(distractors=3, cue=2))
-    with pytest.raises(ConfigError, match="distractors is 3, but a batch has 3 windows"):
-        stage(**windows(3))

@@ -188,7 +188,7 @@ def test_a_start_gives_its_weights_and_the_recipe_its_free_settings(
     stage2_recipe: Stage2Recipe, model: SeDeM, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path / "start")
-    config = stage2_recipe.model.with_changes(k=5, block_order="score", lora_rank=7)
+    config = stage2_recipe.model.with_changes(k=5, auto_max=4, lora_rank=7)
     opened = open_model(config, stage2_recipe.optimization, str(tmp_path / "start"))
     assert opened.config == config
     for name, tensor in model.parts().state_dict().items():

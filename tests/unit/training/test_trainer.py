@@ -15,8 +15,7 @@ from unit.training.runs import train
 from sedem import SeDeM
 from sedem.errors import CheckpointError, ConfigError
 from sedem.training.checkpoints import seal
-from sedem.training.stage1 import Stage1
-from sedem.training.stage1_losses import Stage1Losses
+from sedem.training.stage1 import Stage1, Stage1Losses
 from sedem.training.stage2 import Stage2, Stage2Losses
 from sedem.training.stages import Stage2Recipe
 from sedem.training.trainer import TRAINED, SedemTrainer
