@@ -1,4 +1,4 @@
-"""From a request to the start of decoding: its states, scores, blocks and start.
+"""From a request to the inputs of its answer: its states, blocks and prefix.
 
 Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
 width, F features of the confidence.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import get_args
+from typing import TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from sedem.answering.prompts import with_texts
 from sedem.bank.memory_bank import BankReader
 from sedem.config import Condition
-from sedem.engine.interface import Engine, Start
-from sedem.engine.upload import fill, mask_of
+from sedem.engine.buffers import fill, mask_of
+from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.budgets import AUTO, Auto, Budget, blocks_for_mass, is_share, text_count
 from sedem.guidance.confidence import confidence_features
@@ -26,6 +26,17 @@ from sedem.method.pooling import state_mask
 from sedem.method.selector import arrange, resolve_budget, select
 from sedem.modules import SedemModules
 from sedem.types import check_unicode
+
+
+class Options(TypedDict, total=False):
+    """The options of a question; see `Request`."""
+
+    k: Budget | None
+    blocks: Sequence[int] | None
+    ranking: bool
+    condition: Condition | None
+    min_confidence: float | None
+    documents: Sequence[int | str] | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class Request:
         k: selection budget; None means the model's default.
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
-        condition: form in which the decoder reads the blocks; None means the model's default.
+        condition: the decoder reads the blocks as "memory", as "text", or "both": the best one as
+            text and the others as memory; None means the model's default.
         min_confidence: if the confidence is below it, the request is declined; None never declines.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
@@ -258,9 +270,9 @@ def budget_of(model: SedemModules, k: Budget | None) -> Budget:
     return model.config.k if k is None else k
 
 
-def start_of(bank: BankReader, selection: Selection, prefix: Tensor) -> Start:
-    """Return the start of an answer from the selected blocks and the prefix's token ids."""
-    return Start(bank, selection.memory, selection.scores[selection.memory], prefix)
+def inputs_of(bank: BankReader, selection: Selection, prefix: Tensor) -> AnswerInputs:
+    """Return the inputs of an answer from the selected blocks and the prefix's token ids."""
+    return AnswerInputs(bank, selection.memory, selection.scores[selection.memory], prefix)
 
 
 def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:

@@ -25,9 +25,6 @@ StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
 to; the first argument is the layer's index in its range."""
 
-Attention = Callable[[int, Tensor, Tensor, Tensor, Bias], Tensor]
-"""Replaces `attend`; the first argument is the layer's index in its range."""
-
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices."""
 
@@ -185,7 +182,6 @@ def run_layers(
     biases: Mapping[int | None, Bias],
     store: StoreKeyValue | None = None,
     last: Tensor | None = None,
-    attention: Attention | None = None,
 ) -> Tensor:
     """Run a range of layers.
 
@@ -197,7 +193,6 @@ def run_layers(
         store: stores keys and values in a cache; None attends only to those of this call.
         last: index of the only position of each row to compute in the last layer `[B]`; None
             means all.
-        attention: used instead of `attend`; None means `attend`.
 
     Returns:
         States after the range `[B, P or 1, D]`.
@@ -217,10 +212,7 @@ def run_layers(
             query, bias = (
                 torch.take_along_dim(t, alone[:, None, None, None], 2) for t in (query, bias)
             )
-        if attention is None:
-            mixed = attend(query, key, value, bias)
-        else:
-            mixed = attention(index, query, key, value, bias)
+        mixed = attend(query, key, value, bias)
         if alone is not None and bias is None:
             # Without a mask, all positions attend: causal attention counts from the first.
             mixed = torch.take_along_dim(mixed, alone[:, None, None], 1)
