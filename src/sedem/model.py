@@ -38,10 +38,7 @@ class SeDeM(SedemModules):
     """Selective Decompression of Hidden-State Memories: a model that reads, selects and answers.
 
     Args:
-        config: layers and sizes.
-        encoder: the backbone that reads.
         decoder: the backbone that answers; the same object in the same-backbone setting.
-        name: its name in answers.
         source: where it was opened from, to be recorded in banks.
 
     Raises:
@@ -68,7 +65,6 @@ class SeDeM(SedemModules):
         """Read documents once; no question is needed.
 
         Args:
-            documents: texts with distinct names.
             progress: called after every batch, once all are cut, with segments done and of all.
 
         Raises:
@@ -109,7 +105,6 @@ class SeDeM(SedemModules):
         """Answer one question, or several over the same bank together.
 
         Args:
-            memory: the bank.
             question: one question, or a list of questions for a list of answers.
             decoding: limit, sampling and stop strings; the default is greedy.
             options: fields of `Request`: `k`, the number of blocks to use, "all", or "auto" for as
@@ -171,7 +166,6 @@ class SeDeM(SedemModules):
         bank. `sedem bank warm` stores them next to the bank, for later processes.
 
         Args:
-            memory: the bank.
             blocks: indices of blocks, the most important first; None means all.
             progress: called with the number of blocks done and of all.
 
@@ -211,10 +205,8 @@ class SeDeM(SedemModules):
 
         Args:
             name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id.
-            revision: hub revision.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.
-            attention: "sdpa" or "eager".
             engine: a name of `engine.open`. All but "eager" merge weights, which ends training.
             kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
@@ -258,7 +250,6 @@ class SeDeM(SedemModules):
         To take the checkpoint to another machine, copy the backbone into it.
 
         Args:
-            folder: the checkpoint's folder.
             with_backbone: copy the backbone's folder into it. A backbone that came inside a
                 checkpoint is always copied.
             int8: store trained matrices as int8 rows with one scale each, and adapters as

@@ -45,7 +45,6 @@ class Prepared:
 
     Attributes:
         request: the question and its bank, as the bank was when the question was encoded.
-        selection: the blocks that are used.
         inputs: the inputs of the answer; None if the request is declined.
         conditioning: number of positions that the upper layers see before the first answer token; 0
             if the answer is declined.
@@ -77,10 +76,6 @@ def prepare(
     """Encode questions, then score and select blocks of their banks; nothing is decoded yet.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
-        requests: the questions.
-        limits: token limit of each answer.
         clock: records the time of each stage.
 
     Raises:
@@ -136,9 +131,6 @@ def to_answer(
 
     Args:
         name: name of the model that answered.
-        prepared: the request and its blocks.
-        transcript: the finished text.
-        timings: milliseconds by stage.
     """
     request, selection = prepared.request, prepared.selection
     assert transcript.finish_reason is not None

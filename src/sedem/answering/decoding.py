@@ -33,7 +33,6 @@ class Decoding:
         top_k: sample from this many of the likeliest tokens; 0 means from all.
         top_p: sample from the likeliest tokens that have this total probability.
         stop: strings that end the answer and are not part of it.
-        seed: seed of sampling.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -105,14 +104,8 @@ class Transcript:
     `take` withholds text that could still change: an incomplete character, or the beginning of a
     stop string. It never revises text that it has returned.
 
-    Args:
-        tokenizer: decodes tokens.
-        end_ids: tokens that end an answer.
-        decoding: limit and stop strings.
-
     Attributes:
         ids: the tokens so far, without the one that ends the answer.
-        text: the text so far.
         finish_reason: as in `Answer`; None while unfinished.
     """
 
@@ -131,12 +124,7 @@ class Transcript:
         self._taken = 0
 
     def finish(self, text: str, reason: str) -> None:
-        """Set the whole text at once, without tokens.
-
-        Args:
-            text: the answer.
-            reason: why it is finished.
-        """
+        """Set the whole text at once, without tokens."""
         self.text, self.finish_reason = text, reason
 
     def add(self, token: int) -> None:
@@ -203,11 +191,7 @@ def generate(
     """Generate a batch of answers, for methods that do not run in the rows of an engine.
 
     Args:
-        logits_BV: logits after the prefix.
         step: runs one more token of every row.
-        tokenizer: decodes tokens.
-        end_ids: tokens that end an answer.
-        decoding: limit, sampling and stop strings.
 
     Yields:
         The transcripts of all rows, after each token; all are finished at the last yield.

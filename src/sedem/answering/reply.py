@@ -44,14 +44,11 @@ class Question:
     """A request that waits or is being answered.
 
     Args:
-        request: the request.
-        decoding: how its answer is generated.
         send: gives an event to the reader; called by any thread.
 
     Attributes:
-        since: when it was asked, by `time.perf_counter`.
+        since: when its times start, by `time.perf_counter`.
         wait_ms: how long it waited in a queue; None if there is none.
-        selected: whether its blocks were sent.
         ended: whether the last event was sent; nothing comes after it.
     """
 
@@ -81,9 +78,6 @@ class Question:
 
 class Reply:
     """The reader's end of an answer. Dropping a reply cancels its question.
-
-    Args:
-        cancel: withdraws the question.
 
     Attributes:
         selected: the blocks of the answer once they were read; None before. They come before the
@@ -123,7 +117,6 @@ class ThreadReply(Reply, Iterator[str]):
     """A reply that is read by a thread, piece by piece or at once.
 
     Args:
-        cancel: withdraws the question.
         next_event: returns the next event, when it is there.
     """
 
@@ -160,7 +153,6 @@ class AsyncReply(Reply, AsyncIterator[str]):
     """A reply that is read in an event loop.
 
     Args:
-        cancel: withdraws the question.
         events: events that are not read yet.
     """
 

@@ -44,8 +44,6 @@ class Request:
     """One question to one bank.
 
     Attributes:
-        bank: the bank to ask.
-        question: the question.
         k: selection budget; None means the model's default.
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
@@ -73,7 +71,6 @@ class Selection:
     """The blocks that one question uses.
 
     Attributes:
-        ranked: their indices, best first.
         memory: those that the decoder reads as memory, in reading order.
         texts: those that it reads as text, in reading order.
         scores: score of every block of the bank `[N]`, on the CPU; -inf for non-candidates.
@@ -171,7 +168,6 @@ def choose(
 
     Args:
         model: its configuration has the default K and the order of blocks.
-        request: the request.
         scores_N: score of every block of its bank.
         confidence: probability that the evidence is in the bank; None if the model gives none.
 
@@ -209,9 +205,6 @@ def prefix_of(
     """Return the token ids `[P]` of the start token, the blocks read as text, and the question.
 
     Args:
-        model: its decoder tokenizes.
-        request: its bank has the texts.
-        selection: the blocks to read.
         prompt: `prompts.question_ids` of the question, without texts.
     """
     texts = [request.bank.block_text(index) for index in selection.texts]
@@ -289,10 +282,7 @@ def check_fits(
     Independent blocks all have the same positions, so only the longest counts, and any K fits.
 
     Args:
-        model: the model that answers.
         sizes: number of states of each selected block, best first.
-        prefix: number of prompt tokens.
-        limit: token limit of the answer.
         texts: number of blocks in the prompt as text.
 
     Raises:

@@ -5,6 +5,7 @@ Letters: B rows, J rows that join, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -41,9 +42,6 @@ class Running:
     """One answer that is being decoded.
 
     Attributes:
-        question: the question it answers.
-        prepared: its blocks and its inputs.
-        transcript: its text so far.
         clock: its times since the question was asked.
         stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
@@ -71,14 +69,8 @@ class RunningAnswers:
     """The answers in the rows of an engine.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
         name: the model's name in the answers.
         rows: rows that the engine has opened.
-        count: B, the number of rows.
-
-    Attributes:
-        live: the answers by row.
     """
 
     def __init__(
@@ -257,8 +249,6 @@ def turns(
     """Answer questions in the calling thread; rows refill once half of them are free.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
         name: the model's name in the answers.
         questions: in the order in which they join.
 
@@ -273,8 +263,10 @@ def turns(
         running = RunningAnswers(model, engine, name, rows, count)
         while waiting or running.free < count:
             if waiting and 2 * running.free >= count:
-                free = min(running.free, len(waiting))
-                running.join([waiting.popleft() for _ in range(free)])
+                joining = [waiting.popleft() for _ in range(min(running.free, len(waiting)))]
+                for question in joining:
+                    question.since = time.perf_counter()
+                running.join(joining)
                 yield
             running.step()
             yield
@@ -290,11 +282,7 @@ def answer_all(
     """Answer requests in the calling thread; they may differ in bank, K and length.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
         name: the model's name in the answers.
-        requests: the questions.
-        decoding: how answers are generated.
 
     Raises:
         BankMismatchError: another model made a bank.
@@ -349,9 +337,6 @@ def rehearse(
     """Answer questions of every usual length, each up to its second token.
 
     Args:
-        model: the model that will answer.
-        engine: its engine.
-        name: the model's name.
         bank: the bank that will be asked.
         k: number of blocks; None means the model's default.
         limit: token limit of answers, which decides how large the buffers are.

@@ -51,8 +51,6 @@ class Scheduler:
     """Answers questions as they come, in the rows of one running batch.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
         name: the model's name in the answers.
         rows: the most answers at once; None means as many as the engine runs efficiently.
         waiting: the most questions that wait for a row.
@@ -110,7 +108,6 @@ class Scheduler:
         """Ask from a thread.
 
         Args:
-            request: the question and its bank.
             decoding: limit, sampling and stop strings of its answer.
 
         Returns:

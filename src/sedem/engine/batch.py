@@ -39,8 +39,6 @@ class Bucket:
     """The size of a batch.
 
     Attributes:
-        rows: B.
-        prefix: P.
         slots: W; room for W * C restored states.
         steps: number of tokens that can be run after the prefix.
     """
@@ -70,13 +68,6 @@ class StaticCache:
     captured step reads it. The caller tracks on the host whether a column is left.
 
     Args:
-        layers: number of layers.
-        rows: B.
-        columns: K.
-        heads: number of key heads.
-        width: H.
-        dtype: type of keys and values.
-        device: where the tensors are.
         memory: number of columns before those of text, for keys and values that are copied in.
 
     Attributes:
@@ -126,7 +117,6 @@ class StaticCache:
         """Clear the cache and make these its first columns, including those of memory.
 
         Args:
-            positions_BP: their positions.
             valid_BP: False where a column is padding.
             block_BP: their blocks, as in `KeyAxis`; only the prefill needs them.
             bias_BP: added to the logits of text on them; None adds nothing, here and in later
@@ -160,8 +150,6 @@ class StaticCache:
         """Copy keys and values `[L, 2, heads, P, H]` of a block into columns of memory.
 
         Args:
-            row: the row.
-            column: the first of the columns.
             block: keys and values of every layer.
         """
         columns = slice(column, column + block.shape[-2])
@@ -172,7 +160,6 @@ class StaticCache:
         """Make each row's next column valid; `advance` moves on to the one after it.
 
         Args:
-            positions_B1: its positions.
             biased: whether queries add `bias`.
 
         Returns:
@@ -219,10 +206,7 @@ class StaticBatch:
     """The buffers of one batch, and the prefill and step that run in them.
 
     Args:
-        decoder: the decoder.
-        bucket: the size of the buffers.
         graph: whether to capture prefill and step as CUDA graphs.
-        pool: memory that graphs share.
 
     Attributes:
         upload: holds all host inputs of a prefill, `slots` to `prefix_valid`.
@@ -373,7 +357,6 @@ class StaticBatch:
         """Load the block number and score of each state, where they matter.
 
         Args:
-            rows: the inputs of each row.
             sizes: number of states of each block of each row.
         """
         if self._together:
@@ -471,11 +454,8 @@ class IndependentBatch(StaticBatch):
     """The buffers of one batch with independent blocks; see `StaticBatch`.
 
     Args:
-        decoder: the decoder.
-        bucket: the size of the buffers.
         kept: provides keys and values of blocks.
         graph: whether to capture prefill and step as CUDA graphs.
-        pool: memory that graphs share.
 
     Attributes:
         memory_positions: position of each restored state within its block `[B, U]`, from 1.

@@ -25,7 +25,6 @@ class Upload:
     CPU, host and device are the same.
 
     Args:
-        device: the device.
         fields: shape and type of each tensor, by name.
 
     Attributes:
@@ -63,7 +62,6 @@ def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
     Args:
         buffer: `[B, L, ...]`.
         rows: B tensors on the CPU, of at most L entries.
-        padding: the padding value.
     """
     # NumPy, because each operation on a tensor costs microseconds before the first token.
     target = buffer.numpy()
@@ -122,8 +120,6 @@ class Replay:
     Args:
         buffers: all tensors that the function shares with its caller.
         state: the buffers that a run both reads and changes; a rehearsal restores them.
-        graph: whether to capture the function.
-        pool: memory that graphs share.
     """
 
     def __init__(

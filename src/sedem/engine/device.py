@@ -197,7 +197,6 @@ class Clock:
     place in its queue and is read later. A mark is host time, for results that the host has read.
 
     Args:
-        device: the device.
         since: start time of marks, by `time.perf_counter`; None means now.
     """
 

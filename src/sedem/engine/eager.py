@@ -28,11 +28,7 @@ from sedem.modules import SedemModules
 
 
 class Eager:
-    """Runs a model's own modules; see `interface.Engine`.
-
-    Args:
-        model: the model.
-    """
+    """Runs a model's own modules; see `interface.Engine`."""
 
     name = "eager"
     batch_size = 16
@@ -71,7 +67,6 @@ class EagerRows:
     """Rows in growing caches; see `interface.Rows`.
 
     Args:
-        model: the model.
         count: B, the maximum number of rows.
         turn: held while rows join and while all of them run one token, so that a thread that reads
             documents delays a token of all rows once.
@@ -113,10 +108,6 @@ class EagerRows:
 
 def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple[Tensor, Step]:
     """Prefill a batch of rows of different lengths.
-
-    Args:
-        model: the model.
-        inputs: one for each row.
 
     Returns:
         Logits after the prefixes `[B, V]`, and the step.

@@ -38,7 +38,6 @@ class FusedEncoder:
     Attributes:
         layers: the layers up to the last extraction layer.
         extract_layers: numbers of layers after which states are extracted, one for each of X.
-        bos_token_id: the token before every text.
         embedding: token embeddings `[V, E]`.
         rotary: module from positions to cosine and sine.
     """
@@ -78,11 +77,9 @@ class QuestionBuffers:
     """Fixed buffers in which questions of at most a given number and length are encoded.
 
     Args:
-        encoder: the encoder.
         rows: B, the maximum number of questions.
         tokens: T, the maximum number of tokens per question.
         graph: whether to capture the encoding as a CUDA graph.
-        pool: memory that graphs share.
 
     Attributes:
         ids: token ids `[B, T]`, zero where a question has ended.
@@ -134,15 +131,11 @@ class FusedDecoder:
 
     Attributes:
         config: has the injection layer, the context of blocks and the place of the start token.
-        layers: all layers, adapters merged.
-        bos_token_id: the start token.
         decompress: module from slots `[..., S, D]` to states `[..., U, D]`.
-        states_per_slot: U / S.
         guide: from scores `[B, K]` to attention biases `[B, K]`; None adds nothing.
         embedding: token embeddings `[V, D]`.
         rotary: module from positions to cosine and sine.
         norm: the norm after the last layer.
-        head: module from states to logits.
         steps: the same decoder with other matrices for single positions; None means this one.
     """
 
@@ -240,7 +233,6 @@ def adapted_layers(backbone: Backbone, frozen: Sequence[FusedLayer]) -> list[Fus
     """Fuse all layers with their adapters merged, in float32 and rounded once.
 
     Args:
-        backbone: the decoder.
         frozen: its first layers if it is the encoder too, otherwise empty. They stay as they are,
             next to merged copies. Above them, merged weights replace the frozen ones.
     """

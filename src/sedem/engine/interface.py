@@ -75,7 +75,6 @@ class Rows(Protocol):
         Args:
             rows: rows that are not in use, from 0 to the count that was opened.
             inputs: one for each of `rows`.
-            limits: step limit of each answer.
 
         Returns:
             Logits after the prefixes, one row for each of `rows`, `[J, V]`.
@@ -102,7 +101,6 @@ class Engine(Protocol):
     """Runs one model for reading and answering, without gradients.
 
     Attributes:
-        name: "eager", "static", "graphs" or "compiled".
         batch_size: number of questions that it runs efficiently together.
         ahead: whether to start a step before the previous token has been read on the host.
     """

@@ -15,7 +15,7 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from weakref import WeakKeyDictionary, ref
@@ -97,10 +97,6 @@ class BlockWalk:
     @torch.no_grad()
     def compute(self, bank: BlockSource, blocks: Sequence[int]) -> list[Tensor]:
         """Return keys and values `[L, 2, G, U, H]` of each block.
-
-        Args:
-            bank: has their memory.
-            blocks: their indices.
 
         Returns:
             One tensor for each block; keys are rotated to positions from 1.
@@ -197,7 +193,6 @@ class KeptLevel:
     They belong to a snapshot of a bank, and are freed with it.
 
     Args:
-        device: the memory.
         limit: how many bytes may be used.
     """
 
@@ -225,8 +220,6 @@ class KeptLevel:
         """Keep a block.
 
         Args:
-            bank: its bank.
-            block: its index.
             entry: its keys and values; they are copied to this memory.
 
         Returns:
@@ -263,23 +256,13 @@ class KeptLevel:
 
 @dataclass(frozen=True)
 class StoredBlocks:
-    """The stored keys and values of one bank.
-
-    Attributes:
-        file: the file beside the bank.
-        bank: the bank.
-    """
+    """The stored keys and values of one bank."""
 
     file: KeptFile
     bank: BankReader
 
     def entry(self, block: int, states: int) -> Quantized | None:
-        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none.
-
-        Args:
-            block: its index.
-            states: U.
-        """
+        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none."""
         return self.file.entry(self.bank.stored([block])[0], states)
 
 
@@ -289,9 +272,7 @@ def stored_blocks(
     """Open the stored keys and values of a bank; None if it has none that can be used.
 
     Args:
-        bank: the bank.
         decoder: returns `decoder_fingerprint`; called only if the bank has some.
-        shape: L, G and H.
     """
     if not isinstance(bank, BankReader) or bank.path is None or not kept_bytes(bank.path):
         return None
@@ -327,12 +308,9 @@ class Kept:
     """Provides the keys and values of blocks, kept ones or newly computed ones.
 
     Args:
-        walk: computes them.
-        budget: limits on what is kept.
-        fingerprint: returns `stored.decoder_fingerprint`; called when a bank on disk is first used.
+        fingerprint: returns `decoder_fingerprint`; called when a bank on disk is first used.
 
     Attributes:
-        hits: number of blocks found.
         misses: number of blocks that had to be computed.
     """
 
@@ -365,65 +343,34 @@ class Kept:
         return len(upper), upper[0].key_heads, upper[0].head_width
 
     def fetch(self, bank: BlockSource, blocks: Sequence[int]) -> list[Quantized]:
-        """Return keys and values `[L, 2, G, U, H]` of some blocks on the decoder's device.
-
-        Args:
-            bank: their bank.
-            blocks: their indices, in the order of the result.
-        """
+        """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
+        entries: dict[int, Quantized] = {}
         distinct = list(dict.fromkeys(blocks))
-        found = self.find(bank, distinct)
-        entries = {
-            block: entry if number == 0 else self._move_up(bank, block, entry)
-            for block, (number, entry) in found.items()
-        }
-        for block, entry in self.compute(bank, [b for b in distinct if b not in found]):
-            entries[block] = self.keep(0, bank, block, entry)
+        for block in distinct:
+            entry = self._find(bank, block)
+            if entry is not None:
+                entries[block] = entry
+        missing = [block for block in distinct if block not in entries]
+        self.hits += len(entries)
+        self.misses += len(missing)
+        for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
+            entries[block] = self.keep(0, bank, block, rounded(computed, self.budget.dtype))
         return [entries[block] for block in blocks]
 
-    def find(
-        self, bank: BlockSource, blocks: Sequence[int]
-    ) -> dict[int, tuple[int | None, Quantized]]:
-        """Return the blocks that need not be computed.
-
-        Args:
-            bank: their bank.
-            blocks: their indices, each once.
-
-        Returns:
-            By index, the level at which a block is kept (None for a file), and its keys and values.
-        """
-        found: dict[int, tuple[int | None, Quantized]] = {}
-        for block in blocks:
-            for number, level in enumerate(self.levels):
-                entry = level.get(bank, block)
-                if entry is not None:
-                    found[block] = number, entry
-                    break
-            else:
-                entry = self.stored(bank, block)
-                if entry is not None:
-                    found[block] = None, entry
-        self.hits += len(found)
-        self.misses += len(blocks) - len(found)
-        return found
-
-    def compute(self, bank: BlockSource, blocks: Sequence[int]) -> Iterator[tuple[int, Quantized]]:
-        """Compute keys and values of some blocks, a few at a time, and yield them."""
-        together = self.walk.together
-        for first in range(0, len(blocks), together):
-            group = blocks[first : first + together]
-            for block, entry in zip(group, self.walk.compute(bank, group), strict=True):
-                yield block, rounded(entry, self.budget.dtype)
+    def _find(self, bank: BlockSource, block: int) -> Quantized | None:
+        """Return a block that need not be computed; a GPU keeps it from now on."""
+        for level in self.levels:
+            entry = level.get(bank, block)
+            if entry is not None:
+                break
+        else:
+            level, entry = None, self.stored(bank, block)
+        if entry is None or level is self.levels[0] or len(self.levels) == 1:
+            return entry
+        return self.keep(0, bank, block, entry)
 
     def keep(self, number: int, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
         """Keep a block at a level, and move what it displaces to the next level.
-
-        Args:
-            number: the level.
-            bank: the bank.
-            block: index of the block.
-            entry: its keys and values.
 
         Returns:
             The same, in the memory of that level.
@@ -454,7 +401,7 @@ class Kept:
             return None
         return stored.entry(block, self.walk.sizes(bank, [block])[0])
 
-    def look_again(self, bank: BlockSource) -> None:
+    def forget_files(self, bank: BlockSource) -> None:
         """Forget the mapped files of a bank, because they have changed."""
         self._stored.pop(bank, None)
 
@@ -463,7 +410,3 @@ class Kept:
         for level in self.levels:
             level.clear()
         self._stored = WeakKeyDictionary()
-
-    def _move_up(self, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
-        """Keep a block from RAM or a file on the decoder's device too, if that is a GPU."""
-        return self.keep(0, bank, block, entry) if len(self.levels) > 1 else entry

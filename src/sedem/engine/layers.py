@@ -36,19 +36,14 @@ class FusedLayer:
     Attributes:
         qkv: query, key and value projections, concatenated by rows.
         qkv_bias: their biases, or None.
-        out: output projection of attention.
         out_bias: its bias, or None.
         gate_up: gate and up projections, concatenated by rows.
         gate_up_bias: their biases, or None.
-        down: down projection.
         down_bias: its bias, or None.
         attention_norm: scale of the norm before attention `[D]`.
         mlp_norm: scale of the norm before the MLP `[D]`.
         head_norm: scales of the norms of query and key heads `[heads + key_heads, H]`, or None.
-        heads: number of query heads.
         key_heads: number of key and of value heads.
-        eps: epsilon of all norms.
-        activation: of the gate.
         window: number of positions that attention sees, its own included; None means all.
     """
 
@@ -120,7 +115,6 @@ def in_reading_order(
     """Order columns by position, with padding last, where causal attention hides it.
 
     Args:
-        hidden_BPD: states.
         positions_BP: their positions; those of each row's valid columns are 0, 1, 2, ..., in any
             order.
         valid_BP: False where a column is padding.
@@ -186,8 +180,6 @@ def run_layers(
     """Run a range of layers.
 
     Args:
-        layers: the range.
-        hidden_BPD: states before it.
         rope: from `signed_rope`.
         biases: by window, from `biases_of`.
         store: stores keys and values in a cache; None attends only to those of this call.
@@ -235,11 +227,7 @@ def biases_of(
     """Return one bias for each window size among the layers.
 
     Args:
-        layers: the range.
-        keys: the columns to attend to.
-        positions_BP: positions of this call.
         valid_BP: False where a position is padding.
-        dtype: type of the bias.
         block_BP: block of each position of this call, -1 for text; None if all are text.
 
     Returns:

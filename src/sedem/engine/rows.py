@@ -34,14 +34,11 @@ class Batches:
     """Makes batches, and keeps idle ones for reuse.
 
     Args:
-        decoder: the decoder that batches run.
         kept: keys and values of independent blocks.
-        graphs: whether batches capture CUDA graphs.
 
     Attributes:
         pool: memory that graphs share; None without graphs.
         idle: batches that no answer uses, the most recently used last.
-        active: batches that answers use.
     """
 
     def __init__(self, decoder: FusedDecoder, kept: Kept, *, graphs: bool) -> None:
@@ -68,9 +65,10 @@ class Batches:
         return batch
 
     def give_back(self, batch: StaticBatch) -> None:
-        """Make a batch idle; above the limit, the oldest idle ones are freed."""
+        """Make a batch idle, unless it is wide; above the limit, the oldest idle ones are freed."""
         self.active.remove(batch)
-        self.idle.append(batch)
+        if not self._exceeds(batch.bucket.slots):
+            self.idle.append(batch)
         limit = max(IDLE_BYTES, self._idle_share)
         while len(self.idle) > 1 and _bytes(self.idle) > limit:
             del self.idle[0]
@@ -82,12 +80,7 @@ class Batches:
         self.pool = new_pool() if self._graphs else None
 
     def bucket_of(self, inputs: Sequence[AnswerInputs], max_steps: int) -> Bucket:
-        """Return the size of the batch that some answers start in.
-
-        Args:
-            inputs: one for each row.
-            max_steps: step limit of an answer.
-        """
+        """Return the size of the batch that some answers start in."""
         return Bucket(
             rows=round_up(len(inputs), 1),
             prefix=round_up(max(len(row.prefix) for row in inputs), 8),
@@ -97,7 +90,10 @@ class Batches:
 
     def is_wide(self, inputs: AnswerInputs) -> bool:
         """Whether a row has a batch of its own, because others would be padded to its memory."""
-        return self.independent and self._slots_of(inputs) * self.decoder.states_per_slot > WIDE
+        return self._exceeds(self._slots_of(inputs))
+
+    def _exceeds(self, slots: int) -> bool:
+        return self.independent and slots * self.decoder.states_per_slot > WIDE
 
     def _slots_of(self, inputs: AnswerInputs) -> int:
         """Number of slots that a row needs in its batch."""
@@ -134,7 +130,6 @@ class RunningBatch:
     Callers know a row by its number, which never changes. Moves change its place in the batch.
 
     Args:
-        batches: provides the batches.
         count: B, the maximum number of rows.
         lock: reserves the buffers for one thread.
 
@@ -218,9 +213,6 @@ class RunningBatch:
     @torch.no_grad()
     def step(self, ids_B: Tensor) -> Tensor:
         """Run one token of every row in use.
-
-        Args:
-            ids_B: tokens of all rows.
 
         Returns:
             Logits `[B, V]`; those of other rows are undefined.
@@ -324,7 +316,6 @@ class StaticRows:
     """Rows that share a running batch, except wide ones: see `Batches.is_wide`.
 
     Args:
-        batches: provides the batches.
         count: B, the maximum number of rows.
         lock: reserves the buffers for one thread.
     """
