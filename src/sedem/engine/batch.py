@@ -494,7 +494,7 @@ class IndependentBatch(StaticBatch):
 
     def _load_memory(self, rows: Sequence[AnswerInputs]) -> None:
         """Copy the keys and values of each row's blocks into the first columns."""
-        sizes = [self.kept.walk.sizes(start.bank, start.blocks) for start in rows]
+        sizes = [self.kept.walk.sizes(row.bank, row.blocks) for row in rows]
         host = self.upload.host
         fill_lengths(host["real"], [sum(row) for row in sizes])
         nothing = torch.zeros(0, dtype=torch.long)
@@ -502,11 +502,11 @@ class IndependentBatch(StaticBatch):
         fill(host["memory_positions"], places)
         host["longest"].copy_(torch.tensor([[max(row, default=0)] for row in sizes]))
         self._load_blocks(rows, sizes)
-        for index, start in enumerate(rows):
+        for index, row in enumerate(rows):
             column, together = 0, self.kept.walk.together
-            for first in range(0, len(start.blocks), together):
+            for first in range(0, len(row.blocks), together):
                 # A few at a time: all of a long memory would not fit what is kept.
-                for entry in self.kept.fetch(start.bank, start.blocks[first : first + together]):
+                for entry in self.kept.fetch(row.bank, row.blocks[first : first + together]):
                     block = entry.dequantize()
                     self.upper.store_memory(index, column, block)
                     column += block.shape[-2]
