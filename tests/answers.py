@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from sedem import Answer, Decoding, Document, SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
+from sedem.engine.interface import AnswerInputs, Engine, Rows
 
 RENT = "What is the rent?"
 QUESTIONS = (
@@ -25,6 +28,15 @@ def build(config: SedemConfig, backbone: Backbone, **changes: object) -> SeDeM:
     """Build an untrained model from a configuration with some settings changed."""
     torch.manual_seed(1)
     return SeDeM(config.with_changes(**changes), backbone, backbone).eval()
+
+
+@contextmanager
+def joined(
+    engine: Engine, inputs: Sequence[AnswerInputs], limit: int
+) -> Iterator[tuple[Tensor, Rows]]:
+    """Let some rows join together; yield the logits after their prefixes, and the rows."""
+    with torch.no_grad(), engine.open_rows(len(inputs)) as rows:
+        yield rows.join(range(len(inputs)), inputs, [limit] * len(inputs)), rows
 
 
 def untimed(answer: Answer) -> Answer:

@@ -15,7 +15,6 @@ from random import Random
 from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from sedem.answering.answer import respond
 from sedem.answering.decoding import Decoding
 from sedem.answering.requests import Request
 from sedem.bench.contexts import context, source
@@ -141,17 +140,15 @@ def in_static_batches(model: SeDeM, arrivals: Sequence[Arrival]) -> list[Served]
 
 
 def _in_one_batch(model: SeDeM, batch: Sequence[Arrival], start: float) -> list[Served]:
-    requests = [arrival.request for arrival in batch]
-    first, ends = 0.0, dict[int, float]()
-    for transcripts in respond(model, model.engine, requests, Decoding(LIMIT), model.name):
-        now = time.perf_counter() - start
-        first = first or now
-        for row, transcript in enumerate(transcripts):
-            if transcript.finish_reason is not None:
-                ends.setdefault(row, now)
+    asked = time.perf_counter() - start
+    answers = model.answer_requests([arrival.request for arrival in batch], Decoding(LIMIT))
     return [
-        Served(first - arrival.at, ends[row], transcripts[row].text)
-        for row, arrival in enumerate(batch)
+        Served(
+            asked + 1e-3 * answer.timings["ttft_ms"] - arrival.at,
+            asked + 1e-3 * answer.timings["total_ms"],
+            answer.text,
+        )
+        for arrival, answer in zip(batch, answers, strict=True)
     ]
 
 

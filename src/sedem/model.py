@@ -5,22 +5,22 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import overload
+from typing import Unpack, overload
 
 import torch
 from torch import Tensor
 
-from sedem.answering.answer import AnswerStream, respond
-from sedem.answering.decoding import Decoding
-from sedem.answering.rehearsal import rehearse
-from sedem.answering.requests import Request, encode_questions
+from sedem.answering.decoding import GREEDY, Decoding
+from sedem.answering.reply import ThreadReply
+from sedem.answering.requests import Options, Request, encode_questions
+from sedem.answering.running import answer_all, rehearse, stream
 from sedem.answering.scheduler import WAITING, Scheduler
 from sedem.backbone.decoder import Backbone
 from sedem.bank.memory_bank import BankReader, MemoryBank
 from sedem.bank.search import score_questions
 from sedem.checkpoint import folder as checkpoint
 from sedem.checkpoint.portable import BACKBONE
-from sedem.config import Condition, SedemConfig
+from sedem.config import SedemConfig
 from sedem.engine.device import chosen_device
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
@@ -33,17 +33,12 @@ from sedem.modules import SedemModules
 from sedem.reading.encoding import Progress, read
 from sedem.types import Answer, Document
 
-GREEDY = Decoding()
-
 
 class SeDeM(SedemModules):
     """Selective Decompression of Hidden-State Memories: a model that reads, selects and answers.
 
     Args:
-        config: layers and sizes.
-        encoder: the backbone that reads.
         decoder: the backbone that answers; the same object in the same-backbone setting.
-        name: its name in answers.
         source: where it was opened from, to be recorded in banks.
 
     Raises:
@@ -70,7 +65,6 @@ class SeDeM(SedemModules):
         """Read documents once; no question is needed.
 
         Args:
-            documents: texts with distinct names.
             progress: called after every batch, once all are cut, with segments done and of all.
 
         Raises:
@@ -86,12 +80,8 @@ class SeDeM(SedemModules):
         memory: BankReader,
         question: str,
         *,
-        k: Budget | None = None,
         decoding: Decoding = GREEDY,
-        blocks: Sequence[int] | None = None,
-        condition: Condition | None = None,
-        min_confidence: float | None = None,
-        documents: Sequence[int | str] | None = None,
+        **options: Unpack[Options],
     ) -> Answer: ...
 
     @overload
@@ -100,12 +90,8 @@ class SeDeM(SedemModules):
         memory: BankReader,
         question: Sequence[str],
         *,
-        k: Budget | None = None,
         decoding: Decoding = GREEDY,
-        blocks: Sequence[int] | None = None,
-        condition: Condition | None = None,
-        min_confidence: float | None = None,
-        documents: Sequence[int | str] | None = None,
+        **options: Unpack[Options],
     ) -> list[Answer]: ...
 
     def answer(
@@ -113,78 +99,50 @@ class SeDeM(SedemModules):
         memory: BankReader,
         question: str | Sequence[str],
         *,
-        k: Budget | None = None,
         decoding: Decoding = GREEDY,
-        blocks: Sequence[int] | None = None,
-        condition: Condition | None = None,
-        min_confidence: float | None = None,
-        documents: Sequence[int | str] | None = None,
+        **options: Unpack[Options],
     ) -> Answer | list[Answer]:
-        """Answer one question, or several over the same bank in batches.
+        """Answer one question, or several over the same bank together.
 
         Args:
-            memory: the bank.
             question: one question, or a list of questions for a list of answers.
-            k: number of blocks to use, "all", or "auto" for as many as a question needs, which
-                `Auto` limits; None means the model's default.
             decoding: limit, sampling and stop strings; the default is greedy.
-            blocks: use exactly these blocks instead of selecting.
-            condition: read them as "memory", as "text", or "both": the best one as text and the
-                others as memory; None means the model's default.
-            min_confidence: below this confidence that the documents have the evidence, the question
-                is declined and nothing is generated; None always answers.
-            documents: use only blocks of these documents, given by name or index.
+            options: fields of `Request`: `k`, the number of blocks to use, "all", or "auto" for as
+                many as a question needs; `blocks`, `documents`, `condition`, `min_confidence` and
+                `ranking`.
 
         Raises:
             BankMismatchError: another model made the bank.
             DataError: a question is empty or too long.
             ConfigError: an option cannot be used, or states exceed the decoder's positions.
-            UnknownDocumentError: the bank has no document of a given name.
+            UnknownDocumentError: the bank has no document of the given name.
+            TypeError: there is no such option.
         """
-
-        def asked(one: str) -> Request:
-            return Request(memory, one, k, blocks, False, condition, min_confidence, documents)
-
         if isinstance(question, str):
-            return self.answer_requests([asked(question)], decoding)[0]
-        requests = [asked(one) for one in question]
-        return [
-            answer
-            for start in range(0, len(requests), self.engine.batch_size)
-            for answer in self.answer_requests(
-                requests[start : start + self.engine.batch_size], decoding
-            )
-        ]
+            return self.answer_requests([Request(memory, question, **options)], decoding)[0]
+        return self.answer_requests([Request(memory, one, **options) for one in question], decoding)
 
     def answer_requests(
         self, requests: Sequence[Request], decoding: Decoding = GREEDY
     ) -> list[Answer]:
-        """Answer requests as one batch; they may differ in bank, K and length."""
-        answering = respond(self, self.engine, requests, decoding, self.name)
-        while True:
-            try:
-                next(answering)
-            except StopIteration as finished:
-                return list(finished.value)
+        """Answer requests together; they may differ in bank, K and length."""
+        return answer_all(self, self.engine, self.name, requests, decoding)
 
     def stream(
         self,
         memory: BankReader,
         question: str,
         *,
-        k: Budget | None = None,
         decoding: Decoding = GREEDY,
-        condition: Condition | None = None,
-        min_confidence: float | None = None,
-        documents: Sequence[int | str] | None = None,
-    ) -> AnswerStream:
+        **options: Unpack[Options],
+    ) -> ThreadReply:
         """Answer one question in pieces of text; arguments as in `answer`.
 
         Returns:
             An iterator of text. When it is exhausted, its `answer` is what `answer()` returns.
         """
-        request = Request(memory, question, k, None, False, condition, min_confidence, documents)
-        return AnswerStream(respond(self, self.engine, [request], decoding, self.name))
+        request = Request(memory, question, **options)
+        return stream(self, self.engine, self.name, request, decoding)
 
     def scheduler(self, *, rows: int | None = None, waiting: int = WAITING) -> Scheduler:
         """Open a scheduler, so that many readers share this model; arguments as in `Scheduler`."""
@@ -208,7 +166,6 @@ class SeDeM(SedemModules):
         bank. `sedem bank warm` stores them next to the bank, for later processes.
 
         Args:
-            memory: the bank.
             blocks: indices of blocks, the most important first; None means all.
             progress: called with the number of blocks done and of all.
 
@@ -226,7 +183,7 @@ class SeDeM(SedemModules):
         self, memory: BankReader, *, k: Budget | None = None, decoding: Decoding = GREEDY
     ) -> None:
         """Prepare buffers and graphs for questions of usual length; arguments as in `answer`."""
-        rehearse(self, self.engine, memory, k, decoding, self.name)
+        rehearse(self, self.engine, self.name, memory, k, decoding.max_new_tokens)
 
     # Checkpoints
 
@@ -248,10 +205,8 @@ class SeDeM(SedemModules):
 
         Args:
             name: a folder, the name of a shipped checkpoint such as "sedem-nano", or a hub id.
-            revision: hub revision.
             dtype: type of the backbones; None means bfloat16 on a GPU and float32 elsewhere.
             device: where to put the model; None means a GPU if there is one.
-            attention: "sdpa" or "eager".
             engine: a name of `engine.open`. All but "eager" merge weights, which ends training.
             kept: limits on keys and values of independent blocks kept in memory between answers;
                 None means 1 GiB of a GPU and 2 GiB of RAM.
@@ -295,7 +250,6 @@ class SeDeM(SedemModules):
         To take the checkpoint to another machine, copy the backbone into it.
 
         Args:
-            folder: the checkpoint's folder.
             with_backbone: copy the backbone's folder into it. A backbone that came inside a
                 checkpoint is always copied.
             int8: store trained matrices as int8 rows with one scale each, and adapters as

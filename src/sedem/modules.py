@@ -29,8 +29,6 @@ class SedemModules(nn.Module):
     not depend on the machine.
 
     Args:
-        config: shape of the parts.
-        encoder: the backbone that reads.
         decoder: the backbone that answers; the same object in the same-backbone setting.
 
     Raises:

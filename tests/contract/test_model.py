@@ -50,6 +50,15 @@ def test_citations_are_the_best_blocks_with_their_scores(model: SeDeM, bank: Mem
     )
 
 
+# Options
+
+
+def test_an_unknown_option_is_rejected_by_name(model: SeDeM, bank: MemoryBank) -> None:
+    for ask in (model.answer, model.stream):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'blokcs'"):
+            ask(bank, RENT, blokcs=[0])  # type: ignore[call-overload]
+
+
 # Selection budgets
 
 

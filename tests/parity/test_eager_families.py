@@ -157,7 +157,7 @@ def test_greedy_answers_equal_hugging_face(folder: str) -> None:
     stream, logits = filled.stream, backbone.logits(filled.prefix[:, -1])
     rows = generate(
         logits,
-        lambda ids, live: backbone.logits(step(backbone, 2, ids, stream)),
+        lambda ids: backbone.logits(step(backbone, 2, ids, stream)),
         backbone.tokenizer,
         [end],
         Decoding(WINDOW),

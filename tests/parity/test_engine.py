@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from answers import joined
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, start_of
+from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.decoder import FAMILIES
 from sedem.backbone.loading import open_backbone
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.open import open_engine
 from sedem.method.encoder import encode
 
@@ -100,23 +101,19 @@ def test_greedy_answers_are_the_same(folder: str) -> None:
     assert [a.conditioning for a in answers] == [a.conditioning for a in expected]
 
 
-def starts(model: SeDeM) -> list[Start]:
+def starts(model: SeDeM) -> list[AnswerInputs]:
     rows = []
     for request in requests(model):
         selection = choose(model, request, torch.arange(len(request.bank)).float())
         prefix = torch.tensor(question_ids(model.decoder, request.question))
-        rows.append(start_of(request.bank, selection, prefix))
+        rows.append(inputs_of(request.bank, selection, prefix))
     return rows
 
 
-def all_logits(model: SeDeM, rows: list[Start], tokens: Tensor, limit: int) -> Tensor:
+def all_logits(model: SeDeM, rows: list[AnswerInputs], tokens: Tensor, limit: int) -> Tensor:
     """Logits of the prefill and of some forced steps `[steps, B, V]`."""
-    live = range(len(rows))
-    with torch.no_grad(), model.engine.start(rows, limit) as (logits, step):
-        seen = [logits.clone()]
-        for ids in tokens:
-            seen.append(step(ids, live).clone())
-    return torch.stack(seen)
+    with joined(model.engine, rows, limit) as (logits, running):
+        return torch.stack([logits, *(running.step(ids) for ids in tokens)])
 
 
 def forced(steps: int, rows: int) -> Tensor:

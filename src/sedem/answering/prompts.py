@@ -45,8 +45,6 @@ def question_ids(
     """Return the decoder tokens of a question: the start token, texts and the prompt.
 
     Args:
-        backbone: the decoder.
-        question: the question.
         texts: texts to read before the question.
         chat: whether texts and question go in the user's turn of the chat template.
 

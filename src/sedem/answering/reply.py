@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from sedem.answering.decoding import Decoding
 from sedem.answering.requests import Request
-from sedem.errors import CancelledError
+from sedem.errors import CancelledError, SedemError, UnavailableError
 from sedem.types import Answer, Citation
 
 
@@ -45,19 +44,18 @@ class Question:
     """A request that waits or is being answered.
 
     Args:
-        request: the request.
-        decoding: how its answer is generated.
         send: gives an event to the reader; called by any thread.
 
     Attributes:
-        since: when it was asked, by `time.perf_counter`.
-        selected: whether its blocks were sent.
+        since: when its times start, by `time.perf_counter`.
+        wait_ms: how long it waited in a queue; None if there is none.
         ended: whether the last event was sent; nothing comes after it.
     """
 
     def __init__(self, request: Request, decoding: Decoding, send: Callable[[Event], None]) -> None:
         self.request, self.decoding = request, decoding
         self.since = time.perf_counter()
+        self.wait_ms: float | None = None
         self.selected = self.ended = False
         self._send = send
 
@@ -80,9 +78,6 @@ class Question:
 
 class Reply:
     """The reader's end of an answer. Dropping a reply cancels its question.
-
-    Args:
-        cancel: withdraws the question.
 
     Attributes:
         selected: the blocks of the answer once they were read; None before. They come before the
@@ -108,7 +103,7 @@ class Reply:
             return ""
         self._over = True
         if isinstance(event, Exception):
-            raise event
+            raise failure(event)
         self.answer = event
         return None
 
@@ -122,13 +117,12 @@ class ThreadReply(Reply, Iterator[str]):
     """A reply that is read by a thread, piece by piece or at once.
 
     Args:
-        cancel: withdraws the question.
-        events: events that are not read yet.
+        next_event: returns the next event, when it is there.
     """
 
-    def __init__(self, cancel: Callable[[], None], events: SimpleQueue[Event]) -> None:
+    def __init__(self, cancel: Callable[[], None], next_event: Callable[[], Event]) -> None:
         super().__init__(cancel)
-        self._events = events
+        self._next_event = next_event
 
     def __next__(self) -> str:
         while (piece := self._next()) == "":
@@ -144,7 +138,7 @@ class ThreadReply(Reply, Iterator[str]):
         return self._known()
 
     def _next(self) -> str | None:
-        return None if self._over else self._piece(self._events.get())
+        return None if self._over else self._piece(self._next_event())
 
     def result(self) -> Answer:
         """Wait for the whole answer."""
@@ -159,7 +153,6 @@ class AsyncReply(Reply, AsyncIterator[str]):
     """A reply that is read in an event loop.
 
     Args:
-        cancel: withdraws the question.
         events: events that are not read yet.
     """
 
@@ -186,3 +179,18 @@ class AsyncReply(Reply, AsyncIterator[str]):
         except asyncio.CancelledError:
             self.cancel()
             raise
+
+
+def failure(error: Exception) -> SedemError:
+    """Return the error to raise for a reader; unexpected ones become UnavailableError.
+
+    Args:
+        error: the error; returned as it is if it is a SedemError, else the cause of the result.
+    """
+    if isinstance(error, SedemError):
+        return error
+    unavailable = UnavailableError(
+        f"the engine failed before it had the answer ({type(error).__name__}); ask again"
+    )
+    unavailable.__cause__ = error
+    return unavailable

@@ -1,4 +1,4 @@
-"""From a request to the start of decoding: its states, scores, blocks and start.
+"""From a request to the inputs of its answer: its states, blocks and prefix.
 
 Letters: B questions, Q question tokens, N blocks, K selected blocks, U restored states, E encoder
 width, F features of the confidence.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import get_args
+from typing import TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from torch import Tensor
 from sedem.answering.prompts import with_texts
 from sedem.bank.memory_bank import BankReader
 from sedem.config import Condition
-from sedem.engine.interface import Engine, Start
-from sedem.engine.upload import fill, mask_of
+from sedem.engine.buffers import fill, mask_of
+from sedem.engine.interface import AnswerInputs, Engine
 from sedem.errors import ConfigError, DataError
 from sedem.guidance.budgets import AUTO, Auto, Budget, blocks_for_mass, is_share, text_count
 from sedem.guidance.confidence import confidence_features
@@ -28,17 +28,27 @@ from sedem.modules import SedemModules
 from sedem.types import check_unicode
 
 
+class Options(TypedDict, total=False):
+    """The options of a question; see `Request`."""
+
+    k: Budget | None
+    blocks: Sequence[int] | None
+    ranking: bool
+    condition: Condition | None
+    min_confidence: float | None
+    documents: Sequence[int | str] | None
+
+
 @dataclass(frozen=True)
 class Request:
     """One question to one bank.
 
     Attributes:
-        bank: the bank to ask.
-        question: the question.
         k: selection budget; None means the model's default.
         blocks: use exactly these blocks instead of selecting (for training and controls).
         ranking: whether the answer lists every block by score.
-        condition: form in which the decoder reads the blocks; None means the model's default.
+        condition: the decoder reads the blocks as "memory", as "text", or "both": the best one as
+            text and the others as memory; None means the model's default.
         min_confidence: if the confidence is below it, the request is declined; None never declines.
         documents: use only blocks of these documents, given by name or index; None means all. With
             documents, every block of a large bank is scored, not only its candidates.
@@ -61,7 +71,6 @@ class Selection:
     """The blocks that one question uses.
 
     Attributes:
-        ranked: their indices, best first.
         memory: those that the decoder reads as memory, in reading order.
         texts: those that it reads as text, in reading order.
         scores: score of every block of the bank `[N]`, on the CPU; -inf for non-candidates.
@@ -159,7 +168,6 @@ def choose(
 
     Args:
         model: its configuration has the default K and the order of blocks.
-        request: the request.
         scores_N: score of every block of its bank.
         confidence: probability that the evidence is in the bank; None if the model gives none.
 
@@ -197,9 +205,6 @@ def prefix_of(
     """Return the token ids `[P]` of the start token, the blocks read as text, and the question.
 
     Args:
-        model: its decoder tokenizes.
-        request: its bank has the texts.
-        selection: the blocks to read.
         prompt: `prompts.question_ids` of the question, without texts.
     """
     texts = [request.bank.block_text(index) for index in selection.texts]
@@ -258,9 +263,9 @@ def budget_of(model: SedemModules, k: Budget | None) -> Budget:
     return model.config.k if k is None else k
 
 
-def start_of(bank: BankReader, selection: Selection, prefix: Tensor) -> Start:
-    """Return the start of an answer from the selected blocks and the prefix's token ids."""
-    return Start(bank, selection.memory, selection.scores[selection.memory], prefix)
+def inputs_of(bank: BankReader, selection: Selection, prefix: Tensor) -> AnswerInputs:
+    """Return the inputs of an answer from the selected blocks and the prefix's token ids."""
+    return AnswerInputs(bank, selection.memory, selection.scores[selection.memory], prefix)
 
 
 def restored_sizes(model: SedemModules, bank: BankReader, blocks: Sequence[int]) -> list[int]:
@@ -277,10 +282,7 @@ def check_fits(
     Independent blocks all have the same positions, so only the longest counts, and any K fits.
 
     Args:
-        model: the model that answers.
         sizes: number of states of each selected block, best first.
-        prefix: number of prompt tokens.
-        limit: token limit of the answer.
         texts: number of blocks in the prompt as text.
 
     Raises:

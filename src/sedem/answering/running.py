@@ -1,24 +1,40 @@
-"""Answers that are decoded together while others join and leave, in one thread.
+"""The decoding loop: answers are decoded together while others join and leave, in one thread.
 
 Letters: B rows, J rows that join, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from sedem.answering.answer import Prepared, final_timings, new_transcript, prepare, to_answer
-from sedem.answering.decoding import Transcript, fetch
-from sedem.answering.reply import Question, Selected
+from sedem.answering.answer import Prepared, prepare, to_answer
+from sedem.answering.decoding import Decoding, Transcript, fetch
+from sedem.answering.prompts import UNANSWERABLE, end_ids
+from sedem.answering.reply import Event, Question, Selected, ThreadReply
+from sedem.answering.requests import Request
+from sedem.backbone.decoder import Backbone
+from sedem.bank.memory_bank import BankReader
 from sedem.engine.device import Clock
-from sedem.engine.interface import Engine, Rows
-from sedem.errors import SedemError, UnavailableError
+from sedem.engine.interface import WIDE, Engine, Rows
+from sedem.guidance.budgets import Budget
 from sedem.modules import SedemModules
+from sedem.types import Answer
+
+USUAL = 60
+"""Number of tokens of the longest question that is rehearsed."""
+STRIDE = 4
+"""Lengths are rehearsed in steps of this many tokens, half the rounding of buffers."""
+WORD = "word"
+"""Repeated and cut to a number of tokens."""
 
 
 @dataclass
@@ -26,9 +42,6 @@ class Running:
     """One answer that is being decoded.
 
     Attributes:
-        question: the question it answers.
-        prepared: its blocks and its start.
-        transcript: its text so far.
         clock: its times since the question was asked.
         stages: the times of the stages before decoding, shared by all that joined with it.
         choose: chooses tokens `[1]` from logits `[1, V]`.
@@ -41,19 +54,23 @@ class Running:
     stages: Clock
     choose: Callable[[Tensor], Tensor]
 
+    @property
+    def timings(self) -> dict[str, float]:
+        """The times of the finished answer, by stage and in total."""
+        self.clock.mark("total_ms")
+        timings = {**self.stages.timings, **self.clock.timings}
+        if self.question.wait_ms is not None:
+            timings["wait_ms"] = self.question.wait_ms
+        timings["select_ms"] = timings["encode_ms"] + timings["score_ms"]
+        return timings
+
 
 class RunningAnswers:
     """The answers in the rows of an engine.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
         name: the model's name in the answers.
         rows: rows that the engine has opened.
-        count: B, the number of rows.
-
-    Attributes:
-        live: the answers by row.
     """
 
     def __init__(
@@ -62,6 +79,8 @@ class RunningAnswers:
         self.model, self.engine, self.name = model, engine, name
         self.rows, self.count = rows, count
         self.live: dict[int, Running] = {}
+        # Answers with a very long memory, which run one at a time, because each fills the caches.
+        self._wide: deque[Running] = deque()
         self._ids_B = torch.zeros(count, dtype=torch.long, device=model.device)
         # Chosen tokens that are still being copied to the host, and the answers they belong to.
         self._unread: tuple[Callable[[], list[int]], dict[int, Running]] | None = None
@@ -69,7 +88,7 @@ class RunningAnswers:
     @property
     def free(self) -> int:
         """Number of free rows."""
-        return self.count - len(self.live)
+        return self.count - len(self.live) - len(self._wide)
 
     def join(self, questions: Sequence[Question]) -> None:
         """Prepare and prefill some questions together, and send the beginning of each answer.
@@ -83,7 +102,7 @@ class RunningAnswers:
             self._join(questions)
         except Exception as error:
             if len(questions) == 1:
-                questions[0].send(failure(error))
+                questions[0].send(error)
                 return
             for question in questions:
                 self.join([question])
@@ -91,17 +110,16 @@ class RunningAnswers:
     def _join(self, questions: Sequence[Question]) -> None:
         model, device = self.model, self.model.device
         clocks = [Clock(device, question.since) for question in questions]
-        for clock in clocks:
-            clock.mark("wait_ms")
         stages = Clock(device, questions[0].since)  # without `since`, it would wait for the device
         limits = [question.decoding.max_new_tokens for question in questions]
         requests = [question.request for question in questions]
         prepared = prepare(model, self.engine, requests, limits, stages)
+        ends = end_ids(model.decoder, chat=model.config.chat_template)
         joined = [
             Running(
                 question,
                 one,
-                new_transcript(model, one, question.decoding),
+                Transcript(model.decoder.tokenizer, ends, question.decoding),
                 clock,
                 stages,
                 question.decoding.chooser(device),
@@ -110,22 +128,38 @@ class RunningAnswers:
         ]
         for running in joined:
             running.question.send(selected(running.prepared))
-        self._prefill([running for running in joined if running.prepared.start is not None])
+        accepted = [running for running in joined if running.prepared.inputs is not None]
+        wide = [running for running in accepted if self._is_wide(running)]
+        self._prefill([running for running in accepted if running not in wide])
+        self._wide.extend(wide)
+        self._start_wide()
         for running in joined:
-            if running.prepared.start is None:
+            if running.prepared.inputs is None:
                 with self._only_for(running):
                     running.clock.mark("ttft_ms")
+                    running.transcript.finish(UNANSWERABLE, "unanswerable")
                     self._send(running)
+
+    def _is_wide(self, running: Running) -> bool:
+        independent = self.model.config.block_context == "independent"
+        return independent and running.prepared.conditioning > WIDE
+
+    def _start_wide(self) -> None:
+        """Prefill the next answer with a very long memory, unless one is running."""
+        while self._wide and not any(map(self._is_wide, self.live.values())):
+            running = self._wide.popleft()
+            with self._only_for(running):
+                self._prefill([running])
 
     def _prefill(self, joined: Sequence[Running]) -> None:
         free = sorted(set(range(self.count)) - self.live.keys())
         rows = dict(zip(free, joined, strict=False))
         if not rows:
             return
-        starts = [running.prepared.start for running in joined if running.prepared.start]
+        inputs = [running.prepared.inputs for running in joined if running.prepared.inputs]
         # With steps in advance, one step runs after the last token, before that token is read.
         limits = [running.question.decoding.max_new_tokens for running in joined]
-        logits_JV = self.rows.join(list(rows), starts, limits)
+        logits_JV = self.rows.join(list(rows), inputs, limits)
         joined[0].stages.lap("prefill_ms")
         self.live |= rows
         for (row, running), logits_V in zip(rows.items(), logits_JV, strict=True):
@@ -138,6 +172,9 @@ class RunningAnswers:
 
     def step(self) -> None:
         """Run one token of every answer, and send what is new."""
+        self._start_wide()
+        if not self.live:
+            return
         logits_BV = self.rows.step(self._ids_B)
         if self._unread is not None:
             self._read(*self._unread)
@@ -152,13 +189,14 @@ class RunningAnswers:
 
     def drop(self) -> None:
         """Free the rows of cancelled questions."""
+        self._wide = deque(running for running in self._wide if not running.question.ended)
         for row in [row for row, running in self.live.items() if running.question.ended]:
             self._leave(row)
 
     def end(self, error: Exception) -> None:
         """End all questions with an error."""
-        for running in self.live.values():
-            running.question.send(failure(error))
+        for running in (*self.live.values(), *self._wide):
+            running.question.send(error)
 
     def _read(self, read: Callable[[], list[int]], answers: dict[int, Running]) -> None:
         self._unread = None
@@ -175,7 +213,7 @@ class RunningAnswers:
         try:
             yield
         except Exception as error:
-            running.question.send(failure(error))
+            running.question.send(error)
             if row is not None:
                 self._leave(row)
 
@@ -190,8 +228,7 @@ class RunningAnswers:
         if piece := transcript.take():
             question.send(piece)
         if transcript.finish_reason is not None:
-            timings = final_timings(running.clock, running.stages)
-            question.send(to_answer(self.name, running.prepared, transcript, timings))
+            question.send(to_answer(self.name, running.prepared, transcript, running.timings))
 
     def _leave(self, row: int) -> None:
         if self.live.pop(row, None) is not None:
@@ -205,16 +242,114 @@ def selected(prepared: Prepared) -> Selected:
     return Selected(prepared.citations, documents, selection.confidence, selection.declined)
 
 
-def failure(error: Exception) -> SedemError:
-    """Return the error to send to a reader; unexpected ones become UnavailableError.
+@torch.no_grad()
+def turns(
+    model: SedemModules, engine: Engine, name: str, questions: Sequence[Question]
+) -> Generator[None, None, None]:
+    """Answer questions in the calling thread; rows refill once half of them are free.
 
     Args:
-        error: the error; returned as it is if it is a SedemError, else the cause of the result.
+        name: the model's name in the answers.
+        questions: in the order in which they join.
+
+    Yields:
+        After each turn: some questions joined, and one token of every answer.
     """
-    if isinstance(error, SedemError):
-        return error
-    unavailable = UnavailableError(
-        f"the engine failed before it had the answer ({type(error).__name__}); ask again"
-    )
-    unavailable.__cause__ = error
-    return unavailable
+    waiting = deque(questions)
+    count = min(len(waiting), engine.batch_size)
+    if not count:
+        return
+    with engine.open_rows(count) as rows:
+        running = RunningAnswers(model, engine, name, rows, count)
+        while waiting or running.free < count:
+            if waiting and 2 * running.free >= count:
+                joining = [waiting.popleft() for _ in range(min(running.free, len(waiting)))]
+                for question in joining:
+                    question.since = time.perf_counter()
+                running.join(joining)
+                yield
+            running.step()
+            yield
+
+
+def answer_all(
+    model: SedemModules,
+    engine: Engine,
+    name: str,
+    requests: Sequence[Request],
+    decoding: Decoding,
+) -> list[Answer]:
+    """Answer requests in the calling thread; they may differ in bank, K and length.
+
+    Args:
+        name: the model's name in the answers.
+
+    Raises:
+        BankMismatchError: another model made a bank.
+        DataError: a question is empty or too long.
+        ConfigError: K, a forced block, a document or `min_confidence` cannot be used, or an answer
+            has too many positions.
+        UnknownDocumentError: a bank has no document of a requested name.
+    """
+    answers: dict[int, Answer] = {}
+    errors: list[Exception] = []
+
+    def receive(number: int, event: Event) -> None:
+        if isinstance(event, Answer):
+            answers[number] = event
+        elif isinstance(event, Exception):
+            errors.append(event)
+
+    questions = [
+        Question(request, decoding, partial(receive, number))
+        for number, request in enumerate(requests)
+    ]
+    with closing(turns(model, engine, name, questions)) as answering:
+        for _ in answering:
+            if errors:
+                raise errors[0]
+    return [answers[number] for number in range(len(requests))]
+
+
+def stream(
+    model: SedemModules, engine: Engine, name: str, request: Request, decoding: Decoding
+) -> ThreadReply:
+    """Answer one request in the calling thread, while its reply is read; as `answer_all`."""
+    events: deque[Event] = deque()
+    answering = turns(model, engine, name, [Question(request, decoding, events.append)])
+
+    def next_event() -> Event:
+        while not events:
+            next(answering)
+        event = events.popleft()
+        if isinstance(event, Answer | Exception):
+            answering.close()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    return ThreadReply(answering.close, next_event)
+
+
+def rehearse(
+    model: SedemModules, engine: Engine, name: str, bank: BankReader, k: Budget | None, limit: int
+) -> None:
+    """Answer questions of every usual length, each up to its second token.
+
+    Args:
+        bank: the bank that will be asked.
+        k: number of blocks; None means the model's default.
+        limit: token limit of answers, which decides how large the buffers are.
+    """
+    for question in _usual_questions(model.encoder):
+        asked = Question(Request(bank, question, k), Decoding(limit), lambda _: None)
+        with closing(turns(model, engine, name, [asked])) as answering:
+            for _ in islice(answering, 2):  # the second token comes from a step
+                pass
+
+
+def _usual_questions(encoder: Backbone) -> Iterator[str]:
+    text = " ".join([WORD] * (USUAL + STRIDE))
+    ends = [end for _, end in encoder.tokenize([text], offsets=True)["offset_mapping"][0]]
+    for count in range(1, USUAL + STRIDE, STRIDE):
+        yield text[: ends[count - 1]]

@@ -16,9 +16,11 @@ until it ends. A long answer delays other questions only if every row is taken.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from queue import SimpleQueue
 from threading import Condition, Thread
 from types import TracebackType
@@ -26,11 +28,10 @@ from typing import Self
 
 import torch
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.pace import Pace
+from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.reply import AsyncReply, Event, Question, ThreadReply
 from sedem.answering.requests import Request
-from sedem.answering.running import RunningAnswers, failure
+from sedem.answering.running import RunningAnswers
 from sedem.engine.interface import Engine
 from sedem.errors import ConfigError, QueueFullError, UnavailableError
 from sedem.modules import SedemModules
@@ -40,15 +41,16 @@ WAITING = 256
 """Default limit of waiting questions."""
 JOIN = 4
 """Most questions that are prefilled together; running answers wait for one such prefill."""
-GREEDY = Decoding()
+LAST = 64
+"""Number of recent questions that set the pace of a queue."""
+MOST = 60
+"""Longest wait to suggest, in seconds."""
 
 
 class Scheduler:
     """Answers questions as they come, in the rows of one running batch.
 
     Args:
-        model: the model that answers.
-        engine: its engine.
         name: the model's name in the answers.
         rows: the most answers at once; None means as many as the engine runs efficiently.
         waiting: the most questions that wait for a row.
@@ -106,7 +108,6 @@ class Scheduler:
         """Ask from a thread.
 
         Args:
-            request: the question and its bank.
             decoding: limit, sampling and stop strings of its answer.
 
         Returns:
@@ -120,7 +121,7 @@ class Scheduler:
         """
         events = SimpleQueue[Event]()
         question = self._put(Question(request, decoding, events.put))
-        return ThreadReply(partial(self._cancel, question), events)
+        return ThreadReply(partial(self._cancel, question), events.get)
 
     def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
         """Ask from an event loop; arguments and errors as for `submit`."""
@@ -212,7 +213,7 @@ class Scheduler:
                         self._running.end(error)
                     else:
                         for question in self._next(1):
-                            question.send(failure(error))
+                            question.send(error)
                 self._running = None
 
     def _wait(self) -> bool:
@@ -228,7 +229,9 @@ class Scheduler:
         with self._changed:
             # Checked each time: the garbage collector may drop a reply here, which cancels it.
             while self._waiting and len(taken) < count:
-                taken.append(self._waiting.popleft())
+                question = self._waiting.popleft()
+                question.wait_ms = (time.perf_counter() - question.since) * 1e3
+                taken.append(question)
                 self._pace.left()
         return taken
 
@@ -241,7 +244,7 @@ class Scheduler:
             questions = self._next(min(JOIN, running.free))
             if questions:
                 running.join(questions)
-            if running.live:
+            if running.free < self.rows:
                 running.step()
             elif not questions:
                 return
@@ -251,3 +254,24 @@ class Scheduler:
         running.end(error)
         for question in self._next(len(self._waiting)):
             question.send(error)
+
+
+class Pace:
+    """Estimates how fast a queue drains, to tell rejected callers when to retry."""
+
+    def __init__(self) -> None:
+        self._times = deque([time.monotonic()], maxlen=LAST + 1)
+
+    def restart(self) -> None:
+        """Note that the queue was idle until now."""
+        self._times = deque([time.monotonic()], maxlen=LAST + 1)
+
+    def left(self) -> None:
+        """Note that a question has left the queue."""
+        self._times.append(time.monotonic())
+
+    def seconds(self, count: int) -> int:
+        """Whole seconds until `count` more will have left, from 1 to `MOST`."""
+        times = self._times
+        passed = time.monotonic() - times[0]
+        return min(max(ceil(count * passed / max(len(times) - 1, 1)), 1), MOST)

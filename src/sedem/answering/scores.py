@@ -26,9 +26,7 @@ def score_requests(
     """Return scores `[N]` for each request, on the CPU; requests to one bank are scored together.
 
     Args:
-        model: has the selector.
         requests: the requests; blocks of documents that a request leaves out score -inf.
-        hidden_BQE: states of the questions.
         mask_BQ: False where a question token is padding.
 
     Raises:
@@ -58,9 +56,7 @@ def of_documents(
     """Return the scores of some documents' blocks; -inf for all other blocks.
 
     Args:
-        bank: the bank.
         documents: names or indexes of its documents; None means all.
-        scores_N: scores of its blocks.
 
     Raises:
         ConfigError, UnknownDocumentError: as `document_indexes`.
@@ -74,10 +70,6 @@ def of_documents(
 
 def document_indexes(bank: BankReader, documents: Sequence[int | str]) -> list[int]:
     """Return the indexes of some documents of a bank.
-
-    Args:
-        bank: the bank.
-        documents: their names or indexes.
 
     Raises:
         ConfigError: no documents are given, or an index is outside the bank.

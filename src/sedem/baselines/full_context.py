@@ -115,7 +115,7 @@ class FullContext:
         stream = filled.stream
         assert stream is not None
 
-        def advance(ids_B: torch.Tensor, live: Sequence[int]) -> torch.Tensor:
+        def advance(ids_B: torch.Tensor) -> torch.Tensor:
             return backbone.logits(step(backbone, 0, ids_B, stream))
 
         (transcript,) = generate_timed(

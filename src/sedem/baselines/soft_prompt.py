@@ -59,7 +59,7 @@ def prefill_result(
     """
     assert stream is not None
 
-    def advance(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+    def advance(ids_B: Tensor) -> Tensor:
         return backbone.logits(step(backbone, 0, ids_B, stream))
 
     return PrefillResult(backbone.logits(last_BD), advance, conditioning)

@@ -129,7 +129,7 @@ class HuggingFace:
         cache = DynamicCache(config=self.backbone.model.config)
         ids_1P = torch.cat([memory.ids, prompt_1P], dim=1)
         logits_1V = self.forward(ids_1P, cache)
-        return logits_1V, lambda ids_B, live: self.forward(ids_B[:, None], cache)
+        return logits_1V, lambda ids_B: self.forward(ids_B[:, None], cache)
 
     def forward(self, ids_1P: Tensor, cache: Any) -> Tensor:
         """Run more tokens and return the logits after them `[1, V]`."""
@@ -158,9 +158,7 @@ class PrefixCached(HuggingFace):
         assert cache is not None
         if extra := cache.get_seq_length() - memory.ids.shape[1]:
             cache.crop(-extra)
-        return self.forward(prompt_1P, cache), lambda ids_B, live: self.forward(
-            ids_B[:, None], cache
-        )
+        return self.forward(prompt_1P, cache), lambda ids_B: self.forward(ids_B[:, None], cache)
 
 
 class Compiled(HuggingFace):
@@ -199,7 +197,7 @@ class Compiled(HuggingFace):
         cache = self._caches[size]
         cache.reset()
 
-        def step(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+        def step(ids_B: Tensor) -> Tensor:
             # The next replay of the graph overwrites its output.
             return self._step(ids_B[:, None].contiguous(), cache).clone()
 

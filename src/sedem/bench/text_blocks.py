@@ -36,7 +36,7 @@ from sedem.baselines.full_context import generate_timed
 from sedem.bench.keeping import every_block_bytes
 from sedem.config import SedemConfig
 from sedem.engine.device import Clock
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.open import open_engine
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
@@ -181,11 +181,14 @@ class TextBlocks:
         prefix = torch.tensor(question_ids(self.backbone, question))
         sizes = self.engine.kept.walk.sizes(source, blocks)
         check_fits(self.modules, sizes, len(prefix), limit)
-        start = Start(source, blocks, selection.scores[blocks], prefix)
+        inputs = AnswerInputs(source, blocks, selection.scores[blocks], prefix)
         clock.lap("gather_ms")
-        with self.engine.start([start], limit) as (logits_1V, step):
+        with self.engine.open_rows(1) as rows:
+            logits_1V = rows.join([0], [inputs], [limit])
             clock.lap("prefill_ms")
-            (transcript,) = generate_timed(self.backbone, logits_1V, step, self.decoding, clock)
+            (transcript,) = generate_timed(
+                self.backbone, logits_1V, rows.step, self.decoding, clock
+            )
         assert transcript.finish_reason is not None
         return Answer(
             text=transcript.text,

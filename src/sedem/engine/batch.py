@@ -7,10 +7,11 @@ blocks, where memory has the first columns; and for windows shorter than the tex
 continues in its own next column. There, positions decide which keys a query sees, so a row can move
 to any batch that has room for it.
 
-`independent_batch` has the batch for independent blocks.
+With independent blocks, keys and values of memory are copied in, and only prefixes are run. The
+equations are those of `method.injection.prefill` and `method.injection.step`.
 
-Letters: B rows, P prefix columns, W slots per row, U restored states per row, D width, V
-vocabulary, K blocks per row.
+Letters: B rows, P prefix columns or positions of one call, W slots per row, U restored states per
+row, K columns or blocks per row, L layers, H head width, D width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sedem.engine.cuda_graphs import Pool, Replay
-from sedem.engine.decoder import FusedDecoder
-from sedem.engine.interface import Start
-from sedem.engine.layers import Attention, biases_of, in_reading_order, run_layers
-from sedem.engine.split_keys import attend_in_parts, pays, split_biases, whole_parts
-from sedem.engine.static_cache import StaticCache
-from sedem.engine.upload import Shape, Upload, fill, fill_lengths
+from sedem.backbone.masks import KeyAxis
+from sedem.engine.buffers import Pool, Replay, Shape, Upload, fill, fill_lengths
+from sedem.engine.fused import FusedDecoder
+from sedem.engine.interface import AnswerInputs
+from sedem.engine.kept import Kept
+from sedem.engine.layers import biases_of, in_reading_order, run_layers
 from sedem.errors import ConfigError
+from sedem.guidance.independent import prefix_positions
 from sedem.method.injection import positions
 from sedem.method.pooling import state_mask
 
@@ -38,22 +39,18 @@ class Bucket:
     """The size of a batch.
 
     Attributes:
-        rows: B.
-        prefix: P.
         slots: W; room for W * C restored states.
         steps: number of tokens that can be run after the prefix.
-        pieces: whether memory stays outside the buffers and is attended to in pieces.
     """
 
     rows: int
     prefix: int
     slots: int
     steps: int
-    pieces: bool = False
 
     def holds(self, other: Bucket) -> bool:
         """Whether the rows of a batch of another size fit."""
-        return self.pieces == other.pieces and all(
+        return all(
             own >= theirs
             for own, theirs in (
                 (self.rows, other.rows),
@@ -64,18 +61,154 @@ class Bucket:
         )
 
 
+class StaticCache:
+    """Keys and values of the layers below the injection layer, or of those above it.
+
+    Rows have their own lengths: the index of each row's next column is kept on the device, where a
+    captured step reads it. The caller tracks on the host whether a column is left.
+
+    Args:
+        memory: number of columns before those of text, for keys and values that are copied in.
+
+    Attributes:
+        bias: added to the logits of later queries on each column `[B, K]`.
+        next_column: index of the next column of each row `[B]`.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        columns: int,
+        heads: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: int = 0,
+    ) -> None:
+        # Zeros, because NaN in a masked column would still spoil the weighted sum of values.
+        shape = (layers, rows, heads, columns, width)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.positions = torch.zeros(rows, columns, dtype=torch.long, device=device)
+        self.valid = torch.zeros(rows, columns, dtype=torch.bool, device=device)
+        self.bias = torch.zeros(rows, columns, device=device)
+        self.next_column = torch.zeros(rows, dtype=torch.long, device=device)
+        self.memory = memory
+
+    @property
+    def state(self) -> list[Tensor]:
+        """The tensors that a step both reads and changes."""
+        return [self.positions, self.valid, self.next_column]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All tensors."""
+        return [self.keys, self.values, self.bias, *self.state]
+
+    def begin(
+        self,
+        positions_BP: Tensor,
+        valid_BP: Tensor,
+        block_BP: Tensor | None = None,
+        bias_BP: Tensor | None = None,
+        span: int | None = None,
+    ) -> KeyAxis:
+        """Clear the cache and make these its first columns, including those of memory.
+
+        Args:
+            valid_BP: False where a column is padding.
+            block_BP: their blocks, as in `KeyAxis`; only the prefill needs them.
+            bias_BP: added to the logits of text on them; None adds nothing, here and in later
+                steps.
+            span: the most positions from the first to the last, if columns are in reading order
+                with padding last; None if they are not.
+
+        Returns:
+            The axis of these columns.
+        """
+        count = positions_BP.shape[1]
+        self.valid.zero_()
+        self.positions[:, :count] = positions_BP
+        self.valid[:, :count] = valid_BP
+        if bias_BP is not None:
+            self.bias.zero_()
+            self.bias[:, :count] = bias_BP
+        self.next_column.fill_(count)
+        return KeyAxis(positions_BP, valid_BP, span is None, span or count, block_BP, bias_BP)
+
+    def store_prefill(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the first columns of text; attention sees them and memory."""
+        end = self.memory + key.shape[2]
+        self.keys[layer, :, :, self.memory : end] = key
+        self.values[layer, :, :, self.memory : end] = value
+        if not self.memory:
+            return key, value
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def store_memory(self, row: int, column: int, block: Tensor) -> None:
+        """Copy keys and values `[L, 2, heads, P, H]` of a block into columns of memory.
+
+        Args:
+            block: keys and values of every layer.
+        """
+        columns = slice(column, column + block.shape[-2])
+        self.keys[:, row, :, columns] = block[:, 0]
+        self.values[:, row, :, columns] = block[:, 1]
+
+    def extend(self, positions_B1: Tensor, *, biased: bool = False) -> KeyAxis:
+        """Make each row's next column valid; `advance` moves on to the one after it.
+
+        Args:
+            biased: whether queries add `bias`.
+
+        Returns:
+            The axis of all columns.
+        """
+        next_B1 = self.next_column[:, None]
+        self.positions.scatter_(1, next_B1, positions_B1)
+        self.valid.scatter_(1, next_B1, True)
+        bias = self.bias if biased else None
+        return KeyAxis(self.positions, self.valid, True, self.positions.shape[1], bias=bias)
+
+    def store_step(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the next column of each row in a layer; attention sees the whole cache."""
+        column = self.next_column[:, None, None, None].expand(key.shape)
+        self.keys[layer].scatter_(2, column, key)
+        self.values[layer].scatter_(2, column, value)
+        return self.keys[layer], self.values[layer]
+
+    def advance(self, used_B: Tensor) -> None:
+        """Move to the next column, once every layer has stored this one.
+
+        Args:
+            used_B: 1 for a row in use. The others get 0: they write the same column again.
+        """
+        self.next_column.add_(used_B)
+
+    def copy_row(self, row: int, other: StaticCache, other_row: int) -> None:
+        """Continue a row of another cache, whose filled columns fit into this one."""
+        count = min(self.positions.shape[1], other.positions.shape[1])
+        for own, theirs in ((self.keys, other.keys), (self.values, other.values)):
+            own[:, row, :, :count] = theirs[:, other_row, :, :count]
+        self.valid[row].zero_()
+        self.bias[row].zero_()
+        for own, theirs in (
+            (self.positions, other.positions),
+            (self.valid, other.valid),
+            (self.bias, other.bias),
+        ):
+            own[row, :count] = theirs[other_row, :count]
+        self.next_column[row] = other.next_column[other_row]
+
+
 class StaticBatch:
     """The buffers of one batch, and the prefill and step that run in them.
 
     Args:
-        decoder: the decoder.
-        bucket: the size of the buffers.
         graph: whether to capture prefill and step as CUDA graphs.
-        pool: memory that graphs share.
-        split: whether a step may attend to the parts of a long memory in parallel.
 
     Attributes:
-        split: whether it does.
         upload: holds all host inputs of a prefill, `slots` to `prefix_valid`.
         slots: memory of each row `[B, W, D]`.
         real: True where a restored state stands for a real token `[B, U]`.
@@ -100,7 +233,6 @@ class StaticBatch:
         *,
         graph: bool = False,
         pool: Pool = None,
-        split: bool = False,
     ) -> None:
         self.decoder = decoder
         self.bucket = bucket
@@ -116,9 +248,7 @@ class StaticBatch:
         self.next_position = torch.zeros_like(self.ids)
         self.used = torch.zeros_like(self.ids)
         self.logits = torch.zeros(rows, vocabulary, dtype=decoder.dtype, device=device)
-        first, columns = decoder.layers[0], bucket.prefix + bucket.steps
-        self.split = split and pays(rows, states + columns, first.key_heads, first.head_width)
-        self.lower, self.upper = self._make_caches(columns, states)
+        self.lower, self.upper = self._make_caches(bucket.prefix + bucket.steps, states)
         state = [self.next_position, *self.lower.state, *self.upper.state]
         self._replay_prefill = Replay(self.buffers, graph=graph, pool=pool)
         self._replay_step = Replay(self.buffers, state, graph=graph, pool=pool)
@@ -127,7 +257,7 @@ class StaticBatch:
     def buffers(self) -> list[Tensor]:
         """All tensors."""
         caches = [*self.lower.buffers, *self.upper.buffers]
-        own = [self.upload.buffer, self.ids, self.next_position, self.used, self.logits]
+        own = [*self.upload.device.values(), self.ids, self.next_position, self.used, self.logits]
         return [*own, *caches]
 
     @property
@@ -136,10 +266,10 @@ class StaticBatch:
         room = self.bucket.prefix + self.bucket.steps
         return room - max(self.text.values(), default=0)
 
-    def prefill(self, starts: Sequence[Start]) -> None:
+    def prefill(self, inputs: Sequence[AnswerInputs]) -> None:
         """Start new answers in the first rows; the others are empty."""
-        rows = [*starts, *([starts[0]] * (self.bucket.rows - len(starts)))]
-        prefixes = [start.prefix for start in rows]
+        rows = [*inputs, *([inputs[0]] * (self.bucket.rows - len(inputs)))]
+        prefixes = [row.prefix for row in rows]
         self.upload.begin()
         host = self.upload.host
         fill(host["prefix"], prefixes)
@@ -148,8 +278,8 @@ class StaticBatch:
         self.upload.send()
         self._replay_prefill(self._run_prefill)
         self.used.fill_(1)
-        self.text = dict.fromkeys(range(len(starts)), self.bucket.prefix)
-        self.clear(slice(len(starts), self.bucket.rows))
+        self.text = dict.fromkeys(range(len(inputs)), self.bucket.prefix)
+        self.clear(slice(len(inputs), self.bucket.rows))
 
     def step(self, ids_B: Tensor) -> None:
         """Run one token `[B]` of each row.
@@ -189,9 +319,6 @@ class StaticBatch:
         for counter in (self.used, self.lower.next_column, self.upper.next_column):
             counter[rows] = 0
 
-    def finish(self) -> None:
-        """Release what is not in the buffers, once the answers are done."""
-
     def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
         """The inputs of a prefill."""
         rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
@@ -213,25 +340,23 @@ class StaticBatch:
         decoder, rows = self.decoder, self.bucket.rows
         first = decoder.layers[0]
         shape = first.key_heads, first.head_width, decoder.dtype, decoder.device
-        above = whole_parts(states + columns) if self.split else states + columns
         return (
             StaticCache(len(decoder.lower), rows, columns, *shape),
-            StaticCache(len(decoder.upper), rows, above, *shape),
+            StaticCache(len(decoder.upper), rows, states + columns, *shape),
         )
 
-    def _load_memory(self, rows: Sequence[Start]) -> None:
+    def _load_memory(self, rows: Sequence[AnswerInputs]) -> None:
         """Put the memory of each row into the upload to the device."""
         host, per_slot = self.upload.host, self.decoder.states_per_slot
-        real = [state_mask(start.bank.slot_tokens(start.blocks), per_slot) for start in rows]
+        real = [state_mask(row.bank.slot_tokens(row.blocks), per_slot) for row in rows]
         fill(host["slots"], [s.bank.memory(s.blocks).float().flatten(0, 1) for s in rows])
         fill(host["real"], [real_KU.flatten() for real_KU in real])
         self._load_blocks(rows, [[real_KU.shape[1]] * len(real_KU) for real_KU in real])
 
-    def _load_blocks(self, rows: Sequence[Start], sizes: Sequence[Sequence[int]]) -> None:
+    def _load_blocks(self, rows: Sequence[AnswerInputs], sizes: Sequence[Sequence[int]]) -> None:
         """Load the block number and score of each state, where they matter.
 
         Args:
-            rows: the start of each row.
             sizes: number of states of each block of each row.
         """
         if self._together:
@@ -307,14 +432,6 @@ class StaticBatch:
         bias_BU = self.decoder.guide(self.scores)
         return torch.cat([bias_BU, torch.zeros_like(prefix_BP).to(bias_BU)], dim=1)
 
-    def _attention(self, positions_BP: Tensor) -> Attention | None:
-        """Attention used above injection instead of `layers.attend`; None for `attend`.
-
-        Args:
-            positions_BP: positions of the queries.
-        """
-        return None
-
     def _run_step(self) -> None:
         decoder = self.decoder.steps or self.decoder
         position_B1 = self.next_position[:, None]
@@ -325,13 +442,90 @@ class StaticBatch:
             biased = decoder.guide is not None and bool(self.bucket.slots) and cache is self.upper
             axis = cache.extend(position_B1, biased=biased)
             biases = biases_of(layers, axis, position_B1, valid_B1, hidden_B1D.dtype)
-            attention = self._attention(position_B1) if cache is self.upper else None
-            if self.split and cache is self.upper:
-                biases = split_biases(biases, layers[0].key_heads)
-                attention = attend_in_parts
-            hidden_B1D = run_layers(
-                layers, hidden_B1D, rope, biases, cache.store_step, attention=attention
-            )
+            hidden_B1D = run_layers(layers, hidden_B1D, rope, biases, cache.store_step)
             cache.advance(self.used)
         self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
         self.next_position.add_(self.used)
+
+
+class IndependentBatch(StaticBatch):
+    """The buffers of one batch with independent blocks; see `StaticBatch`.
+
+    Args:
+        kept: provides keys and values of blocks.
+        graph: whether to capture prefill and step as CUDA graphs.
+
+    Attributes:
+        memory_positions: position of each restored state within its block `[B, U]`, from 1.
+        longest: number of states of the longest block of each row `[B, 1]`.
+    """
+
+    def __init__(
+        self,
+        decoder: FusedDecoder,
+        bucket: Bucket,
+        kept: Kept,
+        *,
+        graph: bool = False,
+        pool: Pool = None,
+    ) -> None:
+        self.kept = kept
+        super().__init__(decoder, bucket, graph=graph, pool=pool)
+        inputs = self.upload.device
+        self.memory_positions, self.longest = inputs["memory_positions"], inputs["longest"]
+
+    def _fields(self) -> dict[str, tuple[Shape, torch.dtype]]:
+        rows, states = self.bucket.rows, self.bucket.slots * self.decoder.states_per_slot
+        return {
+            **super()._fields(),
+            "memory_positions": ((rows, states), torch.long),
+            "longest": ((rows, 1), torch.long),
+        }
+
+    def _own_slots(self) -> int:
+        return 0
+
+    def _make_caches(self, columns: int, states: int) -> tuple[StaticCache, StaticCache]:
+        lower, upper = super()._make_caches(columns, states)
+        upper.memory = states
+        return lower, upper
+
+    def _load_memory(self, rows: Sequence[AnswerInputs]) -> None:
+        """Copy the keys and values of each row's blocks into the first columns."""
+        sizes = [self.kept.walk.sizes(row.bank, row.blocks) for row in rows]
+        host = self.upload.host
+        fill_lengths(host["real"], [sum(row) for row in sizes])
+        nothing = torch.zeros(0, dtype=torch.long)
+        places = [torch.cat([nothing, *(torch.arange(1, n + 1) for n in row)]) for row in sizes]
+        fill(host["memory_positions"], places)
+        host["longest"].copy_(torch.tensor([[max(row, default=0)] for row in sizes]))
+        self._load_blocks(rows, sizes)
+        for index, row in enumerate(rows):
+            column, together = 0, self.kept.walk.together
+            for first in range(0, len(row.blocks), together):
+                # A few at a time: all of a long memory would not fit what is kept.
+                for entry in self.kept.fetch(row.bank, row.blocks[first : first + together]):
+                    block = entry.dequantize()
+                    self.upper.store_memory(index, column, block)
+                    column += block.shape[-2]
+
+    def _run_prefill(self) -> None:
+        """Run the prefixes; above injection they also see the columns of memory."""
+        decoder = self.decoder
+        prefix_BP = prefix_positions(self.prefix_valid, self.longest)
+        hidden_BPD = self._run_lower(prefix_BP)
+        axis = self.upper.begin(
+            torch.cat([self.memory_positions, prefix_BP], dim=1),
+            torch.cat([self.real, self.prefix_valid], dim=1),
+            bias_BP=self._bias(prefix_BP),
+        )
+        hidden_B1D = run_layers(
+            decoder.upper,
+            hidden_BPD,
+            decoder.rope(hidden_BPD, prefix_BP),
+            biases_of(decoder.upper, axis, prefix_BP, self.prefix_valid, hidden_BPD.dtype),
+            self.upper.store_prefill,
+            self.prefix_valid.sum(1) - 1,
+        )
+        self.logits.copy_(decoder.logits(hidden_B1D[:, 0]))
+        self.next_position.copy_(torch.maximum(prefix_BP.amax(1), self.longest[:, 0]) + 1)

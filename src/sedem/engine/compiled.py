@@ -24,7 +24,7 @@ window, and so on. Beyond it, torch raises an error."""
 
 
 GPU_MODE = "max-autotune-no-cudagraphs"
-"""On a GPU, the kernel of each product is chosen by timing. `cuda_graphs` captures the graphs."""
+"""On a GPU, kernels are chosen by timing. `buffers.Replay` captures the graphs."""
 
 
 @dataclass(frozen=True)

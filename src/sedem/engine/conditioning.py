@@ -34,7 +34,6 @@ def condition(
     """Run prefixes on selected blocks, as the model's configuration specifies.
 
     Args:
-        model: the model.
         ids_BP: start token, question and, in training, answer; padded on the left.
         valid_BP: False where a token is padding.
         memory_BKJD: memory of the selected blocks, in the order in which the decoder sees them.
@@ -68,7 +67,6 @@ def real_first(restored_NUD: Tensor, real_NU: Tensor) -> tuple[Tensor, Tensor]:
     """Move the states of real tokens to the front of each block, and cut the common padding.
 
     Args:
-        restored_NUD: restored states of some blocks.
         real_NU: False where a state stands for padding.
 
     Returns:

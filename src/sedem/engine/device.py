@@ -1,4 +1,4 @@
-"""Devices: which are usable, the lock of a GPU, clocks, and the memory of tensors.
+"""Devices: which are usable, locks, clocks, and the memory of tensors.
 
 Only one thread of the process submits work to a GPU at a time, whichever model it runs: a thread
 that synchronizes a GPU breaks the CUDA graph that another is capturing there. A CPU needs no lock.
@@ -6,19 +6,112 @@ that synchronizes a GPU breaks the CUDA graph that another is capturing there. A
 
 from __future__ import annotations
 
+import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Lock
+from pathlib import Path
+from threading import Lock, get_ident
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from sedem.engine.fair_lock import FairLock
 from sedem.errors import ConfigError
 
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+IDLE_SECONDS = 0.01
+"""A lock that stays free for this long is not needed by others; answer steps follow faster."""
+POLL_SECONDS = 0.001
+
+
+class FairLock:
+    """A reentrant lock that is handed over to the thread that has waited longest.
+
+    Python's own locks go to any running thread. A thread that reads documents releases its lock and
+    takes it again at once, so a thread that answers would get it late or never. With this lock they
+    alternate: an answer waits for at most one batch of segments before each token.
+
+    A batch takes as long as many tokens, so work in long pieces uses `in_turns`: after a piece that
+    made others wait, they have the lock for as long as the piece took.
+    """
+
+    def __init__(self) -> None:
+        # Held only for moments without allocation: the garbage collector could otherwise run there
+        # and drop an answer, whose end takes this lock too.
+        self._guard = Lock()
+        self._owner: int | None = None
+        self._depth = 0
+        self._waiting: deque[tuple[int, Lock]] = deque()
+        # Total seconds the lock was held, and the times of the last acquire and release.
+        self._held = 0.0
+        self._since = self._free_since = time.perf_counter()
+        self._owed: dict[int, float] = {}
+
+    def __enter__(self) -> None:
+        me = get_ident()
+        if self._owner == me:
+            self._depth += 1
+            return
+        turn = Lock()
+        turn.acquire()
+        waiter = (me, turn)
+        with self._guard:
+            if self._owner is None:
+                self._owner, self._depth = me, 1
+                self._since = time.perf_counter()
+                return
+            self._waiting.append(waiter)
+        try:
+            turn.acquire()
+        except BaseException:
+            # For example Ctrl-C in the main thread; the lock may already be handed over.
+            with self._guard:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                else:
+                    self._hand_over()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        with self._guard:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Give the lock to the thread that has waited longest; the caller holds the guard."""
+        self._owner, self._depth = None, 0
+        self._free_since = now = time.perf_counter()
+        self._held += now - self._since
+        self._since = now
+        if self._waiting:
+            self._owner, turn = self._waiting.popleft()
+            self._depth = 1
+            turn.release()
+
+    @contextmanager
+    def in_turns(self) -> Iterator[None]:
+        """Surround one long piece of work, in which this lock is taken.
+
+        It first waits until others have had the lock for as long as the last piece took, or do not
+        need it.
+        """
+        me = get_ident()
+        enough = self._held + self._owed.pop(me, 0.0)
+        while self._held < enough and not self._is_idle():
+            time.sleep(POLL_SECONDS)
+        began = time.perf_counter()
+        yield
+        if self._owner is not None:
+            self._owed[me] = time.perf_counter() - began
+
+    def _is_idle(self) -> bool:
+        return self._owner is None and time.perf_counter() - self._free_since > IDLE_SECONDS
+
+
 _LOCKS: dict[int, FairLock] = {}
 _LOCKS_GUARD = Lock()
 
@@ -104,7 +197,6 @@ class Clock:
     place in its queue and is read later. A mark is host time, for results that the host has read.
 
     Args:
-        device: the device.
         since: start time of marks, by `time.perf_counter`; None means now.
     """
 
@@ -161,6 +253,18 @@ def device_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return 0
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated; a CPU's counts pages that the system can drop."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return sys.maxsize
+    return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("MemAvailable:"))
 
 
 def storage_bytes(tensors: Sequence[Tensor]) -> int:

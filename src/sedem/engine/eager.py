@@ -4,36 +4,31 @@ Every call uses the current weights, so it serves training and models that still
 
 The encoder and the decoder are usually the same modules. Encoding switches their adapters off while
 it runs, so a thread that answered meanwhile would answer without adapters. Therefore only one
-thread at a time encodes or decodes, in order of request: see `FairLock`.
+thread at a time encodes or decodes, in order of request: see `device.FairLock`.
 
-Letters: B batch, T tokens, P prefix tokens, E encoder width, V vocabulary, X extraction layers.
+Letters: B batch, J rows that join, T tokens, P prefix tokens, E encoder width, V vocabulary, X
+extraction layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from sedem.engine.conditioning import condition
-from sedem.engine.device import storage_bytes
-from sedem.engine.fair_lock import FairLock
-from sedem.engine.interface import Rows, Start, Step
-from sedem.engine.rows_apart import RowsApart
+from sedem.engine.device import FairLock, storage_bytes
+from sedem.engine.interface import AnswerInputs, Rows, Step
 from sedem.method.encoder import encode
 from sedem.method.injection import step as inject_step
 from sedem.modules import SedemModules
 
 
 class Eager:
-    """Runs a model's own modules; see `interface.Engine`.
-
-    Args:
-        model: the model.
-    """
+    """Runs a model's own modules; see `interface.Engine`."""
 
     name = "eager"
     batch_size = 16
@@ -55,29 +50,9 @@ class Eager:
             return encode(self.model.encoder, ids_BT, self.model.config.extract_layers)
 
     @contextmanager
-    def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:
-        """Decompress and prefill; `limit` has no effect, because the caches grow.
-
-        Yields:
-            Logits after the prefixes `[B, V]`, and the step.
-        """
-        with self._modules_lock:
-            logits_BV, advance = start_decoding(self.model, starts)
-
-        def step(ids_B: Tensor, live: Sequence[int]) -> Tensor:
-            with self._modules_lock:
-                return advance(ids_B, live)
-
-        yield logits_BV, step
-
-    @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
-        """Open rows that each run alone."""
-        rows = RowsApart(self.start, count, self._modules_lock)
-        try:
-            yield rows
-        finally:
-            rows.close()
+        """Open rows; those that join together run together."""
+        yield EagerRows(self.model, count, self._modules_lock)
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of weights; no cache outlives its batch."""
@@ -88,12 +63,51 @@ class Eager:
         """Do nothing, because there are no idle buffers."""
 
 
-def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor, Step]:
-    """Prefill a batch of rows of different lengths.
+class EagerRows:
+    """Rows in growing caches; see `interface.Rows`.
 
     Args:
-        model: the model.
-        starts: one for each row.
+        count: B, the maximum number of rows.
+        turn: held while rows join and while all of them run one token, so that a thread that reads
+            documents delays a token of all rows once.
+    """
+
+    def __init__(self, model: SedemModules, count: int, turn: AbstractContextManager[None]) -> None:
+        self.model, self.count, self.turn = model, count, turn
+        # Rows that joined together, -1 once they left, and their step.
+        self._groups: list[tuple[list[int], Step]] = []
+
+    @torch.no_grad()
+    def join(
+        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
+    ) -> Tensor:
+        """Prefill some rows; `limits` have no effect, because caches grow."""
+        with self.turn:
+            logits_JV, step = start_decoding(self.model, inputs)
+        self._groups.append((list(rows), step))
+        return logits_JV
+
+    def leave(self, row: int) -> None:
+        """Free a row."""
+        for rows, _ in self._groups:
+            rows[:] = [-1 if one == row else one for one in rows]
+        self._groups = [group for group in self._groups if max(group[0]) >= 0]
+
+    @torch.no_grad()
+    def step(self, ids_B: Tensor) -> Tensor:
+        """Run one token of every row in use; return logits `[B, V]`."""
+        with self.turn:
+            found = [(rows, step(ids_B[rows])) for rows, step in self._groups]
+        logits_BV = found[0][1].new_zeros(self.count, found[0][1].shape[1])
+        for rows, logits_JV in found:
+            for row, logits_V in zip(rows, logits_JV, strict=True):
+                if row >= 0:
+                    logits_BV[row] = logits_V
+        return logits_BV
+
+
+def start_decoding(model: SedemModules, inputs: Sequence[AnswerInputs]) -> tuple[Tensor, Step]:
+    """Prefill a batch of rows of different lengths.
 
     Returns:
         Logits after the prefixes `[B, V]`, and the step.
@@ -101,13 +115,13 @@ def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor
     from transformers import DynamicCache
 
     device = model.device
-    prefixes = [start.prefix for start in starts]
+    prefixes = [row.prefix for row in inputs]
     ids_BP = pad_sequence(prefixes, batch_first=True, padding_side="left").to(device)
     lengths_B1 = torch.tensor([[len(ids)] for ids in prefixes], device=device)
     valid_BP = torch.arange(ids_BP.shape[1], 0, -1, device=device) <= lengths_B1
-    memory = [start.bank.memory(start.blocks).to(device, torch.float32) for start in starts]
-    slot_tokens = [start.bank.slot_tokens(start.blocks).to(device) for start in starts]
-    scores = [start.scores.to(device) for start in starts]
+    memory = [row.bank.memory(row.blocks).to(device, torch.float32) for row in inputs]
+    slot_tokens = [row.bank.slot_tokens(row.blocks).to(device) for row in inputs]
+    scores = [row.scores.to(device) for row in inputs]
     filled = condition(
         model,
         ids_BP,
@@ -120,7 +134,7 @@ def start_decoding(model: SedemModules, starts: Sequence[Start]) -> tuple[Tensor
     stream = filled.stream
     assert stream is not None
 
-    def advance(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+    def advance(ids_B: Tensor) -> Tensor:
         return model.decoder.logits(
             inject_step(model.decoder, model.config.inject_layer, ids_B, stream)
         )

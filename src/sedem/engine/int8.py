@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sedem.engine.decoder import FusedDecoder
+from sedem.engine.fused import FusedDecoder
 from sedem.engine.layers import MATRICES, FusedLayer
 from sedem.errors import ConfigError
 from sedem.quantization import quantize

@@ -1,18 +1,11 @@
 """The engine interface: it runs the encoder and decodes answers for a batch of questions.
 
-An engine belongs to one model. Reading documents needs `encode`. Answering a batch of questions
-needs three calls, with block selection and token choice in between:
+An engine belongs to one model. Reading documents needs `encode`. Questions are encoded, and their
+answers share rows, which each begin and end on their own:
 
     hidden = engine.encode_questions(ids)                  # to score blocks with
-    starts = [Start(bank, blocks, scores, prefix), ...]    # one for each question
-    with engine.start(starts, limit) as (logits, step):    # decompress, inject, prefill
-        while live:                                        # rows that are not finished
-            logits = step(tokens_of(logits), live)         # one more token of each
-
-Questions that arrive one after another share rows instead. One joins while others are answered:
-
     with engine.open_rows(count) as rows:
-        logits = rows.join([row], [start], [limit])        # into a row that is free
+        logits = rows.join([row], [inputs], [limit])       # decompress, inject, prefill
         logits = rows.step(tokens)                         # one more token of each row in use
         rows.leave(row)                                    # the row is free again
 
@@ -31,9 +24,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-Step = Callable[[Tensor, Sequence[int]], Tensor]
-"""Runs one token of each row `[B]` and returns the logits after it `[B, V]`, valid until the next
-call. The second argument lists the unfinished rows; logits of other rows are undefined."""
+Step = Callable[[Tensor], Tensor]
+"""Runs one token of each row `[B]` and returns the logits after it `[B, V]`."""
+
+WIDE = 4096
+"""Number of restored states from which a row of independent blocks has its buffers to itself."""
 
 
 class BlockSource(Protocol):
@@ -53,8 +48,8 @@ class BlockSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Start:
-    """What the answer to one question starts from.
+class AnswerInputs:
+    """The inputs for answering one question.
 
     Attributes:
         bank: has the memory of the selected blocks.
@@ -72,13 +67,14 @@ class Start:
 class Rows(Protocol):
     """Rows that are answered together; each begins and ends on its own."""
 
-    def join(self, rows: Sequence[int], starts: Sequence[Start], limits: Sequence[int]) -> Tensor:
+    def join(
+        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
+    ) -> Tensor:
         """Decompress, inject and prefill some rows together, while others are being answered.
 
         Args:
             rows: rows that are not in use, from 0 to the count that was opened.
-            starts: what the answer of each starts from.
-            limits: step limit of each answer.
+            inputs: one for each of `rows`.
 
         Returns:
             Logits after the prefixes, one row for each of `rows`, `[J, V]`.
@@ -105,7 +101,6 @@ class Engine(Protocol):
     """Runs one model for reading and answering, without gradients.
 
     Attributes:
-        name: "eager", "static", "graphs" or "compiled".
         batch_size: number of questions that it runs efficiently together.
         ahead: whether to start a step before the previous token has been read on the host.
     """
@@ -124,20 +119,6 @@ class Engine(Protocol):
 
     def encode_questions(self, ids_BT: Tensor) -> Tensor:
         """Return the same for questions, which are short; their ids are on the CPU."""
-        ...
-
-    def start(
-        self, starts: Sequence[Start], limit: int
-    ) -> AbstractContextManager[tuple[Tensor, Step]]:
-        """Decompress, inject and prefill a batch; its caches stay in use until the block ends.
-
-        Args:
-            starts: one for each row.
-            limit: token limit of an answer.
-
-        Yields:
-            Logits after the prefixes `[B, V]`, valid until the first step, and the step.
-        """
         ...
 
     def open_rows(self, count: int) -> AbstractContextManager[Rows]:

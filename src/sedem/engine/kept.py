@@ -1,28 +1,40 @@
-"""Keys and values of independent blocks, kept between answers.
+"""Keys and values of independent blocks: computed, kept between answers, and mapped from disk.
 
-What the layers above injection compute for an independent block depends only on the block, so it is
-computed once. The least recently used blocks make room for others: on a GPU they move from its
-memory to RAM, and from there they are dropped. Keys and values that a bank has on disk are mapped
-and do not count against RAM.
+What the layers above injection compute for an independent block depends only on the block (see
+`guidance.independent`), so it is computed once. The least recently used blocks make room for
+others: on a GPU they move from its memory to RAM, and from there they are dropped. Keys and values
+that a bank has on disk are mapped and do not count against RAM.
 
-Letters: L layers above injection, G key heads, U states per block, H head width.
+Letters: N blocks, J slots per block, U restored states, L layers above injection, G key heads, H
+head width, D decoder width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
-from sedem.engine.block_walk import BlockWalk
+from sedem.backbone.masks import KeyAxis
+from sedem.bank.kept import KeptFile, kept_bytes
+from sedem.bank.memory_bank import BankReader
+from sedem.engine.fused import FusedDecoder
 from sedem.engine.interface import BlockSource
-from sedem.engine.kept_level import KeptLevel
-from sedem.engine.stored import StoredBlocks, stored_blocks
+from sedem.engine.layers import biases_of, run_layers
+from sedem.errors import BankError
+from sedem.method.pooling import state_mask
+from sedem.modules import SedemModules
 from sedem.quantization import Quantized, check_dtype, quantize, vector_bytes
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with the number of blocks done and the number of all blocks."""
@@ -56,16 +68,249 @@ def rounded(entry: Tensor, dtype: str | None) -> Quantized:
     return Quantized(entry) if dtype is None else quantize(entry, dtype)
 
 
+Removed = list[tuple[BlockSource, int, Quantized]]
+"""Banks, indices of blocks, and their removed keys and values."""
+
+TOGETHER = 8
+"""Blocks per call on a GPU; a CPU computes each block alone."""
+
+
+class BlockWalk:
+    """Computes keys and values of blocks, each block always in calls of the same shape.
+
+    The shape determines the order in which a kernel adds up. On a CPU the result is therefore
+    bitwise the same, regardless of when and with which other blocks it is computed.
+
+    Args:
+        decoder: its layers above injection are run.
+    """
+
+    def __init__(self, decoder: FusedDecoder) -> None:
+        self.decoder = decoder
+        self.together = 1 if decoder.device.type == "cpu" else TOGETHER
+        self._start_11D: Tensor | None = None
+
+    def sizes(self, bank: BlockSource, blocks: Sequence[int]) -> list[int]:
+        """Number of states of each block, without padding."""
+        return self._real(bank, blocks).sum(1).tolist()
+
+    @torch.no_grad()
+    def compute(self, bank: BlockSource, blocks: Sequence[int]) -> list[Tensor]:
+        """Return keys and values `[L, 2, G, U, H]` of each block.
+
+        Returns:
+            One tensor for each block; keys are rotated to positions from 1.
+        """
+        computed: list[Tensor] = []
+        for first in range(0, len(blocks), self.together):
+            group = list(blocks[first : first + self.together])
+            # A GPU's call is always full, so that its shape is always the same.
+            full = group + [group[0]] * (self.together - len(group))
+            computed += self._walk(bank, full)[: len(group)]
+        return computed
+
+    def _walk(self, bank: BlockSource, blocks: Sequence[int]) -> list[Tensor]:
+        decoder = self.decoder
+        real_NU = self._real(bank, blocks)
+        sizes = real_NU.sum(1).tolist()
+        # States of real tokens first; attention is causal, so padding after them has no effect.
+        order_NU = real_NU.long().argsort(dim=1, descending=True, stable=True)
+        if len(blocks) == 1:
+            order_NU = order_NU[:, : sizes[0]]
+        memory_NJD = bank.memory(blocks).to(decoder.device, torch.float32)
+        restored_NUD = decoder.decompress(memory_NJD).to(decoder.dtype)
+        rows_N1 = torch.arange(len(blocks))[:, None]
+        start_N1D = self._start().expand(len(blocks), -1, -1)
+        hidden_NPD = torch.cat([start_N1D, restored_NUD[rows_N1, order_NU]], dim=1)
+        positions_1P = torch.arange(hidden_NPD.shape[1], device=decoder.device)[None]
+        valid_1P = torch.ones_like(positions_1P, dtype=torch.bool)
+        axis = KeyAxis(positions_1P, valid_1P, padded=False, span=positions_1P.shape[1])
+        layers, rope = decoder.upper, decoder.rope(hidden_NPD, positions_1P)
+        stored: list[Tensor] = []
+
+        def store(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            stored.append(torch.stack([key[:, :, 1:], value[:, :, 1:]], dim=1))
+            return key, value
+
+        biases = biases_of(layers, axis, positions_1P, valid_1P, hidden_NPD.dtype)
+        hidden_NPD = run_layers(layers[:-1], hidden_NPD, rope, biases, store)
+        # The states after the last layer are not needed.
+        store(len(layers) - 1, *layers[-1].project(hidden_NPD, rope)[1:])
+        every_NL2GUH = torch.stack(stored, dim=1)
+        return [
+            block[..., :size, :].contiguous()
+            for block, size in zip(every_NL2GUH, sizes, strict=True)
+        ]
+
+    def _real(self, bank: BlockSource, blocks: Sequence[int]) -> Tensor:
+        return state_mask(bank.slot_tokens(blocks), self.decoder.states_per_slot)
+
+    def _start(self) -> Tensor:
+        """State of the start token at the injection layer `[1, 1, D]`."""
+        if self._start_11D is None:
+            decoder = self.decoder
+            ids_11 = torch.full((1, 1), decoder.bos_token_id, device=decoder.device)
+            position_11 = torch.zeros_like(ids_11)
+            axis = KeyAxis(position_11, position_11 == 0, padded=False, span=1)
+            hidden_11D = decoder.embed(ids_11)
+            self._start_11D = run_layers(
+                decoder.lower,
+                hidden_11D,
+                decoder.rope(hidden_11D, position_11),
+                biases_of(decoder.lower, axis, position_11, axis.valid, hidden_11D.dtype),
+            )
+        return self._start_11D
+
+
+@dataclass
+class BankBlocks:
+    """The kept blocks of one bank.
+
+    Attributes:
+        entries: keys and values by index of the block.
+        nbytes: their bytes.
+    """
+
+    entries: dict[int, Quantized] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def add(self, block: int, entry: Quantized) -> None:
+        """Keep a block; replace it if it is already there."""
+        self.pop(block)
+        self.entries[block] = entry
+        self.nbytes += entry.nbytes
+
+    def pop(self, block: int) -> Quantized | None:
+        """Remove a block; None if it is not there."""
+        entry = self.entries.pop(block, None)
+        self.nbytes -= 0 if entry is None else entry.nbytes
+        return entry
+
+
+class KeptLevel:
+    """Keys and values in one memory; the least recently used make room for new ones.
+
+    They belong to a snapshot of a bank, and are freed with it.
+
+    Args:
+        limit: how many bytes may be used.
+    """
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self.device = device
+        self.limit = limit
+        self._banks: WeakKeyDictionary[BlockSource, BankBlocks] = WeakKeyDictionary()
+        # The least recently used first. Entries of removed blocks are skipped.
+        self._order: OrderedDict[tuple[ref[BlockSource], int], None] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use."""
+        return sum(kept.nbytes for kept in list(self._banks.values()))
+
+    def get(self, bank: BlockSource, block: int) -> Quantized | None:
+        """Return keys and values `[L, 2, G, U, H]` of a block, and mark it as last used."""
+        kept = self._banks.get(bank)
+        entry = None if kept is None else kept.entries.get(block)
+        if entry is not None:
+            self._order.move_to_end((ref(bank), block))
+        return entry
+
+    def put(self, bank: BlockSource, block: int, entry: Quantized) -> Removed:
+        """Keep a block.
+
+        Args:
+            entry: its keys and values; they are copied to this memory.
+
+        Returns:
+            What was removed to make room; the block itself if it is too large.
+        """
+        if entry.nbytes > self.limit:
+            return [(bank, block, entry)]
+        removed = self._make_room(entry.nbytes)
+        kept = self._banks.get(bank)
+        if kept is None:
+            kept = self._banks[bank] = BankBlocks()
+        kept.add(block, entry.to(self.device))
+        self._order[ref(bank), block] = None
+        self._order.move_to_end((ref(bank), block))
+        return removed
+
+    def clear(self) -> None:
+        """Free everything."""
+        self._banks, self._order = WeakKeyDictionary(), OrderedDict()
+
+    def _make_room(self, needed: int) -> Removed:
+        removed: Removed = []
+        used = self.nbytes
+        while used + needed > self.limit and self._order:
+            (bank_ref, block), _ = self._order.popitem(last=False)
+            bank = bank_ref()
+            kept = None if bank is None else self._banks.get(bank)
+            entry = None if kept is None else kept.pop(block)
+            if bank is not None and entry is not None:
+                used -= entry.nbytes
+                removed.append((bank, block, entry))
+        return removed
+
+
+@dataclass(frozen=True)
+class StoredBlocks:
+    """The stored keys and values of one bank."""
+
+    file: KeptFile
+    bank: BankReader
+
+    def entry(self, block: int, states: int) -> Quantized | None:
+        """Return keys and values `[L, 2, G, U, H]` of a block; None if there are none."""
+        return self.file.entry(self.bank.stored([block])[0], states)
+
+
+def stored_blocks(
+    bank: BlockSource, decoder: Callable[[], str], shape: tuple[int, int, int]
+) -> StoredBlocks | None:
+    """Open the stored keys and values of a bank; None if it has none that can be used.
+
+    Args:
+        decoder: returns `decoder_fingerprint`; called only if the bank has some.
+    """
+    if not isinstance(bank, BankReader) or bank.path is None or not kept_bytes(bank.path):
+        return None
+    try:
+        return StoredBlocks(KeptFile(bank.path, decoder(), shape), bank)
+    except BankError as error:
+        logger.warning("%s; keys and values are computed again", error)
+        return None
+
+
+def decoder_fingerprint(model: SedemModules) -> str:
+    """Hash of all that keys and values of a block depend on besides its memory.
+
+    It covers the decoder's weights and settings, its adapters, the decompressor, the injection
+    layer, and the computation type.
+    """
+    decoder, config = model.decoder, model.config
+    settings = {
+        "inject_layer": config.inject_layer,
+        "lora_alpha": config.lora_alpha,
+        "decompressor": config.decompressor,
+        "dtype": str(decoder.dtype),
+        "backbone": decoder.model.config.to_dict(),
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    digest.update(decoder.digest.encode())
+    for tensor in [*decoder.lora_parameters(), *model.decompressor.state_dict().values()]:
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 class Kept:
     """Provides the keys and values of blocks, kept ones or newly computed ones.
 
     Args:
-        walk: computes them.
-        budget: limits on what is kept.
-        fingerprint: returns `stored.decoder_fingerprint`; called when a bank on disk is first used.
+        fingerprint: returns `decoder_fingerprint`; called when a bank on disk is first used.
 
     Attributes:
-        hits: number of blocks found.
         misses: number of blocks that had to be computed.
     """
 
@@ -98,65 +343,34 @@ class Kept:
         return len(upper), upper[0].key_heads, upper[0].head_width
 
     def fetch(self, bank: BlockSource, blocks: Sequence[int]) -> list[Quantized]:
-        """Return keys and values `[L, 2, G, U, H]` of some blocks on the decoder's device.
-
-        Args:
-            bank: their bank.
-            blocks: their indices, in the order of the result.
-        """
+        """Return keys and values `[L, 2, G, U, H]` of the given blocks on the decoder's device."""
+        entries: dict[int, Quantized] = {}
         distinct = list(dict.fromkeys(blocks))
-        found = self.find(bank, distinct)
-        entries = {
-            block: entry if number == 0 else self._move_up(bank, block, entry)
-            for block, (number, entry) in found.items()
-        }
-        for block, entry in self.compute(bank, [b for b in distinct if b not in found]):
-            entries[block] = self.keep(0, bank, block, entry)
+        for block in distinct:
+            entry = self._find(bank, block)
+            if entry is not None:
+                entries[block] = entry
+        missing = [block for block in distinct if block not in entries]
+        self.hits += len(entries)
+        self.misses += len(missing)
+        for block, computed in zip(missing, self.walk.compute(bank, missing), strict=True):
+            entries[block] = self.keep(0, bank, block, rounded(computed, self.budget.dtype))
         return [entries[block] for block in blocks]
 
-    def find(
-        self, bank: BlockSource, blocks: Sequence[int]
-    ) -> dict[int, tuple[int | None, Quantized]]:
-        """Return the blocks that need not be computed.
-
-        Args:
-            bank: their bank.
-            blocks: their indices, each once.
-
-        Returns:
-            By index, the level at which a block is kept (None for a file), and its keys and values.
-        """
-        found: dict[int, tuple[int | None, Quantized]] = {}
-        for block in blocks:
-            for number, level in enumerate(self.levels):
-                entry = level.get(bank, block)
-                if entry is not None:
-                    found[block] = number, entry
-                    break
-            else:
-                entry = self.stored(bank, block)
-                if entry is not None:
-                    found[block] = None, entry
-        self.hits += len(found)
-        self.misses += len(blocks) - len(found)
-        return found
-
-    def compute(self, bank: BlockSource, blocks: Sequence[int]) -> Iterator[tuple[int, Quantized]]:
-        """Compute keys and values of some blocks, a few at a time, and yield them."""
-        together = self.walk.together
-        for first in range(0, len(blocks), together):
-            group = blocks[first : first + together]
-            for block, entry in zip(group, self.walk.compute(bank, group), strict=True):
-                yield block, rounded(entry, self.budget.dtype)
+    def _find(self, bank: BlockSource, block: int) -> Quantized | None:
+        """Return a block that need not be computed; a GPU keeps it from now on."""
+        for level in self.levels:
+            entry = level.get(bank, block)
+            if entry is not None:
+                break
+        else:
+            level, entry = None, self.stored(bank, block)
+        if entry is None or level is self.levels[0] or len(self.levels) == 1:
+            return entry
+        return self.keep(0, bank, block, entry)
 
     def keep(self, number: int, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
         """Keep a block at a level, and move what it displaces to the next level.
-
-        Args:
-            number: the level.
-            bank: the bank.
-            block: index of the block.
-            entry: its keys and values.
 
         Returns:
             The same, in the memory of that level.
@@ -187,7 +401,7 @@ class Kept:
             return None
         return stored.entry(block, self.walk.sizes(bank, [block])[0])
 
-    def look_again(self, bank: BlockSource) -> None:
+    def forget_files(self, bank: BlockSource) -> None:
         """Forget the mapped files of a bank, because they have changed."""
         self._stored.pop(bank, None)
 
@@ -196,7 +410,3 @@ class Kept:
         for level in self.levels:
             level.clear()
         self._stored = WeakKeyDictionary()
-
-    def _move_up(self, bank: BlockSource, block: int, entry: Quantized) -> Quantized:
-        """Keep a block from RAM or a file on the decoder's device too, if that is a GPU."""
-        return self.keep(0, bank, block, entry) if len(self.levels) > 1 else entry

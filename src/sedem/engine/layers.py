@@ -25,9 +25,6 @@ StoreKeyValue = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Stores a layer's new keys and values `[B, heads, P, H]` in a cache and returns those to attend
 to; the first argument is the layer's index in its range."""
 
-Attention = Callable[[int, Tensor, Tensor, Tensor, Bias], Tensor]
-"""Replaces `attend`; the first argument is the layer's index in its range."""
-
 MATRICES = ("qkv", "out", "gate_up", "down")
 """Names of a layer's matrices."""
 
@@ -39,19 +36,14 @@ class FusedLayer:
     Attributes:
         qkv: query, key and value projections, concatenated by rows.
         qkv_bias: their biases, or None.
-        out: output projection of attention.
         out_bias: its bias, or None.
         gate_up: gate and up projections, concatenated by rows.
         gate_up_bias: their biases, or None.
-        down: down projection.
         down_bias: its bias, or None.
         attention_norm: scale of the norm before attention `[D]`.
         mlp_norm: scale of the norm before the MLP `[D]`.
         head_norm: scales of the norms of query and key heads `[heads + key_heads, H]`, or None.
-        heads: number of query heads.
         key_heads: number of key and of value heads.
-        eps: epsilon of all norms.
-        activation: of the gate.
         window: number of positions that attention sees, its own included; None means all.
     """
 
@@ -123,7 +115,6 @@ def in_reading_order(
     """Order columns by position, with padding last, where causal attention hides it.
 
     Args:
-        hidden_BPD: states.
         positions_BP: their positions; those of each row's valid columns are 0, 1, 2, ..., in any
             order.
         valid_BP: False where a column is padding.
@@ -185,19 +176,15 @@ def run_layers(
     biases: Mapping[int | None, Bias],
     store: StoreKeyValue | None = None,
     last: Tensor | None = None,
-    attention: Attention | None = None,
 ) -> Tensor:
     """Run a range of layers.
 
     Args:
-        layers: the range.
-        hidden_BPD: states before it.
         rope: from `signed_rope`.
         biases: by window, from `biases_of`.
         store: stores keys and values in a cache; None attends only to those of this call.
         last: index of the only position of each row to compute in the last layer `[B]`; None
             means all.
-        attention: used instead of `attend`; None means `attend`.
 
     Returns:
         States after the range `[B, P or 1, D]`.
@@ -217,10 +204,7 @@ def run_layers(
             query, bias = (
                 torch.take_along_dim(t, alone[:, None, None, None], 2) for t in (query, bias)
             )
-        if attention is None:
-            mixed = attend(query, key, value, bias)
-        else:
-            mixed = attention(index, query, key, value, bias)
+        mixed = attend(query, key, value, bias)
         if alone is not None and bias is None:
             # Without a mask, all positions attend: causal attention counts from the first.
             mixed = torch.take_along_dim(mixed, alone[:, None, None], 1)
@@ -243,11 +227,7 @@ def biases_of(
     """Return one bias for each window size among the layers.
 
     Args:
-        layers: the range.
-        keys: the columns to attend to.
-        positions_BP: positions of this call.
         valid_BP: False where a position is padding.
-        dtype: type of the bias.
         block_BP: block of each position of this call, -1 for text; None if all are text.
 
     Returns:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 
 from sedem.backbone.decoder import FAMILIES
-from sedem.engine import self_check
 from sedem.engine.eager import Eager
 from sedem.engine.interface import Engine
 from sedem.engine.kept import KeptBudget
-from sedem.engine.static import Static
+from sedem.engine.static import Static, depends_on_length
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 
@@ -32,8 +31,8 @@ def open_engine(
         name: "eager" is the reference; "static" has fused layers and static caches; "graphs"
             also captures them as CUDA graphs; "compiled" also compiles the layers, which takes some
             seconds at the first questions and pays off for many questions; "auto" is "graphs" on a
-            GPU, after a check against "eager", and "static" elsewhere. It is "eager" for a layout
-            that the others are not proven equal on, or that cannot be captured.
+            GPU and "static" elsewhere or if graphs cannot be captured, and "eager" for a layout
+            that the others are not proven equal on.
         model: its weights are fused and adapters merged, unless the engine is "eager".
         attention: how the backbones were opened; "eager" attention needs engine "eager".
         budget: limits on kept keys and values of independent blocks; "eager" keeps none.
@@ -56,10 +55,9 @@ def open_engine(
             logger.warning(
                 "engine 'eager' runs this model: the fast one is unproven on %s", unproven
             )
-        slow = unproven or attention == "eager"
-        if on_gpu and not slow:
-            return _tried(model, budget)
-        name = "eager" if slow else "static"
+        capturable = not any(map(depends_on_length, (model.encoder, model.decoder)))
+        fast = "graphs" if on_gpu and capturable else "static"
+        name = "eager" if unproven or attention == "eager" else fast
     if name == "eager":
         return Eager(model)
     if unproven:
@@ -88,33 +86,3 @@ def _check_weights(weights: str, engine: str, model: SedemModules) -> None:
         )
     if engine not in ("auto", "static"):
         raise ConfigError(f"weights 'int8' need engine 'static', not '{engine}'")
-
-
-def _tried(model: SedemModules, budget: KeptBudget | None) -> Engine:
-    """The engine "graphs" if it agrees with "eager", else "eager" with a warning."""
-    key = self_check.key_of(model)
-    tries = ((True, key), (False, f"{key}, keys not split"))
-    for split, agreed in tries:
-        if self_check.is_known(agreed):
-            return Static(model, graphs=True, split_keys=split, budget=budget)
-    slow = Eager(model)
-    expected = self_check.trial(slow, model)
-    try:
-        fast = Static(model, graphs=True, budget=budget)
-    except ConfigError as error:  # before anything is fused
-        logger.warning("engine 'eager' runs this model: %s", error)
-        return slow
-    for split, agreed in tries:
-        fast.batches.split = split
-        try:
-            distance = self_check.difference(expected, self_check.trial(fast, model))
-            reason = f"its results differ by {distance:.1e} of their size"
-        except RuntimeError as error:
-            distance, reason = float("inf"), str(error).partition("\n")[0]
-        if distance <= self_check.tolerance(model):
-            self_check.remember(agreed)
-            return fast
-        logger.debug("the fast engine fails with split keys %s: %s", split, reason)
-        fast.release()
-    logger.warning("engine 'eager' runs this model: the fast one fails on this GPU: %s", reason)
-    return slow

@@ -5,7 +5,7 @@ Letters: B batch, T tokens, E encoder width, V vocabulary, X extraction layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,21 +13,15 @@ import torch
 from torch import Tensor
 
 from sedem.backbone.decoder import Backbone
-from sedem.engine.batches import Batches, round_up
-from sedem.engine.block_walk import BlockWalk
+from sedem.engine.buffers import pool_bytes, round_up
 from sedem.engine.compiled import compiled_layers
-from sedem.engine.cuda_graphs import pool_bytes
-from sedem.engine.device import attention_backends, device_lock, storage_bytes
-from sedem.engine.encoder import QuestionBuffers
-from sedem.engine.fair_lock import FairLock
-from sedem.engine.fuse import fuse_modules
+from sedem.engine.device import FairLock, attention_backends, device_lock, storage_bytes
+from sedem.engine.fused import QuestionBuffers, fuse_modules
 from sedem.engine.int8 import int8_steps, step_bytes
-from sedem.engine.interface import Rows, Start, Step
-from sedem.engine.kept import Kept, KeptBudget
+from sedem.engine.interface import Rows
+from sedem.engine.kept import BlockWalk, Kept, KeptBudget, decoder_fingerprint
 from sedem.engine.layers import FusedLayer
-from sedem.engine.rows_apart import RowsApart
-from sedem.engine.running_batch import RunningBatch, StaticRows
-from sedem.engine.stored import decoder_fingerprint
+from sedem.engine.rows import Batches, StaticRows
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
 
@@ -44,8 +38,6 @@ class Static:
         graphs: whether to capture encoding, prefill and step as CUDA graphs.
         compiled: whether to compile the arithmetic of layers; see `compiled`.
         int8: whether steps run int8 matrices; see `int8`.
-        split_keys: whether steps attend to the parts of a long memory in parallel; see
-            `split_keys`. None means only on a GPU.
         budget: limits on the kept keys and values of independent blocks.
 
     Attributes:
@@ -63,12 +55,15 @@ class Static:
         graphs: bool,
         compiled: bool = False,
         int8: bool = False,
-        split_keys: bool | None = None,
         budget: KeptBudget | None = None,
     ) -> None:
         if graphs:
             for backbone in (model.encoder, model.decoder):
-                _check_capturable(backbone)
+                if depends_on_length(backbone):
+                    raise ConfigError(
+                        f"backbone '{backbone.name}' has rotary positions that depend on the "
+                        "length of the sequence and cannot be captured; use engine 'static'"
+                    )
         self.name = "compiled" if compiled else "graphs" if graphs else "static"
         self.batch_size = 64 if graphs else 16
         self.ahead = graphs
@@ -85,8 +80,7 @@ class Static:
             budget or KeptBudget(),
             lambda: decoder_fingerprint(model),
         )
-        split = model.device.type == "cuda" if split_keys is None else split_keys
-        self.batches = Batches(self.decoder, self.kept, graphs=graphs, split=split)
+        self.batches = Batches(self.decoder, self.kept, graphs=graphs)
         self._question_buffers: dict[tuple[int, int], QuestionBuffers] = {}
         self._buffers_lock = FairLock()
         self._graphs = graphs
@@ -114,42 +108,15 @@ class Static:
             return buffers.encode(ids_BT)
 
     @contextmanager
-    def start(self, starts: Sequence[Start], limit: int) -> Iterator[tuple[Tensor, Step]]:
-        """Decompress, inject and prefill a batch.
-
-        Args:
-            starts: one for each row.
-            limit: token limit of an answer.
-
-        Yields:
-            Logits after the prefixes `[B, V]`, valid until the first step, and the step.
-        """
-        running = RunningBatch(self.batches, len(starts), self.device_lock)
-
-        def step(ids_B: Tensor, live: Sequence[int]) -> Tensor:
-            running.keep(live)
-            return running.step(ids_B)
-
-        try:
-            with self.device_lock():
-                self._check_not_moved()
-                logits_BV = running.begin(starts, limit)
-            yield logits_BV, step
-        finally:
-            running.close()
-
-    @contextmanager
     def open_rows(self, count: int) -> Iterator[Rows]:
         """Open rows of a running batch; see `interface.Engine`."""
         with self.device_lock():
             self._check_not_moved()
-        running = RunningBatch(self.batches, count, self.device_lock)
-        apart = RowsApart(self.start, count)
+        rows = StaticRows(self.batches, count, self.device_lock)
         try:
-            yield StaticRows(running, apart)
+            yield rows
         finally:
-            apart.close()
-            running.close()
+            rows.close()
 
     def memory(self) -> dict[str, int]:
         """Return bytes by use; see `interface.Engine`."""
@@ -195,10 +162,6 @@ class Static:
             )
 
 
-def _check_capturable(backbone: Backbone) -> None:
-    rope_type = backbone.model.config.rope_parameters["rope_type"]
-    if rope_type in ("dynamic", "longrope"):
-        raise ConfigError(
-            f"backbone '{backbone.name}' has '{rope_type}' rotary positions, which depend on "
-            "the length of the sequence and cannot be captured; use engine 'static'"
-        )
+def depends_on_length(backbone: Backbone) -> bool:
+    """Whether rotary positions depend on the length of the sequence, so graphs cannot run them."""
+    return backbone.model.config.rope_parameters["rope_type"] in ("dynamic", "longrope")

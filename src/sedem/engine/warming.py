@@ -29,8 +29,6 @@ def warm(
     """Compute keys and values ahead of time, as many as the engine's budget keeps.
 
     Args:
-        engine: keeps them.
-        bank: the bank.
         blocks: indices of blocks, the most important first; None means all, in their order.
         progress: called with the number of blocks done and of all.
 
@@ -75,7 +73,6 @@ def save_kept(
     Existing entries of this decoder and type are kept, so an interrupted run continues.
 
     Args:
-        engine: computes them.
         bank: a bank in one file on local disk.
         dtype: "bfloat16", "int8" or "fp8"; None stores them unrounded.
         progress: called with the number of blocks done and of all.
@@ -123,7 +120,7 @@ def save_kept(
         file.keep_only(memories, stored_as)
     finally:
         file.close()
-    kept.look_again(bank.snapshot())
+    kept.forget_files(bank.snapshot())
     return kept_bytes(bank.path)
 
 

@@ -6,14 +6,35 @@ Letters: S segments, T tokens, E encoder width, X extraction layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sedem.backbone.decoder import Backbone
+
+class LayerRunner(Protocol):
+    """Runs a range of layers: `Backbone`, or an engine's fused form of it."""
+
+    @property
+    def bos_token_id(self) -> int:
+        """The token before every text."""
+        ...
+
+    def embed(self, ids_BP: Tensor) -> Tensor:
+        """Return token embeddings `[B, P, E]`."""
+        ...
+
+    def run(self, hidden_BPD: Tensor, first: int, last: int, positions_BP: Tensor) -> Tensor:
+        """Run layers first + 1 to last on the states after `first` layers."""
+        ...
+
+    def without_lora(self) -> AbstractContextManager[None]:
+        """Run without adapters."""
+        ...
 
 
-def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+def states_at(backbone: LayerRunner, ids_BP: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
     """Hidden states after each of the given layers; deeper layers are not run.
 
     Args:
@@ -36,7 +57,7 @@ def states_at(backbone: Backbone, ids_BP: Tensor, layers: Sequence[int]) -> dict
 
 
 @torch.no_grad()
-def encode(backbone: Backbone, ids_ST: Tensor, layers: Sequence[int]) -> Tensor:
+def encode(backbone: LayerRunner, ids_ST: Tensor, layers: Sequence[int]) -> Tensor:
     """H_s at l_extract, the encoder's frozen hidden states (section 3.1, equation 1).
 
     A start token is put in front and its state is dropped: the first token of any sequence becomes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sedem.answering.decoding import Decoding
-from sedem.answering.reply import Event
+from sedem.answering.reply import Event, failure
 from sedem.answering.requests import (
     Request,
     check_min_confidence,
@@ -20,7 +20,6 @@ from sedem.answering.requests import (
     confidences,
     encode_questions,
 )
-from sedem.answering.running import failure
 from sedem.answering.scheduler import WAITING, Scheduler
 from sedem.answering.scores import document_indexes
 from sedem.bank.memory_bank import Snapshot

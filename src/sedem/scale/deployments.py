@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import FastAPI
 from torch import Tensor
 
-from sedem.answering.reply import Event
-from sedem.answering.running import failure
+from sedem.answering.reply import Event, failure
 from sedem.errors import SedemError
 from sedem.scale.answering import Asked, EngineReplica
 from sedem.scale.distributed import AskPart, Distributed, fetch

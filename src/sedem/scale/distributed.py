@@ -16,12 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sedem.answering.decoding import Decoding
-from sedem.answering.pace import Pace
-from sedem.answering.reply import AsyncReply, Event, Selected
+from sedem.answering.decoding import GREEDY, Decoding
+from sedem.answering.reply import AsyncReply, Event, Selected, failure
 from sedem.answering.requests import Request
-from sedem.answering.running import failure
-from sedem.answering.scheduler import GREEDY
+from sedem.answering.scheduler import Pace
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.errors import CancelledError, ConfigError, QueueFullError, SedemError, UnavailableError
 from sedem.scale.answering import Asked

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from sedem.answering.decoding import Decoding
+from sedem.answering.decoding import GREEDY, Decoding
 from sedem.answering.reply import AsyncReply
 from sedem.answering.requests import Request
-from sedem.answering.scheduler import GREEDY, Scheduler
+from sedem.answering.scheduler import Scheduler
 from sedem.bank.memory_bank import BankReader, Snapshot
 from sedem.serve.settings import Settings
 

@@ -19,7 +19,9 @@ from sedem.answering.requests import Request
 from sedem.backbone.decoder import Backbone
 from sedem.bank import scores
 from sedem.baselines.full_context import FullContext
-from sedem.engine.cuda_graphs import Replay
+from sedem.engine import eager
+from sedem.engine.buffers import Replay
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.open import open_engine
 from sedem.errors import ConfigError, DataError
 from sedem.quantization import Quantized
@@ -182,13 +184,13 @@ def test_nothing_is_decoded_for_a_declined_question(
     sure: SeDeM, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bank, started = sure.read(documents), []
-    start = sure.engine.start
+    start = eager.start_decoding
 
-    def counted(starts: list[object], limit: int) -> object:
-        started.append(len(starts))
-        return start(starts, limit)
+    def counted(model: SeDeM, inputs: list[AnswerInputs]) -> object:
+        started.append(len(inputs))
+        return start(model, inputs)
 
-    monkeypatch.setattr(sure.engine, "start", counted)
+    monkeypatch.setattr(eager, "start_decoding", counted)
     requests = [Request(bank, RENT, min_confidence=1.0), Request(bank, RENT)]
     declined, answered = sure.answer_requests(requests, SHORT)
     assert started == [1]

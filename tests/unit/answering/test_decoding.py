@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,7 +42,7 @@ def start(backbone: Backbone, ids_BP: Tensor) -> tuple[Tensor, Step]:
     assert stream is not None
     return (
         backbone.logits(filled.prefix[:, -1]),
-        lambda ids_B, live: backbone.logits(step(backbone, 2, ids_B, stream)),
+        lambda ids_B: backbone.logits(step(backbone, 2, ids_B, stream)),
     )
 
 
@@ -106,49 +106,23 @@ def test_the_end_token_counts_as_one_of_the_limit(writer: Backbone) -> None:
     assert (short.ids, short.finish_reason) == (ids[:at], "length")
 
 
-@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("limit", [1, 2, 7])
-def test_the_limit_bounds_both_tokens_and_steps(writer: Backbone, limit: int, ahead: bool) -> None:
+def test_the_limit_bounds_both_tokens_and_steps(writer: Backbone, limit: int) -> None:
     logits_BV, advance = start(writer, PROMPTS)
     steps: list[Tensor] = []
 
-    def counted(ids_B: Tensor, live: Sequence[int]) -> Tensor:
+    def counted(ids_B: Tensor) -> Tensor:
         steps.append(ids_B)
-        return advance(ids_B, live)
+        return advance(ids_B)
 
     decoding = Decoding(max_new_tokens=limit)
     with torch.no_grad():
         told = [
             [len(row.ids) for row in rows]
-            for rows in generate(
-                logits_BV, counted, writer.tokenizer, [NEVER], decoding, ahead=ahead
-            )
+            for rows in generate(logits_BV, counted, writer.tokenizer, [NEVER], decoding)
         ]
     assert told == [[count, count] for count in range(1, limit + 1)]
     assert len(steps) == limit - 1
-
-
-def test_running_a_step_ahead_changes_no_answer(
-    writer: Backbone,
-) -> None:
-    plain = written(writer, Decoding(max_new_tokens=12), NEVER)
-    eos_token_id = plain[0].ids[4]
-    expected = [row.ids for row in written(writer, Decoding(max_new_tokens=12), eos_token_id)]
-    order: list[str] = []
-    logits_BV, advance = start(writer, PROMPTS)
-
-    def told(ids_B: Tensor, live: Sequence[int]) -> Tensor:
-        order.append("step")
-        return advance(ids_B, live)
-
-    decoding = Decoding(max_new_tokens=12)
-    with torch.no_grad():
-        answers = generate(logits_BV, told, writer.tokenizer, [eos_token_id], decoding, ahead=True)
-        for rows in answers:
-            order.append("token")
-            actual = [row.ids for row in rows]
-    assert actual == expected
-    assert order[:6] == ["token", "step", "step", "token", "step", "token"]
 
 
 def test_an_answer_at_its_limit_reports_that_it_was_cut(writer: Backbone) -> None:

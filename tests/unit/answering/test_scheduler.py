@@ -16,10 +16,12 @@ from answers import QUESTIONS, RENT, SHORT, assert_same_sources
 from conftest import LEASE, RECIPE
 
 from sedem import Answer, Decoding, Document, MemoryBank, SeDeM
+from sedem.answering import scheduler as scheduler_module
 from sedem.answering.prompts import UNANSWERABLE
 from sedem.answering.reply import Question
 from sedem.answering.requests import Request
 from sedem.answering.running import RunningAnswers
+from sedem.answering.scheduler import MOST, Pace
 from sedem.engine.open import open_engine
 from sedem.errors import (
     BankMismatchError,
@@ -130,7 +132,7 @@ def test_a_short_answer_ends_before_a_long_one_that_began_sooner(
         next(long)
         short = [scheduler.submit(Request(bank, RENT), Decoding(2)) for _ in range(3)]
         ended = [reply.result().finish_reason for reply in short]
-        assert long.answer is None and long._events.qsize() < 50
+        assert scheduler.running == 1 and long.answer is None
         long.result()
     assert ended == ["length"] * 3
 
@@ -384,3 +386,46 @@ def test_draining_ends_what_waits_and_finishes_what_runs(
 def test_rows_and_waiting_are_checked(fast: SeDeM) -> None:
     with pytest.raises(ConfigError, match="rows is 0; it must be at least 1"):
         fast.scheduler(rows=0)
+
+
+# The pace of the queue
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(scheduler_module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_it_is_the_time_that_as_many_took(clock: list[float]) -> None:
+    queue = Pace()
+    for _ in range(10):
+        clock[0] += 0.5
+        queue.left()
+    assert queue.seconds(64) == 32
+    assert queue.seconds(1) == 1
+
+
+def test_old_times_are_forgotten(clock: list[float]) -> None:
+    queue = Pace()
+    for seconds in [10.0] * 64 + [0.25] * 64:
+        clock[0] += seconds
+        queue.left()
+    assert queue.seconds(64) == 16
+
+
+def test_idle_time_does_not_count(clock: list[float]) -> None:
+    queue = Pace()
+    clock[0] += 3600
+    queue.restart()
+    assert queue.seconds(64) == 1
+    clock[0] += 0.1
+    queue.left()
+    assert queue.seconds(64) == 7
+
+
+def test_nobody_is_sent_away_for_long(clock: list[float]) -> None:
+    queue = Pace()
+    clock[0] += 3600
+    assert queue.seconds(64) == MOST

@@ -18,7 +18,7 @@ from sedem.backbone.light import LightBackbone, LightConfig, open_light
 from sedem.backbone.light_tokenizer import LightTokenizer, open_light_tokenizer
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.safetensors import INT8_FILE, quantize_int8
-from sedem.engine.stored import decoder_fingerprint
+from sedem.engine.kept import decoder_fingerprint
 from sedem.errors import CheckpointError, ConfigError
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"

@@ -135,7 +135,7 @@ def test_stepwise_decoding_equals_one_forward_pass(
         filled = reader.prefill(contents, [38, 18], prompts)
         steps = [
             filled.logits,
-            *(filled.advance(torch.tensor([token, token]), [0, 1]) for token in more),
+            *(filled.advance(torch.tensor([token, token])) for token in more),
         ]
         for row, prompt in enumerate(prompts):
             for count in range(3):

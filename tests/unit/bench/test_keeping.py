@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from answers import joined
 
 from sedem import Document
 from sedem.answering.prompts import question_ids
@@ -16,7 +17,7 @@ from sedem.bench.keeping import WarmSedem, break_even_hit_rate, questions_to_pay
 from sedem.bench.plan import Plan
 from sedem.bench.table import HEADINGS, lines
 from sedem.bench.text_blocks import TextBlocks
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.evaluation.readers import BoundSedem
@@ -149,8 +150,8 @@ def test_one_block_of_text_is_plain_text_before_the_question(
     ids = [prefix[0], *memory.source.ids[3].tolist(), *prefix[1:]]
     with torch.no_grad():
         expected = backbone.model(torch.tensor([ids])).logits[:, -1]
-    start = Start(memory.source, [3], torch.zeros(1), torch.tensor(prefix))
-    with reader.engine.start([start], 1) as (logits_1V, _):
+    start = AnswerInputs(memory.source, [3], torch.zeros(1), torch.tensor(prefix))
+    with joined(reader.engine, [start], 1) as (logits_1V, _):
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -177,8 +178,8 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
             positions_1U, valid_1U,
         )  # fmt: skip
         expected = backbone.logits(filled.prefix[:, -1])
-    start = Start(memory.source, blocks, torch.zeros(2), prefix)
-    with reader.engine.start([start], 1) as (logits_1V, _):
+    start = AnswerInputs(memory.source, blocks, torch.zeros(2), prefix)
+    with joined(reader.engine, [start], 1) as (logits_1V, _):
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)
 
 

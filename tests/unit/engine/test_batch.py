@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from answers import joined
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
@@ -15,8 +16,7 @@ from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.backbone.masks import KeyAxis
-from sedem.engine import batches
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.layers import in_reading_order
 from sedem.engine.open import open_engine
 
@@ -34,19 +34,19 @@ def build(config: SedemConfig, engine: str = "static", **changes: Any) -> SeDeM:
     return model
 
 
-def starts(model: SeDeM, bank: MemoryBank) -> list[Start]:
+def starts(model: SeDeM, bank: MemoryBank) -> list[AnswerInputs]:
     """Rows of other lengths and K; the last block of the bank is a short one."""
     made = []
     for question, blocks in zip(ASKED, ([3, len(bank) - 1, 0, 5], [], [2]), strict=True):
         prefix = torch.tensor(question_ids(model.decoder, question))
-        made.append(Start(bank, blocks, torch.arange(len(blocks)) * 0.1, prefix))
+        made.append(AnswerInputs(bank, blocks, torch.arange(len(blocks)) * 0.1, prefix))
     return made
 
 
-def logits(model: SeDeM, rows: list[Start], steps: int = 3) -> Tensor:
+def logits(model: SeDeM, rows: list[AnswerInputs], steps: int = 3) -> Tensor:
     tokens = torch.randint(2, 258, (steps, len(rows)), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad(), model.engine.start(rows, steps + 1) as (first, step):
-        return torch.stack([first.clone(), *(step(t, range(len(rows))).clone() for t in tokens)])
+    with joined(model.engine, rows, max(steps, 1)) as (first, running):
+        return torch.stack([first, *(running.step(ids) for ids in tokens)])
 
 
 class Masks:
@@ -115,7 +115,7 @@ def test_blocks_apart_and_guided_ones_have_one_mask_above_injection(
 
 
 @pytest.mark.parametrize(("window", "masked"), [(4096, False), (80, True), (6, True)])
-@pytest.mark.parametrize("context", ["joint", "independent", "pieces"])
+@pytest.mark.parametrize("context", ["joint", "independent"])
 def test_windows_shorter_than_the_text_have_a_mask(
     context: str,
     window: int,
@@ -126,9 +126,7 @@ def test_windows_shorter_than_the_text_have_a_mask(
 ) -> None:
     """A window of 80 holds every prefix, but not the memory between its start and its question."""
     folder = tiny_folder("mistral", sliding_window=window)
-    if context == "pieces":
-        monkeypatch.setattr(batches, "MAX_COLUMNS", 0)
-    changes = {"block_context": "joint" if context == "joint" else "independent", "encoder": folder}
+    changes = {"block_context": context, "encoder": folder}
     eager, fast = (build(config, engine, **changes) for engine in ("eager", "static"))
     bank = eager.read(DOCUMENTS)
     rows = starts(eager, bank)

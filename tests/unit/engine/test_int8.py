@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from answers import joined
 from conftest import LEASE
 from torch import Tensor, nn
 
 from sedem import Document, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, start_of
+from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.cli.models import open_model
 from sedem.engine import int8
 from sedem.engine.int8 import Int8Matrix
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.layers import MATRICES, FusedLayer
 from sedem.engine.open import open_engine
 from sedem.engine.static import Static
@@ -68,21 +69,19 @@ def engine_of(model: SeDeM) -> Static:
     return model.engine
 
 
-def starts(model: SeDeM) -> list[Start]:
+def starts(model: SeDeM) -> list[AnswerInputs]:
     bank = model.read([Document("lease.txt", LEASE)])
     made = []
     for question in QUESTIONS:
         selection = choose(model, Request(bank, question, 2), torch.arange(len(bank)).float())
-        made.append(start_of(bank, selection, torch.tensor(question_ids(model.decoder, question))))
+        made.append(inputs_of(bank, selection, torch.tensor(question_ids(model.decoder, question))))
     return made
 
 
-def decoded(model: SeDeM, rows: list[Start]) -> tuple[Tensor, Tensor]:
+def decoded(model: SeDeM, rows: list[AnswerInputs]) -> tuple[Tensor, Tensor]:
     """Logits after the prefixes, and after each of some tokens."""
-    live = list(range(len(rows)))
-    with model.engine.start(rows, 8) as (first, step):
-        first = first.clone()
-        return first, torch.stack([step(ids[: len(rows)], live).clone() for ids in TOKENS])
+    with joined(model.engine, rows, 8) as (first, running):
+        return first, torch.stack([running.step(ids[: len(rows)]) for ids in TOKENS])
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 1, 64), (5, 64)])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from answers import joined
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
@@ -16,11 +17,9 @@ from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
 from sedem.backbone.loading import open_backbone
 from sedem.bank.kept import kept_bytes, kept_path
-from sedem.engine.interface import Start
-from sedem.engine.kept import Kept, KeptBudget
-from sedem.engine.kept_level import KeptLevel
+from sedem.engine.interface import AnswerInputs
+from sedem.engine.kept import Kept, KeptBudget, KeptLevel
 from sedem.engine.open import open_engine
-from sedem.engine.pieces import hold
 from sedem.engine.static import Static
 from sedem.engine.warming import save_kept
 from sedem.errors import BankError, BankMismatchError, ConfigError
@@ -64,22 +63,20 @@ def kept(model: SeDeM) -> Kept:
     return model.engine.kept
 
 
-def starts(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> list[Start]:
+def starts(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> list[AnswerInputs]:
     made = []
     for row, question in zip(rows, QUESTIONS, strict=False):
         scores = torch.arange(len(row)) * 0.7
         prefix = torch.tensor(question_ids(model.decoder, question))
-        made.append(Start(bank.snapshot(), row, scores, prefix))
+        made.append(AnswerInputs(bank.snapshot(), row, scores, prefix))
     return made
 
 
 def logits(model: SeDeM, bank: MemoryBank, rows: list[list[int]] = ROWS) -> Tensor:
     """Of the prefill and two steps."""
     tokens = torch.tensor([50, 60, 70])[: len(rows)]
-    with torch.no_grad(), model.engine.start(starts(model, bank, rows), 5) as (first, step):
-        seen = [first.clone()]
-        seen += [step(tokens, range(len(rows))).clone() for _ in range(2)]
-    return torch.stack(seen)
+    with joined(model.engine, starts(model, bank, rows), 5) as (first, running):
+        return torch.stack([first, *(running.step(tokens) for _ in range(2))])
 
 
 def entry_bytes(model: SeDeM, bank: MemoryBank, block: int = 0) -> int:
@@ -225,21 +222,6 @@ def test_blocks_move_down_a_level_and_up_again(model: SeDeM, bank: MemoryBank) -
     assert where()[0] == [5, 6]
     assert kept(model).nbytes == 5 * each == first.nbytes + second.nbytes
     assert torch.equal(logits(model, bank), expected)
-
-
-def test_blocks_of_a_long_row_fill_the_levels_and_then_a_file(
-    model: SeDeM, bank: MemoryBank
-) -> None:
-    each, blocks = entry_bytes(model, bank), list(range(12))
-    expected = [entry.values for entry in kept(model).fetch(bank.snapshot(), blocks)]
-    first, second = two_levels(model, 3 * each, 4 * each)
-    kept(model).fetch(bank.snapshot(), [20, 1, 21])
-    held = hold(kept(model), bank, blocks)
-    assert all(torch.equal(h.values, e) for h, e in zip(held, expected, strict=True))
-    # Other blocks made room, those of the row did not.
-    assert [b for b in range(29) if first.get(bank, b)] == [0, 1, 2]
-    assert [b for b in range(12) if second.get(bank, b)] == [3, 4, 5, 6]
-    assert first.nbytes + second.nbytes == 7 * each
 
 
 def test_the_budget_is_a_setting_of_from_pretrained(

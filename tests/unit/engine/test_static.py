@@ -12,20 +12,21 @@ from weakref import ref
 
 import pytest
 import torch
+from answers import joined
 from conftest import LEASE, RECIPE
 from torch import Tensor
 
 from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, start_of
+from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
-from sedem.engine import cuda_graphs, layers, static
+from sedem.engine import buffers, layers, static
 from sedem.engine.batch import Bucket, StaticBatch
-from sedem.engine.batches import FIRST_STEPS, round_up
-from sedem.engine.cuda_graphs import Replay, pool_bytes, side_stream
+from sedem.engine.buffers import Replay, pool_bytes, round_up, side_stream
 from sedem.engine.eager import Eager
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.open import open_engine
+from sedem.engine.rows import FIRST_STEPS
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
 
@@ -66,13 +67,13 @@ def engine_of(model: SeDeM) -> Static:
     return model.engine
 
 
-def starts(model: SeDeM, bank: MemoryBank, rows: int, k: int = 2) -> list[Start]:
+def starts(model: SeDeM, bank: MemoryBank, rows: int, k: int = 2) -> list[AnswerInputs]:
     made = []
     for row in range(rows):
         request = Request(bank, QUESTIONS[row % len(QUESTIONS)], k)
         selection = choose(model, request, torch.arange(len(bank)).roll(row).float())
         prefix = torch.tensor(question_ids(model.decoder, request.question))
-        made.append(start_of(bank, selection, prefix))
+        made.append(inputs_of(bank, selection, prefix))
     return made
 
 
@@ -113,18 +114,18 @@ def test_a_rehearsed_step_changes_no_answer(fast: SeDeM, bank: MemoryBank) -> No
     tokens = torch.tensor([50, 60])
     seen = []
     for rehearsed in (False, True):
-        with fast.engine.start(rows, 8) as (_, step):
+        with joined(fast.engine, rows, 8) as (_, running):
             (batch,) = engine_of(fast).batches.active
             if rehearsed:
                 batch.ids.copy_(tokens)
                 batch._replay_step.rehearse(batch._run_step)
-            seen.append([step(tokens, [0, 1]).clone() for _ in range(3)])
+            seen.append([running.step(tokens) for _ in range(3)])
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
 
 
 def test_a_gpu_has_one_stream_for_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     current = [0]
-    monkeypatch.setattr(cuda_graphs, "_SIDE_STREAMS", {})
+    monkeypatch.setattr(buffers, "_SIDE_STREAMS", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "Stream", lambda: object())
     first = side_stream()
@@ -174,10 +175,9 @@ def test_a_long_answer_moves_to_a_larger_batch(slow: SeDeM, fast: SeDeM, bank: M
     tokens = torch.randint(2, 258, (limit - 1, 2), generator=torch.Generator().manual_seed(0))
     rows = starts(slow, bank, 2)
     logits = []
-    with torch.no_grad():
-        for model in (slow, fast):
-            with model.engine.start(rows, limit) as (_, step):
-                logits.append(torch.stack([step(ids, [0, 1]).clone() for ids in tokens]))
+    for model in (slow, fast):
+        with joined(model.engine, rows, limit) as (_, running):
+            logits.append(torch.stack([running.step(ids) for ids in tokens]))
     torch.testing.assert_close(*logits, rtol=1e-3, atol=1e-4)
     assert {batch.bucket.steps for batch in engine_of(fast).batches.idle} == {64, 128, 160}
 
@@ -188,15 +188,20 @@ def test_finished_rows_are_dropped_from_the_batch(
     rows = starts(slow, bank, 7)
     lives = [list(range(7)), [0, 2, 3, 5, 6], [2, 5, 6], [2, 5, 6], [5]]
     tokens = torch.randint(2, 258, (len(lives), 7), generator=torch.Generator().manual_seed(0))
-    expected, actual, sizes = [], [], []
-    with torch.no_grad():
-        with slow.engine.start(rows, 9) as (_, step):
-            expected = [step(ids, live)[live] for ids, live in zip(tokens, lives, strict=True)]
-        with fast.engine.start(rows, 9) as (_, step):
+    found: list[list[Tensor]] = []
+    sizes = []
+    for model in (slow, fast):
+        found.append([])
+        with joined(model.engine, rows, 9) as (_, running):
+            left = set[int]()
             for ids, live in zip(tokens, lives, strict=True):
-                actual.append(step(ids, live)[live].clone())
-                sizes.append(engine_of(fast).batches.active[0].bucket.rows)
-    for one, other in zip(actual, expected, strict=True):
+                for row in set(range(7)) - {*live} - left:
+                    running.leave(row)
+                    left.add(row)
+                found[-1].append(running.step(ids)[live])
+                if model is fast:
+                    sizes.append(engine_of(fast).batches.active[0].bucket.rows)
+    for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-5)
     assert sizes == [7, 7, 3, 3, 1]
 
@@ -302,7 +307,7 @@ def test_memory_of_graphs_is_that_of_their_pool(monkeypatch: pytest.MonkeyPatch)
 def test_idle_batches_above_the_limit_are_freed(
     fast: SeDeM, bank: MemoryBank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sedem.engine.batches.IDLE_BYTES", 0)
+    monkeypatch.setattr("sedem.engine.rows.IDLE_BYTES", 0)
     for k in (1, 3, 8):
         fast.answer(bank, QUESTIONS[0], k=k, decoding=Decoding(2))
     (batch,) = engine_of(fast).batches.idle
@@ -403,7 +408,7 @@ def test_rotary_positions_that_cannot_be_captured_are_refused(
 ) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = with_lora(config, tiny_folder(rope_parameters=rope))
-    with pytest.raises(ConfigError, match="'dynamic' rotary positions"):
+    with pytest.raises(ConfigError, match="rotary positions that depend on the length"):
         Static(model, graphs=True)
 
 

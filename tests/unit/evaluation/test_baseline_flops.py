@@ -88,7 +88,7 @@ def test_reading_and_answering(
             used = reader.context_tokens_used(context, len(prompt), ANSWER)
             filled = reader.prefill(kept, [used], [prompt])
             for _ in range(ANSWER - 1):
-                filled.advance(torch.tensor([50]), [0])
+                filled.advance(torch.tensor([50]))
 
     flops = baseline_flops(
         method, folder, reader.config, Workload(context=context, question=question, answer=ANSWER)

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, encode_questions, start_of
+from sedem.answering.requests import Request, choose, encode_questions, inputs_of
 from sedem.backbone.loading import open_backbone
 from sedem.bank import scores
 from sedem.bank.search import score_questions
@@ -102,7 +102,7 @@ def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
     advance: list[Any] = []
 
     def start() -> None:
-        advance.append(start_decoding(model, [start_of(bank, chosen, prefix)])[1])
+        advance.append(start_decoding(model, [inputs_of(bank, chosen, prefix)])[1])
 
     flops, lower = formula(model, len(prefix) - 1), model.config.inject_layer
     upper = model.decoder.depth - lower
@@ -112,6 +112,6 @@ def test_prefilling_and_decoding(model: SeDeM, bank: MemoryBank) -> None:
 
     def decode() -> None:
         for _ in range(ANSWER - 1):
-            advance[0](torch.tensor([5]), [0])
+            advance[0](torch.tensor([5]))
 
     assert flops["decode"] == counted(decode)

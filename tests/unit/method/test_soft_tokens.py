@@ -10,7 +10,7 @@ from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.engine.eager import start_decoding
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.errors import ConfigError
 from sedem.method.decompressor import SoftTokenDecompressor
 from sedem.training.stage1 import Stage1, Stage1Losses
@@ -51,7 +51,8 @@ def test_the_decoder_reads_soft_tokens_like_embeddings_of_a_prompt(
     prefix = torch.tensor(question_ids(direct.decoder, QUESTION))
     chosen = [0, 2]
     soft_UD = direct.decompressor(bank.memory(chosen).float()).flatten(0, 1)
-    logits_BV, advance = start_decoding(direct, [Start(bank, chosen, torch.zeros(2), prefix)])
+    inputs = AnswerInputs(bank, chosen, torch.zeros(2), prefix)
+    logits_BV, advance = start_decoding(direct, [inputs])
     embed = direct.decoder.model.get_input_embeddings()
     sequence = torch.cat([embed(prefix[:1]), soft_UD, embed(prefix[1:])])
     expected = direct.decoder.model(inputs_embeds=sequence[None], use_cache=False).logits[0]
@@ -59,7 +60,7 @@ def test_the_decoder_reads_soft_tokens_like_embeddings_of_a_prompt(
     token = logits_BV.argmax(-1)
     longer = torch.cat([sequence, embed(token)])
     expected = direct.decoder.model(inputs_embeds=longer[None], use_cache=False).logits[0]
-    torch.testing.assert_close(advance(token, [0])[0], expected[-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(advance(token)[0], expected[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_slot_takes_one_position_and_padding_none(

@@ -18,7 +18,7 @@ import pytest
 from serving import SECRET, bearer
 
 from sedem import SeDeM
-from sedem.engine.rows_apart import RowsApart
+from sedem.engine.eager import EagerRows
 from sedem.errors import ConfigError
 from sedem.serve.app import create_app
 from sedem.serve.keys import KeyRing, add_key
@@ -64,15 +64,15 @@ def started(
     settings: Settings, model: SeDeM, keys: KeyRing, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Running]]:
     """Return a function that starts a server whose every token takes a while."""
-    each = RowsApart.step_each
+    each = EagerRows.step
 
-    def slowly(self: RowsApart, ids_B: Any) -> Any:
+    def slowly(self: EagerRows, ids_B: Any) -> Any:
         time.sleep(STEP_SECONDS)
         return each(self, ids_B)
 
-    monkeypatch.setattr(RowsApart, "step_each", slowly)
+    monkeypatch.setattr(EagerRows, "step", slowly)
     # An answer that does not end by itself.
-    monkeypatch.setattr("sedem.answering.answer.end_ids", lambda *_, **__: frozenset())
+    monkeypatch.setattr("sedem.answering.running.end_ids", lambda *_, **__: frozenset())
     running: list[Running] = []
 
     def start(**changes: Any) -> Running:

@@ -14,7 +14,7 @@ from unit.training.blocks import block_dataset, collator
 
 from sedem import SeDeM, SedemConfig
 from sedem.answering.prompts import answer_ids, question_ids
-from sedem.answering.requests import Request, choose, prefix_of, start_of
+from sedem.answering.requests import Request, choose, inputs_of, prefix_of
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
 from sedem.bank.blocks import partition
@@ -435,7 +435,7 @@ def test_training_reads_as_answering_does(
         prefix = prefix_of(model, request, chosen, prompt)
         assert (258 in prefix) == chat
         target = torch.tensor(answer_ids(model.decoder, example.answers[0], chat=chat))
-        start = start_of(bank, chosen, torch.cat([prefix, target[:-1]]))
+        start = inputs_of(bank, chosen, torch.cat([prefix, target[:-1]]))
         # Logits after every prefix of the answer, each prefilled on its own.
         rows = [
             start_decoding(model, [replace(start, prefix=start.prefix[: len(prefix) + n])])[0][0]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from answers import build
-from conftest import LEASE, RECIPE
+from answers import build, joined
+from conftest import LEASE, POSITIONS, RECIPE
 from torch import Tensor
 
-from sedem import Document, MemoryBank, SeDeM, SedemConfig
+from sedem import Decoding, Document, MemoryBank, SeDeM, SedemConfig
+from sedem.answering import running
 from sedem.answering.prompts import question_ids
-from sedem.answering.requests import Request, choose, start_of
+from sedem.answering.requests import Request, choose, inputs_of
 from sedem.backbone.loading import open_backbone
-from sedem.engine import batches
+from sedem.engine import rows as engine_rows
 from sedem.engine.batch import StaticBatch
-from sedem.engine.batches import FIRST_STEPS
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.engine.open import open_engine
+from sedem.engine.rows import FIRST_STEPS, StaticRows
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
 
@@ -58,10 +60,10 @@ def engine_of(model: SeDeM) -> Static:
     return model.engine
 
 
-def start_at(model: SeDeM, bank: MemoryBank, question: str, k: int, turn: int = 0) -> Start:
+def start_at(model: SeDeM, bank: MemoryBank, question: str, k: int, turn: int = 0) -> AnswerInputs:
     request = Request(bank, question, k) if k else Request(bank, question, blocks=[])
     selection = choose(model, request, torch.arange(len(bank)).roll(turn).float())
-    return start_of(bank, selection, torch.tensor(question_ids(model.decoder, question)))
+    return inputs_of(bank, selection, torch.tensor(question_ids(model.decoder, question)))
 
 
 class Asked:
@@ -77,11 +79,10 @@ class Asked:
 
 
 def run_alone(model: SeDeM, asked: Asked) -> Tensor:
-    with torch.no_grad(), model.engine.start([asked.start], asked.limit + 1) as (logits, step):
-        seen = [logits[0].clone()]
-        for token in asked.tokens:
-            seen.append(step(torch.tensor([token]), [0])[0].clone())
-    return torch.stack(seen)
+    with joined(model.engine, [asked.start], asked.limit) as (logits, rows):
+        return torch.stack(
+            [logits[0], *(rows.step(torch.tensor([token]))[0] for token in asked.tokens)]
+        )
 
 
 def run_together(model: SeDeM, questions: list[Asked], random: Random) -> None:
@@ -128,24 +129,24 @@ def test_rows_that_come_and_go_have_the_logits_of_each_alone(
     assert not engine_of(fast).batches.active
 
 
-def test_an_engine_without_static_caches_runs_each_row_alone(config: SedemConfig) -> None:
+def test_rows_of_the_reference_have_the_logits_of_each_alone(config: SedemConfig) -> None:
     model = opened(config, "eager")
     random = Random(5)
     questions = [Asked(model, read(model), random) for _ in range(4)]
     run_together(model, questions, random)
     for asked in questions:
-        assert torch.equal(torch.stack(asked.logits), run_alone(model, asked))
+        actual = torch.stack(asked.logits)
+        torch.testing.assert_close(actual, run_alone(model, asked), rtol=1e-4, atol=1e-4)
 
 
-def test_rows_with_pieces_of_memory_run_beside_the_others(
+def test_wide_rows_run_beside_the_others(
     config: SedemConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, fast = (opened(config, name, block_context="independent") for name in ("eager", "static"))
     bank, random = read(slow), Random(6)
     questions = [Asked(slow, bank, random) for _ in range(6)]
-    monkeypatch.setattr(batches, "MAX_COLUMNS", 40)
-    pieces = {engine_of(fast).batches.bucket_of([asked.start], 1).pieces for asked in questions}
-    assert pieces == {True, False}
+    monkeypatch.setattr(engine_rows, "WIDE", 20)
+    assert {engine_of(fast).batches.is_wide(asked.start) for asked in questions} == {True, False}
     run_together(fast, questions, random)
     for asked in questions:
         actual = torch.stack(asked.logits)
@@ -183,7 +184,8 @@ def test_a_row_keeps_nothing_of_the_one_before_it(context: str, config: SedemCon
     large, small = (start_at(slow, bank, QUESTIONS[0], k) for k in (9, 1))
     tokens = torch.randint(2, 258, (20,), generator=torch.Generator().manual_seed(0)).tolist()
     with fast.engine.open_rows(2) as rows:
-        rows.join([0, 1], [large, large], [40, 40])
+        for row in (0, 1):
+            rows.join([row], [large], [40])
         (batch,) = engine_of(fast).batches.active
         rows.leave(1)
         seen = [rows.join([1], [small], [40])[0]]
@@ -296,7 +298,8 @@ def test_a_row_that_could_not_be_copied_is_empty(
         raise RuntimeError("out of memory")
 
     with fast.engine.open_rows(2) as rows:
-        rows.join([0, 1], [start, start], [9, 9])
+        for row in (0, 1):
+            rows.join([row], [start], [9])
         rows.leave(1)
         (batch,) = engine_of(fast).batches.active
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="memory"):
@@ -306,3 +309,55 @@ def test_a_row_that_could_not_be_copied_is_empty(
         assert (len(batch.text), int(batch.used.sum())) == (1, 1)
         rows.join([1], [start], [9])
         assert (len(batch.text), int(batch.used.sum())) == (2, 2)
+
+
+# Any K
+
+
+def test_k_goes_beyond_the_positions_of_the_decoder(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "WIDE", 4000)
+    wide, step = set[int](), StaticRows.step
+    monkeypatch.setattr(StaticRows, "step", lambda r, ids: wide.add(len(r.wide)) or step(r, ids))
+    model, eager = (opened(config, n, block_context="independent") for n in ("static", "eager"))
+    bank = model.read([Document(f"{number}.txt", LEASE) for number in range(30)])
+    limit = Decoding(4)
+    questions = QUESTIONS[:2]
+    answers = model.answer(bank, questions, k="all", decoding=limit)
+    assert {answer.k for answer in answers} == {len(bank)} == {510}
+    assert answers[0].conditioning > 7900 > POSITIONS
+    expected = eager.answer(bank, questions, k="all", decoding=limit)
+    assert [a.text for a in answers] == [a.text for a in expected]
+    # Only one answer with so much memory runs at a time, and its buffers are freed.
+    assert wide == {1} and not engine_of(model).batches.idle
+    joint = opened(config, "static", block_context="joint")
+    with pytest.raises(ConfigError, match=r"selected states.*use k of at most \d\d"):
+        joint.answer(bank, QUESTIONS[0], k="all", decoding=limit)
+    with pytest.raises(ConfigError, match=r"16 states of the longest block, .*ask something"):
+        model.answer(bank, QUESTIONS[0], k="all", decoding=Decoding(POSITIONS))
+
+
+def test_memory_that_has_no_room_is_rejected_before_it_is_allocated(
+    config: SedemConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = opened(config, "static", block_context="independent")
+    bank = read(model)
+    monkeypatch.setattr(engine_rows, "free_bytes", lambda _: 7)
+    with pytest.raises(ConfigError, match=r"need [\d,]+ bytes of memory, 7 are free; use a sm"):
+        model.answer(bank, QUESTIONS[0], k="all")
+    assert not engine_of(model).batches.active
+
+
+@pytest.mark.parametrize("engine", ["static", "eager"])
+def test_the_order_of_independent_blocks_decides_nothing(engine: str, config: SedemConfig) -> None:
+    model = opened(config, engine, block_context="independent", guidance=True)
+    bank = read(model)
+    inputs = start_at(model, bank, QUESTIONS[1], 9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(5))
+    blocks = [inputs.blocks[place] for place in order]
+    shuffled = replace(inputs, blocks=blocks, scores=inputs.scores[order])
+    with joined(model.engine, [inputs, shuffled], 3) as (first, rows):
+        later = rows.step(torch.tensor([50, 50]))
+    for logits in (first, later):
+        torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=5e-5)

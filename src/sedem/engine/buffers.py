@@ -1,17 +1,88 @@
-"""A function of fixed buffers, run as one captured CUDA graph, or just called without a GPU."""
+"""Buffers of fixed size: inputs copied to a device, and functions replayed as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Shape = tuple[int, ...]
 
 Pool = Any
 """torch's opaque handle of the memory that graphs share."""
 
 _SIDE_STREAMS: dict[int, torch.cuda.Stream] = {}
+
+
+class Upload:
+    """Tensors that are filled on the host and read on the device.
+
+    On a GPU the host's are in pinned memory: a copy from other memory would wait for the GPU. On a
+    CPU, host and device are the same.
+
+    Args:
+        fields: shape and type of each tensor, by name.
+
+    Attributes:
+        host: the tensors to fill, by name.
+        device: the tensors to read, by name.
+    """
+
+    def __init__(
+        self, device: torch.device, fields: Mapping[str, tuple[Shape, torch.dtype]]
+    ) -> None:
+        on_gpu = device.type == "cuda"
+        self.host = {
+            name: torch.zeros(shape, dtype=dtype, pin_memory=on_gpu)
+            for name, (shape, dtype) in fields.items()
+        }
+        self.device = {name: tensor.to(device) for name, tensor in self.host.items()}
+        self._sent = torch.cuda.Event() if on_gpu else None
+
+    def begin(self) -> None:
+        """Wait until the last copy has left the host; only then may its tensors be refilled."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self) -> None:
+        """Copy everything to the device, ahead of all work submitted after this call."""
+        if self._sent is not None:
+            for name, tensor in self.device.items():
+                tensor.copy_(self.host[name], non_blocking=True)
+            self._sent.record(torch.cuda.current_stream(tensor.device))
+
+
+def fill(buffer: Tensor, rows: Sequence[Tensor], padding: float = 0.0) -> None:
+    """Copy rows of different lengths into a buffer of the host, padded on the right.
+
+    Args:
+        buffer: `[B, L, ...]`.
+        rows: B tensors on the CPU, of at most L entries.
+    """
+    # NumPy, because each operation on a tensor costs microseconds before the first token.
+    target = buffer.numpy()
+    target.fill(padding)
+    for place, row in zip(target, rows, strict=True):
+        place[: len(row)] = row.numpy()
+
+
+def fill_lengths(buffer: Tensor, lengths: Sequence[int]) -> None:
+    """Set the first entries of each row of a host buffer to True, and the others to False.
+
+    Args:
+        buffer: `[B, L]`.
+        lengths: number of True entries per row.
+    """
+    buffer.numpy()[:] = mask_of(lengths, buffer.shape[1])
+
+
+def mask_of(lengths: Sequence[int], width: int) -> NDArray[np.bool_]:
+    """`[B, width]`, True in the first entries of each row."""
+    return np.arange(width) < np.asarray(lengths)[:, None]
 
 
 def new_pool() -> Pool:
@@ -49,8 +120,6 @@ class Replay:
     Args:
         buffers: all tensors that the function shares with its caller.
         state: the buffers that a run both reads and changes; a rehearsal restores them.
-        graph: whether to capture the function.
-        pool: memory that graphs share.
     """
 
     def __init__(
@@ -106,3 +175,12 @@ class Replay:
 
     def _layout(self) -> list[tuple[int, torch.Size, tuple[int, ...]]]:
         return [(b.data_ptr(), b.shape, b.stride()) for b in self.buffers]
+
+
+def round_up(count: int, unit: int) -> int:
+    """Round up to the next bucket size: 1 to 8, 10, 12, 14, 16, 20, 24, ... times `unit`."""
+    units = -(-count // unit)
+    stride = 1
+    while units > 8 * stride:
+        stride *= 2
+    return -(-units // stride) * stride * unit

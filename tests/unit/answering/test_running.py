@@ -6,12 +6,12 @@ import pytest
 from conftest import LEASE
 
 from sedem import Decoding, Document, SeDeM, SedemConfig
-from sedem.answering.rehearsal import USUAL
+from sedem.answering.running import USUAL
 from sedem.backbone.loading import open_backbone
 from sedem.engine.batch import StaticBatch
-from sedem.engine.batches import Batches
-from sedem.engine.encoder import QuestionBuffers
+from sedem.engine.fused import QuestionBuffers
 from sedem.engine.open import open_engine
+from sedem.engine.rows import Batches
 from sedem.engine.static import Static
 
 LIMIT = Decoding(max_new_tokens=3)

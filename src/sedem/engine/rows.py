@@ -1,0 +1,376 @@
+"""Answers that run together: rows join, finished rows leave, long answers get more room.
+
+Letters: B rows, J rows that join, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sedem.engine.batch import Bucket, IndependentBatch, StaticBatch
+from sedem.engine.buffers import new_pool, round_up
+from sedem.engine.device import device_bytes, free_bytes, storage_bytes
+from sedem.engine.fused import FusedDecoder
+from sedem.engine.interface import WIDE, AnswerInputs
+from sedem.engine.kept import Kept
+from sedem.errors import ConfigError
+
+IDLE_BYTES = 2**30
+"""Limit in bytes of idle batches kept for later answers of their size; higher on a large GPU."""
+IDLE_SHARE = 16
+"""Divisor of a GPU's memory for that limit."""
+FIRST_STEPS = 64
+"""Answer tokens that the first batch has room for; longer answers move to a larger batch."""
+COLUMNS = 64
+"""Rounding unit of prefix columns and slots of rows that join, for few moves and few graphs."""
+
+
+class Batches:
+    """Makes batches, and keeps idle ones for reuse.
+
+    Args:
+        kept: keys and values of independent blocks.
+
+    Attributes:
+        pool: memory that graphs share; None without graphs.
+        idle: batches that no answer uses, the most recently used last.
+    """
+
+    def __init__(self, decoder: FusedDecoder, kept: Kept, *, graphs: bool) -> None:
+        self.decoder, self.kept = decoder, kept
+        self.pool = new_pool() if graphs else None
+        self.idle: list[StaticBatch] = []
+        self.active: list[StaticBatch] = []
+        self._graphs = graphs
+        self._idle_share = device_bytes(decoder.device) // IDLE_SHARE
+
+    @property
+    def independent(self) -> bool:
+        """Whether blocks are independent."""
+        return self.decoder.config.block_context == "independent"
+
+    def take(self, bucket: Bucket) -> StaticBatch:
+        """Return an idle batch of this size, or a new one if there is none."""
+        batch = next((batch for batch in self.idle if batch.bucket == bucket), None)
+        if batch is None:
+            batch = self._new(bucket)
+        else:
+            self.idle.remove(batch)
+        self.active.append(batch)
+        return batch
+
+    def give_back(self, batch: StaticBatch) -> None:
+        """Make a batch idle, unless it is wide; above the limit, the oldest idle ones are freed."""
+        self.active.remove(batch)
+        if not self._exceeds(batch.bucket.slots):
+            self.idle.append(batch)
+        limit = max(IDLE_BYTES, self._idle_share)
+        while len(self.idle) > 1 and _bytes(self.idle) > limit:
+            del self.idle[0]
+
+    def release(self) -> None:
+        """Free idle batches."""
+        self.idle = []
+        # A pool cannot be used again after its last graph is freed.
+        self.pool = new_pool() if self._graphs else None
+
+    def bucket_of(self, inputs: Sequence[AnswerInputs], max_steps: int) -> Bucket:
+        """Return the size of the batch that some answers start in."""
+        return Bucket(
+            rows=round_up(len(inputs), 1),
+            prefix=round_up(max(len(row.prefix) for row in inputs), 8),
+            slots=round_up(max(self._slots_of(row) for row in inputs), 16),
+            steps=round_up(min(max_steps, FIRST_STEPS), 16),
+        )
+
+    def is_wide(self, inputs: AnswerInputs) -> bool:
+        """Whether a row has a batch of its own, because others would be padded to its memory."""
+        return self._exceeds(self._slots_of(inputs))
+
+    def _exceeds(self, slots: int) -> bool:
+        return self.independent and slots * self.decoder.states_per_slot > WIDE
+
+    def _slots_of(self, inputs: AnswerInputs) -> int:
+        """Number of slots that a row needs in its batch."""
+        if not self.independent:
+            return inputs.bank.slot_tokens(inputs.blocks).numel()
+        states = sum(self.kept.walk.sizes(inputs.bank, inputs.blocks))
+        return -(-states // self.decoder.states_per_slot)
+
+    def _new(self, bucket: Bucket) -> StaticBatch:
+        decoder, graph, pool = self.decoder, self._graphs, self.pool
+        needed, free = cache_bytes(decoder, bucket), free_bytes(decoder.device)
+        if needed > free:
+            raise ConfigError(
+                f"keys and values of the selected blocks need {needed:,} bytes of memory, "
+                f"{free:,} are free; use a smaller k"
+            )
+        if self.independent:
+            return IndependentBatch(decoder, bucket, self.kept, graph=graph, pool=pool)
+        return StaticBatch(decoder, bucket, graph=graph, pool=pool)
+
+
+def cache_bytes(decoder: FusedDecoder, bucket: Bucket) -> int:
+    """Bytes of the keys and values of a batch."""
+    columns, states = bucket.prefix + bucket.steps, bucket.slots * decoder.states_per_slot
+    each = len(decoder.layers) * columns + len(decoder.upper) * states
+    first = decoder.layers[0]
+    width = 2 * first.key_heads * first.head_width * decoder.dtype.itemsize
+    return bucket.rows * each * width
+
+
+class RunningBatch:
+    """Rows of one static batch at a time; they move to another batch when it fits them better.
+
+    Callers know a row by its number, which never changes. Moves change its place in the batch.
+
+    Args:
+        count: B, the maximum number of rows.
+        lock: reserves the buffers for one thread.
+
+    Attributes:
+        batch: the batch that runs now; None before the first row.
+        places: the place of each row in use in the batch.
+        needs: the size that each row in use needs, as a batch of one row.
+    """
+
+    def __init__(
+        self, batches: Batches, count: int, lock: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.batches, self.count, self.lock = batches, count, lock
+        self.batch: StaticBatch | None = None
+        self.places: dict[int, int] = {}
+        self.needs: dict[int, Bucket] = {}
+        self._max_steps: dict[int, int] = {}
+        # The row at each place and the place of each row, on the device; 0 where there is none.
+        self._row_of = self._place_of = torch.zeros(0, dtype=torch.long)
+
+    @torch.no_grad()
+    def join(
+        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
+    ) -> Tensor:
+        """Prefill some rows; see `interface.Rows.join`.
+
+        If no row is in use, they are prefilled in the batch that then runs them, else in a separate
+        batch, from which they are copied into the running one.
+        """
+        with self.lock():
+            if not self.places:
+                return self._begin(rows, inputs, limits)
+            prefilled = self.batches.take(self.batches.bucket_of(inputs, 0))
+            try:
+                prefilled.prefill(inputs)
+                needs = {
+                    row: self._need(prefilled.bucket, limit)
+                    for row, limit in zip(rows, limits, strict=True)
+                }
+                self._fit({**self.needs, **needs})
+                assert self.batch is not None
+                free = set(range(self.batch.bucket.rows)) - set(self.places.values())
+                places = dict(zip(rows, sorted(free), strict=False))
+                self._copy(prefilled, list(places.values()))
+                logits_JV = prefilled.logits[: len(rows)].clone()
+            finally:
+                self.batches.give_back(prefilled)
+            for row, place in places.items():
+                # A copy from the host would wait for the device.
+                self._row_of[place].fill_(row)
+                self._place_of[row].fill_(place)
+            self.places |= places
+            self.needs |= needs
+            self._max_steps |= zip(rows, limits, strict=True)
+            return logits_JV
+
+    def _begin(
+        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
+    ) -> Tensor:
+        self.close()
+        bucket = self.batches.bucket_of(inputs, max(limits))
+        batch = self.batches.take(bucket)
+        try:
+            batch.prefill(inputs)
+        except BaseException:
+            self.batches.give_back(batch)
+            raise
+        self.needs = dict.fromkeys(rows, replace(bucket, rows=1))
+        self._max_steps = dict(zip(rows, limits, strict=True))
+        self._place({row: place for place, row in enumerate(rows)}, batch)
+        return batch.logits[: len(rows)].clone()
+
+    def leave(self, row: int) -> None:
+        """Free a row."""
+        with self.lock():
+            assert self.batch is not None
+            place = self.places.pop(row)
+            del self.needs[row], self._max_steps[row]
+            self.batch.clear(slice(place, place + 1))
+
+    @torch.no_grad()
+    def step(self, ids_B: Tensor) -> Tensor:
+        """Run one token of every row in use.
+
+        Returns:
+            Logits `[B, V]`; those of other rows are undefined.
+
+        Raises:
+            ConfigError: an answer is longer than its limit.
+        """
+        with self.lock():
+            self._fit({row: self._grown(row) for row in self.places})
+            assert self.batch is not None
+            self.batch.step(ids_B[self._row_of])
+            return self.batch.logits[self._place_of]
+
+    def close(self) -> None:
+        """Give the batch back."""
+        with self.lock():
+            if self.batch is not None:
+                self.batches.give_back(self.batch)
+            self.batch, self.places = None, {}
+
+    def _copy(self, prefilled: StaticBatch, places: Sequence[int]) -> None:
+        """Copy the rows of another batch to free places, which stay free if that fails."""
+        assert self.batch is not None
+        try:
+            self.batch.copy_rows(prefilled, {place: row for row, place in enumerate(places)})
+        except BaseException:
+            for place in places:
+                self.batch.clear(slice(place, place + 1))
+            raise
+
+    def _need(self, prefilled: Bucket, limit: int) -> Bucket:
+        """The size that a joining row needs, from the batch in which it was prefilled."""
+        return replace(
+            prefilled,
+            rows=1,
+            prefix=round_up(prefilled.prefix, COLUMNS),
+            slots=round_up(prefilled.slots, COLUMNS),
+            steps=round_up(min(limit, FIRST_STEPS), 16),
+        )
+
+    def _grown(self, row: int) -> Bucket:
+        """The size that a row needs for its next step; steps up to double once they are used up."""
+        assert self.batch is not None
+        need, max_steps = self.needs[row], self._max_steps[row]
+        if self.batch.text[self.places[row]] < need.prefix + need.steps:
+            return need
+        if need.steps >= max_steps:
+            raise ConfigError(f"an answer is longer than {max_steps} steps; start it with more")
+        return replace(need, steps=round_up(min(max_steps, 2 * need.steps), 16))
+
+    def _fit(self, needs: dict[int, Bucket]) -> None:
+        """Move to another batch if these rows do not fit, or if half the size is enough."""
+        self.needs.update((row, needs[row]) for row in self.places)
+        needed = Bucket(
+            rows=round_up(len(needs), 1),
+            prefix=max(need.prefix for need in needs.values()),
+            slots=max(need.slots for need in needs.values()),
+            steps=max(need.steps for need in needs.values()),
+        )
+        if self.batch is not None:
+            old = self.batch.bucket
+            if not old.holds(needed):
+                # Twice the rows at once, so that a burst of questions causes few moves.
+                more = needed.rows > old.rows
+                rows = max(needed.rows, min(self.count, 2 * old.rows)) if more else old.rows
+                needed = replace(needed, rows=rows)
+            elif 2 * self._size(needed) > self._size(old):
+                return
+        self._move(needed)
+
+    def _size(self, bucket: Bucket) -> int:
+        columns = bucket.slots * self.batches.decoder.states_per_slot + bucket.prefix + bucket.steps
+        return bucket.rows * columns
+
+    def _move(self, bucket: Bucket) -> None:
+        """Continue in another batch; if that fails, the rows stay where they are."""
+        old, new = self.batch, self.batches.take(bucket)
+        try:
+            new.clear(slice(None))
+            if old is not None:
+                new.copy_rows(old, dict(enumerate(self.places.values())))
+            self._place({row: place for place, row in enumerate(self.places)}, new)
+        except BaseException:
+            self.batches.give_back(new)
+            raise
+        if old is not None:
+            self.batches.give_back(old)
+
+    def _place(self, places: dict[int, int], batch: StaticBatch) -> None:
+        """Assign rows to places of a batch."""
+        row_of, place_of = [0] * batch.bucket.rows, [0] * self.count
+        for row, place in places.items():
+            row_of[place], place_of[row] = row, place
+        device = batch.logits.device
+        on_device = [torch.tensor(numbers, device=device) for numbers in (row_of, place_of)]
+        self._row_of, self._place_of = on_device
+        self.batch, self.places = batch, places
+
+
+class StaticRows:
+    """Rows that share a running batch, except wide ones: see `Batches.is_wide`.
+
+    Args:
+        count: B, the maximum number of rows.
+        lock: reserves the buffers for one thread.
+    """
+
+    def __init__(
+        self, batches: Batches, count: int, lock: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.batches, self.lock = batches, lock
+        self.shared = RunningBatch(batches, count, lock)
+        self.wide: dict[int, RunningBatch] = {}
+
+    def join(
+        self, rows: Sequence[int], inputs: Sequence[AnswerInputs], limits: Sequence[int]
+    ) -> Tensor:
+        """Prefill some rows; return logits after the prefixes `[J, V]`."""
+        apart = [self.batches.is_wide(one) for one in inputs]
+        if not any(apart):
+            return self.shared.join(rows, inputs, limits)
+        logits: list[Tensor] = []
+        with ExitStack() as joining:
+            for row, one, limit, is_wide in zip(rows, inputs, limits, apart, strict=True):
+                place = 0 if is_wide else row
+                batch = RunningBatch(self.batches, 1, self.lock) if is_wide else self.shared
+                logits.append(batch.join([place], [one], [limit])[0])
+                if is_wide:
+                    self.wide[row] = batch
+                joining.callback(self.leave, row)
+            joining.pop_all()
+        return torch.stack(logits)
+
+    def leave(self, row: int) -> None:
+        """Free a row."""
+        if row in self.wide:
+            self.wide.pop(row).close()
+        else:
+            self.shared.leave(row)
+
+    def step(self, ids_B: Tensor) -> Tensor:
+        """Run one token of every row in use; return logits `[B, V]`."""
+        wide = {row: batch.step(ids_B[row : row + 1])[0] for row, batch in self.wide.items()}
+        if self.shared.places:
+            logits_BV = self.shared.step(ids_B)
+        else:
+            logits_V = next(iter(wide.values()))
+            logits_BV = logits_V.expand(self.shared.count, -1).clone()
+        for row, logits_V in wide.items():
+            logits_BV[row] = logits_V
+        return logits_BV
+
+    def close(self) -> None:
+        """Free all rows."""
+        for batch in (self.shared, *self.wide.values()):
+            batch.close()
+        self.wide = {}
+
+
+def _bytes(batches: Sequence[StaticBatch]) -> int:
+    return storage_bytes([buffer for batch in batches for buffer in batch.buffers])
