@@ -97,7 +97,7 @@ def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
 
 def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
     """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
-    entry = BankEntry(None, "a", "a", {}, place, 0, files=None)  # type: ignore[arg-type]
+    entry = BankEntry(None, "a", place, 0, uploads=None)  # type: ignore[arg-type]
     assert entry.reload().documents.names == ["lease", "recipe"]
     build.build_bank(model, model.engine, place, [Document("note", RECIPE)])
 

@@ -157,8 +157,8 @@ def serve(
 ) -> None:
     """Serve a page and an API that OpenAI clients can call.
 
-    Upload documents on the page or by POST /v1/files, ask, and see from which spans an answer
-    came. Every route but /health needs a key. Ctrl-C lets running answers end.
+    Upload documents on the page or by POST /v1/banks/NAME/documents, ask, and see from which spans
+    an answer came. Every route but /health needs a key. Ctrl-C lets running answers end.
     """
     if new_key is not None:
         _add_key(keys, new_key, bank_scope, read_only=read_only)

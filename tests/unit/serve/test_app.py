@@ -61,15 +61,19 @@ def test_a_request_that_no_route_takes(
         (b"{", None, "the body is not JSON"),
         (b"", None, "not valid"),
         (b"[]", None, "not valid"),
-        (b'{"name": "new", "nonsense": "secret text"}', "nonsense", "'nonsense' is not a field"),
-        (b'{"name": 5}', "name", "'name' is not valid"),
+        (
+            b'{"question": "new", "nonsense": "secret text"}',
+            "nonsense",
+            "'nonsense' is not a field",
+        ),
+        (b'{"question": 5}', "question", "'question' is not valid"),
     ],
 )
 def test_a_body_that_is_wrong_is_explained_and_not_repeated(
     content: bytes, param: str | None, words: str, client: TestClient
 ) -> None:
     headers = {"Content-Type": "application/json"}
-    response = client.post("/v1/vector_stores", content=content, headers=headers)
+    response = client.post("/v1/banks/any/scores", content=content, headers=headers)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == param

@@ -11,7 +11,7 @@ from serving import READER, SCOPED, SECRET, bearer
 from starlette.routing import BaseRoute
 
 from sedem.serve.errors import bank_not_found
-from sedem.serve.login import COOKIE
+from sedem.serve.pages import COOKIE
 
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "BREW")
 UNKNOWN = (
@@ -89,7 +89,7 @@ def test_the_scheme_of_the_header_may_be_in_lower_case(anonymous: TestClient) ->
     assert anonymous.get("/ready", headers={"Authorization": f"bearer {SECRET}"}).is_success
 
 
-@pytest.mark.parametrize("how", ["read", "documents", "progress", "delete", "score", "search"])
+@pytest.mark.parametrize("how", ["read", "documents", "progress", "delete", "score"])
 def test_a_bank_out_of_scope_is_as_one_that_does_not_exist(
     how: str, client: TestClient, anonymous: TestClient
 ) -> None:
@@ -106,9 +106,6 @@ def test_a_bank_out_of_scope_is_as_one_that_does_not_exist(
         "delete": lambda bank: anonymous.delete(f"/v1/banks/{bank}", headers=bearer(SCOPED)),
         "score": lambda bank: anonymous.post(
             f"/v1/banks/{bank}/scores", json={"question": "Rent?"}, headers=bearer(SCOPED)
-        ),
-        "search": lambda bank: anonymous.post(
-            f"/v1/vector_stores/{bank}/search", json={"query": "Rent?"}, headers=bearer(SCOPED)
         ),
     }
     hidden, missing = calls[how]("theirs"), calls[how]("nobody")
@@ -138,13 +135,6 @@ def test_a_scoped_key_sees_and_makes_only_its_banks(
         ("POST", "/v1/banks/any/documents"),
         ("DELETE", "/v1/banks/any"),
         ("DELETE", "/v1/banks/any/documents/0"),
-        ("POST", "/v1/files"),
-        ("DELETE", "/v1/files/file-0123456789abcdef"),
-        ("POST", "/v1/vector_stores"),
-        ("POST", "/v1/vector_stores/any"),
-        ("DELETE", "/v1/vector_stores/any"),
-        ("POST", "/v1/vector_stores/any/files"),
-        ("DELETE", "/v1/vector_stores/any/files/file-0123456789abcdef"),
     ],
 )
 def test_a_read_only_key_changes_nothing(
@@ -152,12 +142,7 @@ def test_a_read_only_key_changes_nothing(
 ) -> None:
     files = {"file": ("lease.txt", b"The rent is 900 euros.", "text/plain")}
     assert client.post("/v1/banks/any/documents", files=files).status_code == 202
-    body: dict[str, Any] = {}
-    if method == "POST":
-        attached = path == "/v1/vector_stores/any/files"
-        body = {"json": {"file_id": "file-0123456789abcdef"} if attached else {"name": "new"}}
-        if path.endswith(("documents", "/v1/files")):
-            body = {"files": files, "data": {"purpose": "assistants"}}
+    body: dict[str, Any] = {"files": files} if method == "POST" else {}
     response = anonymous.request(method, path, headers=bearer(READER), **body)
     assert response.status_code == 403, response.text
     assert response.json()["error"]["code"] == "read_only_key"

@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 from serving import SECRET
 
-from sedem.serve.login import COOKIE, FORM_BYTES
+from sedem.serve.pages import COOKIE, FORM_BYTES
 
 PAGE = {"Accept": "text/html,application/xhtml+xml"}
 FORM = {"Origin": "http://testserver"}

@@ -79,7 +79,7 @@ def test_the_line_names_the_key_and_the_path(
     ("error", "status", "message"),
     [
         (RuntimeError(QUESTION), 500, INTERNAL),
-        (BankError(QUESTION), 503, "the bank cannot be read; `sedem bank verify` tells why"),
+        (BankError(QUESTION), 503, "cannot read the bank; run `sedem bank verify` to find out why"),
         (QueueFullError("full"), 429, "full"),
         (UnavailableError("closed"), 503, "closed"),
     ],
