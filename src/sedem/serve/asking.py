@@ -33,12 +33,9 @@ class ResolvedQuestion:
     """A question that can be answered.
 
     Attributes:
-        request: question, bank and selection.
-        decoding: how the answer is generated.
         model: the client's name for the model.
         bank: name of the bank; None if the texts came with the question.
         unused: one sentence for each message that is not used.
-        question_tokens: tokens of the question.
         cached_tokens: tokens of documents that did not have to be read for this question.
     """
 
@@ -56,9 +53,7 @@ class Answered:
     """An answer and its question.
 
     Attributes:
-        asked: the question.
         selected: the blocks that the answer was conditioned on.
-        answer: the answer.
     """
 
     asked: ResolvedQuestion
@@ -70,12 +65,6 @@ async def to_ask(
     service: Service, key: Key, body: AskBody, messages: Sequence[Message]
 ) -> ResolvedQuestion:
     """Find or make the bank of a question, and check everything against the server's limits.
-
-    Args:
-        service: the server.
-        key: the caller's API key.
-        body: the request.
-        messages: the conversation.
 
     Raises:
         ApiError: a field cannot be used, or there is no such bank or model.

@@ -56,12 +56,10 @@ class BankEntry:
         path: its file, which does not exist until the first document was read. A bank that the
             operator provides may be in parts.
         created_at: creation time, in seconds since 1970.
-        uploads: the uploads of all banks.
         prepare: called with each new snapshot before anything else sees it.
         bank: its memory; None until the first document was read. Answers use its snapshots.
         error: why it cannot be opened, in one sentence.
         deleted: whether it was deleted; running answers finish on their snapshot.
-        changing: held while documents are removed.
         live: characters read so far of the files that are being read, and the lengths of the
             parsed ones, by the numbers of their rows.
     """
@@ -222,9 +220,6 @@ class BankEntry:
 
         Running answers keep the documents of their snapshots. If it fails, it is not tried again
         before the next change of the bank.
-
-        Args:
-            limit: maximum share of the stored blocks.
 
         Returns:
             Whether the bank was compacted.

@@ -36,14 +36,7 @@ RETRY_SECONDS = 5.0
 
 
 class Builder:
-    """Reads uploads in the background.
-
-    Args:
-        library: the banks and their uploads.
-        model: reads them.
-        metrics: counts the blocks that were read.
-        parse: parses an upload.
-    """
+    """Reads uploads in the background."""
 
     def __init__(
         self,

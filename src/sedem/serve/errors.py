@@ -24,16 +24,7 @@ INTERNAL = "the server failed to answer; its log has the reason under the id of 
 
 
 class ApiError(Exception):
-    """An error that is reported to the client.
-
-    Args:
-        status: HTTP status.
-        message: one sentence.
-        type: kind of error, in OpenAI's terms.
-        code: identifier that programs may test for.
-        param: the field of the request that caused it.
-        headers: further headers of the response.
-    """
+    """An error that is reported to the client."""
 
     def __init__(
         self,

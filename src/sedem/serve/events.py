@@ -35,12 +35,7 @@ Events = AsyncGenerator[bytes, None]
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
-    """Return the bytes of one event.
-
-    Args:
-        data: its JSON.
-        name: its type, if it has one.
-    """
+    """Return the bytes of one event."""
     head = f"event: {name}\n" if name else ""
     body = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"{head}data: {body}\n\n".encode()
@@ -48,10 +43,6 @@ def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 
 async def cancel_on_disconnect(request: Request, awaited: Awaitable[Value]) -> Value:
     """Wait for something, but cancel it when the client disconnects.
-
-    Args:
-        request: the request, read to its end.
-        awaited: what to wait for.
 
     Raises:
         ApiError: the client disconnected and will not see the error.

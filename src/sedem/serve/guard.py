@@ -26,12 +26,7 @@ OPEN = ("GET", "/health")
 
 
 class Guard:
-    """Checks the key before anything else sees a request.
-
-    Args:
-        app: the inner application.
-        metrics: counts refused requests.
-    """
+    """Checks the key before anything else sees a request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics

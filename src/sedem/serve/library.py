@@ -187,10 +187,6 @@ class Library:
     def upload(self, name: str, files: Mapping[str, Path]) -> tuple[BankEntry, list[str]]:
         """Acknowledge files for a bank, which is created if it does not exist.
 
-        Args:
-            name: name of the bank.
-            files: stored files by the names of their documents.
-
         Returns:
             The bank, and the names of documents that will be replaced.
 

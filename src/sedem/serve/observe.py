@@ -30,14 +30,7 @@ REFUSALS = {429: "queue", 503: "unavailable"}
 
 
 class Observe:
-    """Watches requests.
-
-    Args:
-        app: the inner application.
-        metrics: counts requests.
-        lifecycle: counts requests in flight.
-        tracer: makes spans.
-    """
+    """Watches requests."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle, tracer: Tracer

@@ -81,12 +81,7 @@ async def _chat_events(
 
 
 def completion(frame: Mapping[str, Any], answered: Answered) -> dict[str, Any]:
-    """The body of a complete answer.
-
-    Args:
-        frame: id, time and model.
-        answered: the answer.
-    """
+    """The body of a complete answer."""
     message = {
         "role": "assistant",
         "content": answered.answer.text,
@@ -207,13 +202,7 @@ async def _response_events(
 
 
 def _finished(frame: Mapping[str, Any], item: str, answered: Answered) -> dict[str, Any]:
-    """Return the complete response.
-
-    Args:
-        frame: fields that do not depend on the answer.
-        item: id of its message.
-        answered: the answer.
-    """
+    """Return the complete response."""
     cut_off = answered.answer.finish_reason == "length"
     status = "incomplete" if cut_off else "completed"
     annotations = [

@@ -42,11 +42,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def headers(style: str = "'self'") -> dict[str, str]:
-    """Return the security headers of every response that a browser shows.
-
-    Args:
-        style: the only source of styles that the policy allows.
-    """
+    """Return the security headers of every response that a browser shows."""
     return {
         "Content-Security-Policy": _POLICY.format(style=style),
         "X-Content-Type-Options": "nosniff",
@@ -67,11 +63,7 @@ def files() -> dict[str, tuple[bytes, str]]:
 
 
 def login_page(message: str = "") -> HTMLResponse:
-    """Return the form that asks for a key, with status 401. It needs no other file.
-
-    Args:
-        message: why the last key was rejected.
-    """
+    """Return the form that asks for a key, with status 401. It needs no other file."""
     text = files()[LOGIN][0].decode()
     [style] = _STYLE.findall(text)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -44,13 +44,6 @@ def parse_upload(
 ) -> Document:
     """Return an uploaded file as a document.
 
-    Args:
-        path: where its bytes are.
-        name: name of the document; its ending determines the format.
-        stopped: polled regularly; once it is true, parsing is stopped.
-        seconds: time limit.
-        memory: limit of the process's address space in bytes.
-
     Raises:
         DataError: it cannot be read, or takes too much time or memory; one sentence.
         StoppedError: `stopped` returned true.

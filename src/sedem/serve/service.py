@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 class Answerer(Protocol):
-    """Answers the questions of a server.
-
-    Attributes:
-        rows: maximum number of concurrent answers.
-    """
+    """Answers the questions of a server."""
 
     rows: int
 
@@ -84,11 +80,7 @@ class Answerer(Protocol):
         ...
 
     def close(self, *, at_once: bool = False) -> None:
-        """Accept no more questions and stop; this blocks.
-
-        Args:
-            at_once: end questions with an error instead of answering them.
-        """
+        """Accept no more questions and stop; this blocks."""
         ...
 
 
@@ -188,12 +180,6 @@ def open_service(
     open_answerer: OpenAnswerer = OneMachine,
 ) -> Service:
     """Open the model, the scheduler and the banks; this takes seconds.
-
-    Args:
-        settings: the server's settings.
-        metrics: the server's metrics.
-        model: None to open the one of the settings.
-        open_answerer: opens the answerer.
 
     Raises:
         SedemError: the model or a bank cannot be opened, or another server uses the folder.

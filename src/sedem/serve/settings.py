@@ -24,12 +24,8 @@ class Settings(validation.Settings):
         banks: places of further banks by name; clients may only query them.
         key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
         max_body_bytes: largest body of a request that is not an upload.
-        max_file_bytes: largest upload.
         max_documents: maximum documents of a bank or of a request.
-        max_question_characters: longest question.
-        max_k: maximum blocks of an answer.
         max_all_blocks: largest bank, in blocks, for which `k="all"` is allowed.
-        max_tokens: maximum tokens of an answer.
         max_online_characters: longest text that comes with a question.
         online_banks: temporary banks that are kept for texts that come with a question.
         max_removed_share: share of a bank's stored blocks that may be of removed documents; with

@@ -138,7 +138,6 @@ class AskBody(Body, ABC):
     """What every question may say.
 
     Attributes:
-        model: the model's name, or "NAME@BANK".
         bank: the bank to ask; without one, what the messages say is read.
         documents: names, indexes or file ids of the documents to answer from; None means all.
         k: blocks to use; None means the model's default.
@@ -147,7 +146,6 @@ class AskBody(Body, ABC):
         ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
         temperature: 0 is greedy, which is the default here.
-        top_p: as `Decoding`.
         seed: of sampling; without one, every answer is sampled anew.
     """
 

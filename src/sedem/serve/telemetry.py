@@ -46,9 +46,6 @@ class Tracer:
 class OpenTelemetry(Tracer):
     """Makes spans with OpenTelemetry.
 
-    Args:
-        exporter: where spans go; None means the standard variables decide.
-
     Raises:
         ConfigError: the package or the exporter is not installed.
     """

@@ -40,11 +40,8 @@ class Upload:
 
     Attributes:
         id: number of its row; later uploads have larger ones.
-        bank: id of the bank.
-        name: name of the document.
         file: name of the file that holds its bytes until it is read.
         size: number of bytes; of characters once it is read.
-        status: whether it was read.
         error: why it was not read, in one sentence.
     """
 
@@ -82,10 +79,7 @@ class Progress:
         status: "building" while files are to be read; then "ready", or "failed" if none of these
             files could be read; "empty" in a bank without files.
         files_done: files that were read or could not be read.
-        files: number of files.
-        characters_done: characters that were read.
         characters: number of characters; for a file that is not parsed yet, its bytes.
-        blocks: blocks of the bank now.
         error: one sentence if a file could not be read.
         failed: all files that could not be read.
     """
@@ -105,13 +99,7 @@ class Progress:
 
 
 class Uploads:
-    """The uploads of all banks.
-
-    Args:
-        database: where their rows are.
-        folder: the server's folder.
-        limit: maximum number of documents in a bank.
-    """
+    """The uploads of all banks."""
 
     def __init__(self, database: Database, folder: Path, limit: int) -> None:
         self.database, self.folder, self.limit = database, folder / "uploads", limit
@@ -214,9 +202,6 @@ class Uploads:
 
     def next_work(self, limit: int) -> tuple[list[Upload], list[Removal]]:
         """Return the next work, read in one transaction.
-
-        Args:
-            limit: maximum number of files.
 
         Returns:
             Files to read into one bank, in their order and with distinct names, and all documents

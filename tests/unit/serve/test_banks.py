@@ -13,7 +13,7 @@ from conftest import LEASE, RECIPE
 from document_files import docx_of, pdf_of
 from docx import Document
 from fastapi.testclient import TestClient
-from serving import READER, SCOPED, bearer
+from serving import READER, bearer
 from unit.serve.waiting import read_all
 
 from sedem import MemoryBank, SeDeM, types
@@ -271,17 +271,3 @@ def test_banks_of_the_operator_are_only_asked(
     library = client.app.state.lifecycle.service.library  # type: ignore[attr-defined]
     library.get("given").refresh()
     assert client.get("/v1/banks/given").json()["documents"] == 3
-
-
-def test_keys_see_the_banks_of_their_scope(client: TestClient) -> None:
-    send(client, "flat", ("a.txt", b"x"))
-    missing = client.get("/v1/banks/nothing").json()["error"]
-    for url in ("", "/documents", "/documents/0", "/progress"):
-        hidden = client.get(f"/v1/banks/flat{url}", headers=bearer(SCOPED))
-        assert hidden.status_code == 404
-        assert hidden.json()["error"]["message"] == missing["message"].replace("nothing", "flat")
-    assert send(client, "flat", ("a.txt", b"x"), headers=bearer(SCOPED)).status_code == 404
-    assert send(client, "mine-1", ("a.txt", b"x"), headers=bearer(SCOPED)).status_code == 202
-    assert send(client, "flat", ("b.txt", b"x"), headers=bearer(READER)).status_code == 403
-    assert client.delete("/v1/banks/flat", headers=bearer(READER)).status_code == 403
-    assert client.get("/v1/banks/flat", headers=bearer(READER)).status_code == 200
