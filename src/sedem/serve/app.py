@@ -28,6 +28,7 @@ from sedem.serve.service import (
     lifespan,
 )
 from sedem.serve.settings import Settings
+from sedem.serve.shapes import UNSUPPORTED
 from sedem.serve.telemetry import OpenTelemetry, Tracer
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def _invalid(request: Request, error: Exception) -> Response:
         message = f"'{place}' is not a field of this request; leave it out"
         return _response(bad_request(message, place, "unknown_field"))
     problem = str(first["msg"])
+    if first["type"] == UNSUPPORTED:
+        return _response(bad_request(f"'{place}' {problem}", place, UNSUPPORTED))
     problem = problem[:1].lower() + problem[1:]
     return _response(bad_request(f"'{place or 'the body'}' is not valid: {problem}", place))
 

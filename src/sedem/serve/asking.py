@@ -70,7 +70,6 @@ async def to_ask(
         ApiError: a field cannot be used, or there is no such bank or model.
         QueueFullError: too many questions wait, or too many texts wait to be read.
     """
-    body.check_neutral()
     name = bank_name(service, body)
     settings, decoding = service.settings, decoding_of(body, service.settings)
     if name is not None:
