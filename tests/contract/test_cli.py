@@ -12,15 +12,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import datasets
-import huggingface_hub
 import pytest
 import torch
 import typer.main
 from conftest import LEASE, POSITIONS, RECIPE
-from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
@@ -154,57 +151,33 @@ def commands() -> Iterator[tuple[list[str], Any]]:
     return walk([], typer.main.get_command(app))
 
 
-@pytest.mark.parametrize(
-    ("words", "command"), [pytest.param(w, c, id=" ".join(w) or "sedem") for w, c in commands()]
+def test_help_explains_every_command_with_all_its_arguments() -> None:
+    for words, command in commands():
+        text = " ".join(succeeds(*words, "--help").split())
+        assert command.help.split(".")[0].split("\n")[0] in text
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            names = parameter.opts
+            if parameter.param_type_name == "argument":
+                names = [parameter.metavar or parameter.name]
+            assert any(name in text for name in names), (words, parameter.name)
+            assert parameter.help, f"{parameter.name} has no help"
+            assert parameter.help.split(".")[0][:30] in text
+        for name, child in getattr(command, "commands", {}).items():
+            assert name in text and child.help.split(".")[0][:30] in text
+
+
+VERBS = (
+    "demo, build, ask, bank ls, bank show, bank verify, bank rm, bank compact, bank backup, "
+    "bank export, bank import, bank split, bank join, bank warm, train stage1, train stage2, push, "
+    "seal, data inspect, init, probe, adapt, calibrate, eval METHOD, eval report, bench, cost, "
+    "serve"
 )
-def test_help_explains_a_command_with_all_its_arguments(words: list[str], command: Any) -> None:
-    text = " ".join(succeeds(*words, "--help").split())
-    assert command.help.split(".")[0].split("\n")[0] in text
-    for parameter in command.params:
-        if parameter.name == "help":
-            continue
-        names = parameter.opts
-        if parameter.param_type_name == "argument":
-            names = [parameter.metavar or parameter.name]
-        assert any(name in text for name in names), parameter.name
-        assert parameter.help, f"{parameter.name} has no help"
-        assert parameter.help.split(".")[0][:30] in text
-    for name, child in getattr(command, "commands", {}).items():
-        assert name in text
-        assert child.help.split(".")[0][:30] in text
 
 
-@pytest.mark.parametrize("words", [w for w, c in commands() if getattr(c, "commands", None)])
-def test_help_cuts_no_line_about_a_command(words: list[str]) -> None:
-    lines = succeeds(*words, "--help").splitlines()[1:]
-    assert not [line for line in lines if line.endswith("...")]
-
-
-def test_help_lists_every_command() -> None:
-    verbs = {" ".join(words) for words, _ in commands()} - {""}
-    assert verbs >= {
-        "demo",
-        "build",
-        "ask",
-        "bank ls",
-        "bank show",
-        "bank verify",
-        "bank rm",
-        "bank compact",
-        "bank backup",
-        "bank export",
-        "bank import",
-        "train stage1",
-        "train stage2",
-        "push",
-        "seal",
-        "data inspect",
-        "init",
-        "adapt",
-        "eval METHOD",
-        "eval report",
-        "cost",
-    }
+def test_every_verb_stays() -> None:
+    assert {" ".join(words) for words, _ in commands()} >= set(VERBS.split(", "))
 
 
 HELP_OF_EVERYTHING = """
@@ -273,9 +246,6 @@ def test_adapt_refuses_what_it_cannot_use(here: Path, checkpoint: Path) -> None:
         (["--help"], 0, "Usage", ""),
         (["bank", "rm", "a.bank", "x"], 1, "", r"\Aerror: bank 'a\.bank' does not exist; .*\n\Z"),
         (["build"], 2, "", "Missing argument 'BANK'"),
-        (["fly"], 2, "", "No such command 'fly'"),
-        (["eval", "sedem", "--limit", "few"], 2, "", "Invalid value for '--limit'"),
-        (["ask", "a.bank", "?", "--loud"], 2, "", "No such option: --loud"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -288,12 +258,6 @@ def test_a_process_has_its_exit_code_and_separate_streams(
     assert re.search(stderr, done.stderr) if stderr else done.stderr == ""
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_separate_process_can_list_a_bank(bank: Path) -> None:
-    done = python(CALL, "bank", "ls", bank, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert [entry["document"] for entry in json.loads(done.stdout)] == ["lease.txt", "recipe.md"]
 
 
 # Building
@@ -323,17 +287,6 @@ def test_a_build_reports_on_stdout_and_shows_progress_only_on_stderr(
         "The rent is 950 euros.",
     ]
     assert succeeds("bank", "verify", "a.bank") == "a.bank: all is well\n"
-
-
-def test_building_from_parts_of_a_bank_equals_building_at_once(
-    here: Path, checkpoint: Path
-) -> None:
-    succeeds("build", "once.bank", "lease.txt", "recipe.md", "-m", TINY)
-    succeeds("build", "twice.bank", "lease.txt", "-m", TINY)
-    succeeds("build", "twice.bank", "recipe.md")
-    once, twice = MemoryBank.open("once.bank"), MemoryBank.open("twice.bank")
-    assert (once.documents, [*once.blocks]) == (twice.documents, [*twice.blocks])
-    assert once.fingerprint == twice.fingerprint
 
 
 def test_a_bank_keeps_the_type_that_it_was_built_with_and_may_keep_keys(
@@ -448,13 +401,12 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
 def test_a_file_that_cannot_be_read_is_refused_and_nothing_is_written(
-    name: str, here: Path, checkpoint: Path
+    here: Path, checkpoint: Path
 ) -> None:
-    content, words = BAD_FILES[name]
-    Path(name).write_bytes(content)
-    refused("build", "a.bank", name, "lease.txt", "-m", TINY, words=words)
+    for name, (content, words) in BAD_FILES.items():
+        Path(name).write_bytes(content)
+        refused("build", "a.bank", name, "lease.txt", "-m", TINY, words=words)
     assert not [path for path in here.iterdir() if "bank" in path.name]
 
 
@@ -524,28 +476,10 @@ def test_folders_without_files_and_missing_files_are_refused(here: Path, checkpo
     assert not Path("a.bank").exists()
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "cp1252"])
-def test_a_named_encoding_is_used(encoding: str, here: Path, checkpoint: Path) -> None:
-    Path("cafe.txt").write_bytes("Café in Görlitz".encode(encoding))
-    succeeds("build", "a.bank", "cafe.txt", "--encoding", encoding, "-m", TINY)
+def test_a_named_encoding_is_used(here: Path, checkpoint: Path) -> None:
+    Path("cafe.txt").write_bytes("Café in Görlitz".encode("utf-16"))
+    succeeds("build", "a.bank", "cafe.txt", "--encoding", "utf-16", "-m", TINY)
     assert MemoryBank.open("a.bank").documents == [Document("cafe.txt", "Café in Görlitz")]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")
-def test_a_file_whose_name_is_not_unicode_is_refused(here: Path, checkpoint: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.txt")
-    Path(name).write_text("Text.")
-    refused(
-        "build", "a.bank", name, "-m", checkpoint,
-        words=r"the name of a document is not Unicode text \('\\udce9' at character 3\)",
-    )  # fmt: skip
-    assert not [path for path in here.iterdir() if "bank" in path.name]
-
-
-def test_a_byte_order_mark_is_not_part_of_the_text(here: Path, checkpoint: Path) -> None:
-    Path("mark.txt").write_bytes(b"\xef\xbb\xbfText.")
-    succeeds("build", "a.bank", "mark.txt", "-m", TINY)
-    assert MemoryBank.open("a.bank").documents[0].text == "Text."
 
 
 def test_a_bank_of_another_model_is_neither_extended_nor_asked(
@@ -572,7 +506,7 @@ def test_a_path_that_is_not_a_bank_is_refused(here: Path, checkpoint: Path) -> N
     assert list(Path("folder").iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["truncated", "config", "foreign", "file", "unknown"])
+@pytest.mark.parametrize("damage", ["truncated", "foreign", "file", "unknown"])
 def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
     damage: str, here: Path, checkpoint: Path, tiny_folder: Callable[..., str]
 ) -> None:
@@ -583,9 +517,6 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_written(
             (broken / path.name).write_bytes(path.read_bytes())
     if damage == "truncated":
         os.truncate(broken / "sedem.safetensors", 1000)
-    elif damage == "config":
-        (broken / "config.json").write_text("{")
-        words = r"config\.json' is damaged \(it has 1 bytes"
     elif damage == "foreign":
         broken = Path(tiny_folder())
         words = "is not a sedem configuration"
@@ -626,34 +557,19 @@ def test_an_untrained_checkpoint_asks_in_a_chat_unless_told_not_to(
     assert found == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            ["--chat-template"],
-            "chat_template is on, but the tokenizer of backbone '.*' has no chat",
-        ),
-        (["--layer", "4"], "layer is 4, but backbone '.*' has 4 layers; give a layer from 1 to 3"),
-        (["--segment-length", "0"], "segment_length is 0; it must be above 0"),
-        (["--segment-length", "512"], "segment_length 512 and a start token exceed the 512"),
-        (["-k", "most"], "k is 'most'"),
-        (["-k", "0"], "k is 0"),
-    ],
-)
 def test_an_untrained_checkpoint_with_bad_settings_is_refused(
-    options: list[str], words: str, here: Path, tiny_folder: Callable[..., str]
-) -> None:
-    refused("init", tiny_folder(), "raw", *options, words=words)
-    assert not Path("raw").exists()
-
-
-def test_an_untrained_checkpoint_replaces_nothing(
     here: Path, tiny_folder: Callable[..., str]
 ) -> None:
+    for options, words in (
+        (["--chat-template"], "chat_template is on, but the tokenizer of backbone '.*' has no"),
+        (["--layer", "4"], "layer is 4, but backbone '.*' has 4 layers; give a layer from 1 to 3"),
+        (["--segment-length", "512"], "segment_length 512 and a start token exceed the 512"),
+        (["-k", "most"], "k is 'most'"),
+    ):
+        refused("init", tiny_folder(), "raw", *options, words=words)
+        assert not Path("raw").exists()
     Path("raw").mkdir()
     refused("init", tiny_folder(), "raw", words="'raw' exists already; give the name of a new fold")
-    refused("init", "no-such", "out", words="backbone 'no-such' is neither a local folder nor")
-    assert not Path("out").exists()
 
 
 # Asking
@@ -706,13 +622,6 @@ def test_a_bank_without_texts_shows_sources_from_their_files(here: Path) -> None
         f"  note: {said} file back in its place to see it"
     ]
     refused("ask", "bare.bank", RENT, "--condition", "text", words="holds no texts, and 'lease")
-
-
-def test_a_bank_with_texts_is_not_extended_without_them(bank: Path) -> None:
-    refused(
-        *("build", bank, "lease.txt", "-m", TINY, "--no-text"),
-        words="both.bank' holds the texts of its documents; build another bank",
-    )
 
 
 def test_asking_equals_the_python_interface(bank: Path, checkpoint: Path) -> None:
@@ -773,11 +682,6 @@ def test_auto_says_how_many_blocks_it_used(
     assert "  from" not in succeeds(*ask, 3)
 
 
-def test_auto_is_refused_without_guidance(bank: Path) -> None:
-    words = "k is 'auto', but this model was trained without guidance"
-    refused("ask", bank, RENT, "-k", "auto", "--engine", "eager", words=words)
-
-
 def questions_with_evidence(path: Path, count: int = 20) -> Path:
     """Questions about a rent, each with one document that tells and one that does not."""
     lines = []
@@ -817,16 +721,6 @@ def test_a_calibrated_checkpoint_tells_its_confidence_and_can_decline(
     assert succeeds(*ask, "--min-confidence", 1).splitlines()[0] == UNANSWERABLE
 
 
-def test_calibrating_says_what_it_found(checkpoint: Path, here: Path) -> None:
-    data = questions_with_evidence(here / "questions.jsonl")
-    shown = succeeds("calibrate", checkpoint, "--data", data, "--out", "sure", "--engine", "eager")
-    first, second = shown.splitlines()
-    assert first == "sure: fitted to 15 questions with and without evidence"
-    assert re.fullmatch(
-        r"on 5 other questions: AUROC [01]\.\d{3}, calibration error [01]\.\d{3}", second
-    )
-
-
 def test_too_few_questions_to_calibrate_are_refused(checkpoint: Path, here: Path) -> None:
     data = questions_with_evidence(here / "questions.jsonl", 3)
     words = "3 of 3 questions have labelled evidence .* at least 16 are needed"
@@ -835,23 +729,18 @@ def test_too_few_questions_to_calibrate_are_refused(checkpoint: Path, here: Path
     assert not Path("sure").exists()
 
 
-def test_a_least_confidence_is_refused_by_a_model_without_one(bank: Path) -> None:
+def test_a_question_or_a_value_that_cannot_be_used_is_refused(bank: Path) -> None:
+    for k in ("0", "-1", "many", "1.5", ""):
+        words = f"k is '?{k}'?; it must be a whole number"
+        refused("ask", bank, RENT, "-k", k, "--json", words=words)
+    refused("ask", bank, " \t ", words="the question is empty; ask something")
+    words = "the question has 10,000 tokens, the model reads at most 511; ask"
+    refused("ask", bank, "?" * 10_000, words=words)
     ask = ("ask", bank, RENT, "--engine", "eager", "--min-confidence")
     refused(*ask, 0.5, words="min_confidence is 0.5, but this model gives no confidence; fit it")
     refused(*ask, 2, words="min_confidence is 2.0; it must be a number from 0 to 1")
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_a_k_below_one_is_refused(k: int, bank: Path) -> None:
-    for output in ([], ["--json"]):
-        refused(
-            "ask", bank, RENT, "-k", k, *output, words=f"k is {k}; it must be a whole number of at"
-        )
-
-
-@pytest.mark.parametrize("k", ["many", "1.5", "", "ALL", "two"])
-def test_a_k_that_is_not_a_number_is_refused(k: str, bank: Path) -> None:
-    refused("ask", bank, RENT, "-k", k, words=f"k is '{k}'; it must be a whole number .* or 'auto'")
+    words = "both.bank' holds the texts of its documents; build another bank"
+    refused("build", bank, "lease.txt", "-m", TINY, "--no-text", words=words)
 
 
 def test_a_k_beyond_the_bank_is_the_whole_bank(bank: Path) -> None:
@@ -868,20 +757,6 @@ def test_a_k_whose_states_do_not_fit_is_refused_with_numbers(here: Path, checkpo
     words = rf"{3 * len(LEASE):,} selected states, .* positions, the decoder has {POSITIONS}; use k"
     for k in (10**9, "all"):
         refused("ask", "long.bank", RENT, "-k", k, words=rf"{words} of at most \d+")
-
-
-@pytest.mark.parametrize(
-    ("question", "words"),
-    [
-        ("", "the question is empty; ask something"),
-        (" \t ", "the question is empty; ask something"),
-        ("?" * 10_000, "the question has 10,000 tokens, the model reads at most 511; ask"),
-    ],
-    ids=["none", "white", "10,000"],
-)
-def test_an_empty_or_too_long_question_is_refused(question: str, words: str, bank: Path) -> None:
-    refused("ask", bank, question, words=words)
-    refused("ask", bank, question, "--json", words=words)
 
 
 # Banks
@@ -998,15 +873,6 @@ def test_a_repair_reads_again_what_it_can_and_drops_the_rest(here: Path) -> None
     refused("bank", "verify", "a.bank", "--drop", words="--from and --drop belong to --repair")
 
 
-def test_a_bank_without_documents_can_be_shown_and_extended(bank: Path) -> None:
-    for name in ("lease.txt", "recipe.md"):
-        succeeds("bank", "rm", bank, name)
-    assert prints_json("bank", "ls", bank, "--json") == []
-    assert prints_json("bank", "show", bank, "--json")["tokens"] == 0
-    refused("ask", bank, RENT, words="the bank holds no documents; add some with 'sedem build")
-    assert "2 documents in 29 blocks" in succeeds("build", bank, "lease.txt", "recipe.md")
-
-
 def test_verify_reports_damage_with_exit_code_1(bank: Path) -> None:
     assert succeeds("bank", "verify", bank) == "both.bank: all is well\n"
     damage_last_block(bank)
@@ -1086,7 +952,7 @@ def check_metric(metric: dict[str, Any], count: int) -> None:
     assert metric["n"] == count
 
 
-@pytest.mark.parametrize("method", ["sedem", "full-context", "bm25", "longllmlingua"])
+@pytest.mark.parametrize("method", ["sedem", "full-context", "bm25"])
 def test_a_method_is_evaluated_on_custom_questions(
     method: str, here: Path, checkpoint: Path
 ) -> None:
@@ -1126,43 +992,6 @@ def test_a_method_is_evaluated_on_squad(here: Path, checkpoint: Path) -> None:
         "--max-new-tokens", 4, "--json",
     )  # fmt: skip
     assert sampled["counts"]["examples"] == 2
-
-
-def test_a_public_set_is_read_from_the_local_cache_when_offline(
-    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit, asked = "0123456789" * 4, []
-
-    class Copy(list[dict[str, Any]]):
-        cache_files: ClassVar = [{"filename": f"/cache/0.0.0/{commit}/squad.arrow"}]
-
-    def load_dataset(*names: str, **options: Any) -> Copy:
-        asked.append((*names, options.get("revision")))
-        return Copy(
-            {
-                "id": qa["id"],
-                "title": article["title"],
-                "context": paragraph["context"],
-                "question": qa["question"],
-                "answers": qa["answers"],
-            }
-            for article in SQUAD["data"]
-            for paragraph in article["paragraphs"]
-            for qa in paragraph["qas"]
-        )
-
-    def dataset_info(self: Any, repository: str, **options: Any) -> Any:
-        raise OfflineModeIsEnabled("offline mode is enabled")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
-    metrics = prints_json(
-        "eval", "sedem", "--data", "squad", "-m", checkpoint, "--max-new-tokens", 4, "--json"
-    )
-    assert metrics["counts"]["examples"] == 4
-    assert metrics["settings"]["data"] == "rajpurkar/squad"
-    assert metrics["settings"]["revision"] == commit
-    assert asked == [("rajpurkar/squad", None), ("rajpurkar/squad", commit)]
 
 
 def test_gold_blocks_are_found_and_wrong_ones_are_not(here: Path, checkpoint: Path) -> None:
@@ -1212,9 +1041,8 @@ def read_records(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in content.removesuffix("\n").split("\n")]
 
 
-@pytest.mark.parametrize("cut", [1, 40, "line"])
 def test_an_interrupted_evaluation_resumes_after_its_last_whole_line(
-    cut: int | str, here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = (
         "eval", "sedem", "--data", custom_questions(here / "custom.jsonl"), "-m", checkpoint,
@@ -1231,8 +1059,7 @@ def test_an_interrupted_evaluation_resumes_after_its_last_whole_line(
         return real(self, examples)
 
     kept = 3
-    half = b"" if cut == "line" else lines[kept][: int(cut)]
-    path.write_bytes(b"".join(line + b"\n" for line in lines[:kept]) + half)
+    path.write_bytes(b"".join(line + b"\n" for line in lines[:kept]) + lines[kept][:40])
     monkeypatch.setattr(SedemMethod, "answer", counting)
     again = prints_json(*arguments)
     assert answered == ["q3", "q4"]
@@ -1245,91 +1072,42 @@ def test_an_interrupted_evaluation_resumes_after_its_last_whole_line(
     assert answered == ["q3", "q4"], "a finished run answers nothing twice"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        ("--limit", 2),
-        ("-k", 1),
-        ("--seed", 1),
-        ("--max-new-tokens", 5),
-        ("--control", "gold"),
-        ("--shift", 4),
-    ],
-    ids=lambda option: option[0],
-)
-def test_results_of_other_settings_are_not_mixed(
-    other: tuple[object, ...], here: Path, checkpoint: Path
-) -> None:
-    arguments = (
-        "eval", "sedem", "--data", custom_questions(here / "custom.jsonl"), "-m", checkpoint,
-        "--max-new-tokens", 4, "--out", "run",
-    )  # fmt: skip
-    succeeds(*arguments)
-    before = bytes_of(Path("run"))
-    refused(
-        *arguments, *other, words=r"'run' holds results of other settings .*; give another --out"
-    )
-    assert bytes_of(Path("run")) == before
-
-
-@pytest.mark.parametrize("changed", ["data", "weights", "adapter"])
-def test_results_of_changed_files_are_not_mixed(changed: str, here: Path, trained: Path) -> None:
+def test_results_of_other_settings_or_files_are_not_mixed(here: Path, trained: Path) -> None:
     data = custom_questions(here / "custom.jsonl", 2)
     shutil.copytree(trained, "model")
     arguments = (
         "eval", "sedem", "--data", data, "-m", "model", "--max-new-tokens", 4, "--out", "run",
     )  # fmt: skip
     succeeds(*arguments)
-    if changed == "data":
-        custom_questions(data, 3)
-    else:
-        names = {"weights": "sedem.safetensors", "adapter": "adapter/adapter_model.safetensors"}
-        path = Path("model") / names[changed]
-        save_file({n: w + 0.01 for n, w in load_file(path).items()}, path)
-        succeeds("seal", "model")
-    refused(*arguments, words="'run' holds results of other settings")
+    before = bytes_of(Path("run"))
+    words = r"'run' holds results of other settings .*; give another --out"
+    for other in (("--limit", 2), ("--seed", 1)):
+        refused(*arguments, *other, words=words)
+    path = Path("model/adapter/adapter_model.safetensors")
+    save_file({n: w + 0.01 for n, w in load_file(path).items()}, path)
+    succeeds("seal", "model")
+    refused(*arguments, words=words)
+    assert bytes_of(Path("run")) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_an_evaluation_with_bad_settings_is_refused(here: Path, checkpoint: Path) -> None:
+    data = custom_questions(here / "custom.jsonl", 2)
+    for options, words in (
         (["fly"], "there is no method 'fly'; there are sedem, full-context, bm25"),
         (["sedem", "--schema", "mine"], "there is no schema 'mine'; known are own, squad"),
         (["sedem", "--records", "first"], "records is 'first'; it must be 'start:stop'"),
         (["sedem", "--records", "9:"], "there are no examples to evaluate"),
         (["sedem", "--limit", "0"], "sedem eval: limit is 0; it must be above 0"),
-        (["sedem", "--limit", "-3"], "limit is -3; it must be above 0"),
-        (
-            ["sedem", "--control", "best"],
-            "control is 'best'; it can be selected, gold, gold-documents",
-        ),
+        (["sedem", "--control", "best"], "control is 'best'; it can be selected, gold, gold-docum"),
         (["sedem", "--dtype", "int8"], "dtype is 'int8'; it can be float32 or bfloat16"),
-        (["sedem", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
         (["sedem", "-k", "auto"], "k is 'auto', but this model was trained without guidance"),
         (["bm25", "-k", "0"], "k is 0; it must be above 0, or it can be all or auto"),
-        (["bm25", "-k", "auto"], "k is 'auto'; it must be a whole number of at least 1"),
-        (["bm25", "-k", "-1"], "k is -1; it must be above 0"),
         (["bm25", "--control", "gold"], "control is 'gold', but bm25 has no control; leave it out"),
-        (["bm25", "--shift", "4"], "shift is 4, but bm25 has no shift; leave it out"),
-        (["bm25", "--memory", "int8"], "memory is 'int8', but bm25 has no memory; leave it out"),
         (["full-context", "-k", "2"], "k is 2, but full-context has no k; leave it out"),
-        (
-            ["full-context", "--control", "none"],
-            "control is 'none', but full-context has no control",
-        ),
-        (["longllmlingua", "-k", "all"], "k is 'all', but longllmlingua has no k; leave it out"),
-        (["longllmlingua", "--shift", "4"], "shift is 4, but longllmlingua has no shift"),
         (["sedem", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
-        (["full-context", "-m", "no-such"], "checkpoint 'no-such' is neither a local folder nor"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_an_evaluation_with_bad_settings_is_refused(
-    options: list[str], words: str, here: Path, checkpoint: Path
-) -> None:
-    data = custom_questions(here / "custom.jsonl", 2)
-    arguments = options if "-m" in options else [*options, "-m", checkpoint]
-    refused("eval", *arguments, "--data", data, words=words)
+    ):
+        arguments = options if "-m" in options else [*options, "-m", checkpoint]
+        refused("eval", *arguments, "--data", data, words=words)
 
 
 def test_data_that_cannot_be_read_is_refused(here: Path, checkpoint: Path) -> None:
@@ -1355,20 +1133,6 @@ def test_unanswered_questions_are_reported_at_the_end(here: Path, checkpoint: Pa
     assert shown.splitlines()[-1].startswith(
         "1 of 3 could not be answered and count as wrong; the first, q1: the question has "
     )
-
-
-def test_the_answer_limit_of_the_set_can_be_overridden(here: Path, checkpoint: Path) -> None:
-    qasper = Path(__file__).parents[1] / "fixtures" / "qasper.json"
-    options = ("-m", checkpoint, "--limit", 1, "--json")
-    for data, given, limit in (
-        (custom_questions(here / "custom.jsonl", 1), (), 64),
-        (qasper, (), 128),
-        (qasper, ("--max-new-tokens", 3), 3),
-    ):
-        metrics = prints_json("eval", "sedem", "--data", data, *options, *given)
-        assert metrics["settings"]["max_new_tokens"] == limit
-    data = here / "custom.jsonl"
-    refused("eval", "sedem", "--data", data, *options, "--max-new-tokens", 0, words="is 0; it must")
 
 
 def test_options_of_a_set_reach_its_loader(here: Path, checkpoint: Path) -> None:
@@ -1412,16 +1176,6 @@ def test_runs_are_reported(here: Path, checkpoint: Path) -> None:
 def test_eval_without_a_method_or_folders_is_a_usage_error(words: list[str]) -> None:
     result = sedem("eval", *words)
     assert (result.exit_code, result.stdout) == (2, "")
-
-
-def test_two_examples_with_the_same_id_are_refused(here: Path, checkpoint: Path) -> None:
-    data = custom_questions(here / "custom.jsonl", 3)
-    data.write_text(data.read_text(encoding="utf-8").replace('"q2"', '"q0"'), encoding="utf-8")
-    refused(
-        "eval", "sedem", "--data", data, "-m", checkpoint, "--out", "run",
-        words=r"line 3: the id 'q0' is also that of '.*custom\.jsonl', line 1;",
-    )  # fmt: skip
-    assert not Path("run/predictions.jsonl").exists()
 
 
 # Costs

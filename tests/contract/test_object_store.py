@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from sedem.bank.parts import store_at
 from sedem.cli.main import app
 from sedem.errors import BankError
 from sedem.reading import building
+from sedem.serve.bank_entry import BankEntry
 from sedem.types import Document
 
 RUN = CliRunner()
@@ -93,6 +95,30 @@ def test_what_needs_a_file_is_rejected(place: str, model: SeDeM) -> None:
         building.build_bank(model, model.engine, place, [Document("a", RECIPE)], keys="int8")
     with pytest.raises(BankError, match="keys are stored in a bank in one file"):
         save_keys(MemoryBank.open(place), model.selector)
+
+
+def test_a_server_sees_new_commits(place: str, server: ObjectServer, model: SeDeM) -> None:
+    """A bank that cannot be read keeps its last snapshot, and is read again afterwards."""
+    entry = BankEntry(None, "a", place, 0, uploads=None)  # type: ignore[arg-type]
+    assert entry.reload().documents.names == ["lease", "recipe"]
+    building.build_bank(model, model.engine, place, [Document("note", RECIPE)])
+
+    def refreshed(until: object) -> None:
+        for _ in range(500):
+            entry.refresh()
+            time.sleep(0.02)
+            assert entry.bank is not None
+            if (entry.bank.documents.names, entry.error is None) == until:
+                return
+        raise AssertionError(entry.error)
+
+    everything = ["lease", "recipe", "note"]
+    refreshed((everything, True))
+    content = server.objects(place)["bank.json"]
+    server.put(place, "bank.json", b"damaged")
+    refreshed((everything, False))
+    server.put(place, "bank.json", content)
+    refreshed((everything, True))
 
 
 def test_objects_are_what_the_page_says(place: str, server: ObjectServer, tmp_path: Path) -> None:

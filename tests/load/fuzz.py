@@ -75,10 +75,8 @@ def _statuses(result: Result) -> Counter[str]:
 
 
 def _remove_all(target: Target) -> None:
-    """Delete the banks and files that fuzzed requests made, so that lists stay short."""
+    """Delete the banks that fuzzed requests created, so that lists stay short."""
     wire = Wire(target.url, target.secret)
-    for path in ("/v1/banks", "/v1/files"):
-        for one in target.get(path).raise_for_status().json()["data"]:
-            if not one.get("read_only"):
-                name = one.get("name") or one["id"]
-                wire.send(Shot("tidy", "DELETE", f"{path}/{name}".encode()))
+    for bank in target.get("/v1/banks").raise_for_status().json()["data"]:
+        if not bank["read_only"]:
+            wire.send(Shot("tidy", "DELETE", f"/v1/banks/{bank['name']}".encode()))

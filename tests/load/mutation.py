@@ -31,18 +31,13 @@ BODIES: Sequence[tuple[str, dict[str, Any]]] = (
     ),
     ("/v1/responses", {"model": f"sedem-nano@{BANK}", "input": "What is there?"}),
     (f"/v1/banks/{BANK}/scores", {"question": "What is there?"}),
-    ("/v1/vector_stores", {"name": "mine", "metadata": {"a": "b"}}),
-    (f"/v1/vector_stores/{BANK}/search", {"query": "What is there?", "max_num_results": 3}),
-    (f"/v1/vector_stores/{BANK}/files", {"file_id": "file-0123456789abcdef01234567"}),
 )  # fmt: skip
 """Usual requests."""
 PATHS = (
     "/health", "/ready", "/metrics", "/openapi.json", "/", "/login", "/page/{}", "/v1/models",
-    "/v1/models/{}", "/v1/files", "/v1/files/{}", "/v1/files/{}/content", "/v1/banks",
-    "/v1/banks/{}", "/v1/banks/{}/documents", f"/v1/banks/{BANK}/documents/{{}}",
-    "/v1/banks/{}/progress", "/v1/banks/{}/scores", "/v1/vector_stores", "/v1/vector_stores/{}",
-    "/v1/vector_stores/{}/files", f"/v1/vector_stores/{BANK}/files/{{}}",
-    "/v1/vector_stores/{}/search", "/v1/chat/completions", "/v1/responses", "/{}",
+    "/v1/models/{}", "/v1/banks", "/v1/banks/{}", "/v1/banks/{}/documents",
+    f"/v1/banks/{BANK}/documents/{{}}", "/v1/banks/{}/progress", "/v1/banks/{}/scores",
+    "/v1/chat/completions", "/v1/responses", "/{}",
 )  # fmt: skip
 METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "TRACE", "BREW")
 ODD_TEXTS = (
@@ -278,8 +273,8 @@ def _upload(chance: random.Random) -> Shot:
     named = chance.choice((edge, edge, edge, edge, b"other", b""))
     kind = b"multipart/form-data; boundary=" + named
     banks = ("mine", "mine", "new", BANK, "x" * 64, "x" * 65, "UP", "..", "a%00")
-    path = chance.choice(("/v1/files", f"/v1/banks/{chance.choice(banks)}/documents"))
-    return Shot("upload", "POST", path.encode(), ((b"Content-Type", kind),), content)
+    path = f"/v1/banks/{chance.choice(banks)}/documents".encode()
+    return Shot("upload", "POST", path, ((b"Content-Type", kind),), content)
 
 
 def _part(chance: random.Random) -> bytes:

@@ -233,15 +233,7 @@ def print_answer(
     k: int | str | None,
     **options: Any,
 ) -> None:
-    """Write an answer piece by piece, then what is known about it and its sources.
-
-    Args:
-        model: the model that answers.
-        bank: the bank.
-        question: the question.
-        k: selection budget.
-        options: other arguments of `SeDeM.stream`.
-    """
+    """Write an answer piece by piece, then what is known about it and its sources."""
     stream = model.stream(bank, question, k=k, **options)
     for piece in stream:
         typer.echo(printable(piece, keep="\n"), nl=False)

@@ -14,53 +14,46 @@ from sedem.cli import output
 from sedem.cli.options import EngineOption, WeightsOption, parse_options
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
+from sedem.serve.settings import LIMITS, Settings
 
 if TYPE_CHECKING:
     from sedem.bank.parts import Place
-    from sedem.serve.settings import Settings
 
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
 """Packages of the extra `serve`."""
 FOLDER = Path("~/.sedem")
-LIMITS = (
-    "max_body_bytes", "max_file_bytes", "max_documents", "max_question_characters", "max_k",
-    "max_all_blocks", "max_tokens", "max_online_characters", "online_banks",
-    "max_removed_share", "drain_seconds",
-)  # fmt: skip
-"""Settings that --limit may change."""
+
+
+def _setting(name: str, metavar: str | None = None, *flags: str) -> Any:
+    """Return the option of a setting."""
+    text = Settings.model_fields[name].description
+    return typer.Option(*flags, metavar=metavar, help=text)
 
 
 def serve(
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="MODEL", help="Folder or hub id.")
-    ] = DEFAULT_MODEL,
+    context: typer.Context,
+    model: Annotated[str, _setting("model", "MODEL", "--model", "-m")] = DEFAULT_MODEL,
     bank: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=PLACE",
-            help="A bank that clients may ask but not change: a folder of `sedem build`, or a "
+            help="A bank that clients may query but not change: a file of `sedem build`, or a "
             "place such as s3://BUCKET/NAME; repeatable.",
         ),
     ] = None,
-    folder: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER", help="Where uploaded files and the banks built from them are kept."
-        ),
-    ] = FOLDER,
+    folder: Annotated[Path, _setting("folder", "FOLDER")] = FOLDER,
     keys: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             help="JSON file of API keys, as --new-key writes it; SIGHUP reads it again. Without "
-            "it, there is one key: SEDEM_API_KEY, or one that is made and shown at the start.",
+            "it, there is one key: SEDEM_API_KEY, or one that is generated and printed.",
         ),
     ] = None,
     new_key: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Add a key to the file of --keys, show its secret once, and end.",
+            metavar="NAME", help="Add a key to the --keys file, print its secret once, and exit."
         ),
     ] = None,
     read_only: Annotated[
@@ -77,55 +70,22 @@ def serve(
             "repeatable. [default: all]",
         ),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Address to listen on. 0.0.0.0 is every address of this machine; put a proxy "
-            "with TLS in front.",
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Port; 0 takes a free one.")
-    ] = 8000,
+    host: Annotated[str, _setting("host", "ADDRESS")] = "127.0.0.1",
+    port: Annotated[int, _setting("port", "N")] = 8000,
     engine: EngineOption = "auto",
     weights: WeightsOption = "full",
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="cpu, cuda or cuda:N. [default: a GPU if there is one]"),
-    ] = None,
-    rows: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Maximum answers at once. [default: as many as suit the engine]"
-        ),
-    ] = None,
-    waiting: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Maximum questions waiting for a row; further ones get 429."
-        ),
-    ] = 64,
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="Origin whose pages may call the API, such as https://app.example; repeatable. "
-            "[default: none]",
-        ),
-    ] = None,
+    device: Annotated[str | None, _setting("device", "NAME")] = None,
+    rows: Annotated[int | None, _setting("rows", "N")] = None,
+    waiting: Annotated[int, _setting("waiting", "N")] = 64,
+    cors: Annotated[list[str] | None, _setting("cors", "ORIGIN")] = None,
     limit: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=N", help=f"Change a limit; repeatable. The names: {', '.join(LIMITS)}."
         ),
     ] = None,
-    log_format: Annotated[
-        str, typer.Option(metavar="NAME", help="Form of the log on stderr: text or json.")
-    ] = "text",
-    log_text: Annotated[
-        bool, typer.Option("--log-text", help="Log questions, answers and messages of errors too.")
-    ] = False,
+    log_format: Annotated[str, _setting("log_format", "NAME")] = "text",
+    log_text: Annotated[bool, _setting("log_text", None, "--log-text")] = False,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -146,25 +106,18 @@ def serve(
         int | None,
         typer.Option(metavar="N", help="With --ray: replicas of each part. [default: 1]"),
     ] = None,
-    telemetry: Annotated[
-        bool,
-        typer.Option(
-            "--telemetry",
-            help="Send OpenTelemetry spans where the variables OTEL_* say; needs the extra "
-            "telemetry.",
-        ),
-    ] = False,
+    telemetry: Annotated[bool, _setting("telemetry", None, "--telemetry")] = False,
 ) -> None:
     """Serve a page and an API that OpenAI clients can call.
 
-    Upload documents on the page or by POST /v1/files, ask, and see from which spans an answer
-    came. Every route but /health needs a key. Ctrl-C lets running answers end.
+    Upload documents on the page or by POST /v1/banks/NAME/documents, ask, and see from which spans
+    an answer came. Every route but /health needs a key. Ctrl-C lets running answers end.
     """
     if new_key is not None:
         _add_key(keys, new_key, bank_scope, read_only=read_only)
         return
     if read_only or bank_scope:
-        raise ConfigError("--read-only and --bank-scope belong to --new-key; add it")
+        raise ConfigError("--read-only and --bank-scope require --new-key")
     machines = {
         name: count
         for name, count in (("partitions", partitions), ("engines", engines), ("copies", copies))
@@ -173,24 +126,15 @@ def serve(
     if machines and ray is None:
         raise ConfigError(f"--{next(iter(machines))} belongs to --ray; add it")
     _check_packages()
-    from sedem.serve.settings import Settings
-
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name in Settings.model_fields and value is not None
+    }
     settings = Settings(
-        model=model,
-        banks=_banks(bank or ()),
-        folder=folder.expanduser(),
-        key_file=keys,
-        host=host,
-        port=port,
-        engine=engine,
-        weights=weights,
-        device=device,
-        rows=rows,
-        waiting=waiting,
-        cors=tuple(cors or ()),
-        log_text=log_text,
-        telemetry=telemetry,
-        **{"log_format": log_format, **_limits(limit)},
+        **given
+        | {"banks": _banks(bank or ()), "folder": folder.expanduser(), "key_file": keys}
+        | _limits(limit)
     )
     _check_banks(settings.banks.values())
     if not _is_loopback(host):

@@ -23,7 +23,7 @@ from sedem.scale.versions import Version
 from sedem.serve import logs
 from sedem.serve.app import create_app
 from sedem.serve.keys import KeyRing
-from sedem.serve.opening import open_model
+from sedem.serve.service import open_model
 from sedem.serve.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The HTTP application: routes behind a guard, and errors in OpenAI's format."""
+"""The HTTP application: routes behind a guard, errors in OpenAI's format, health and metrics."""
 
 from __future__ import annotations
 
@@ -6,27 +6,35 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from sedem.serve import banks, chat, files, health, models, pages, responses, vector_stores
-from sedem.serve.answerer import OneMachine, OpenAnswerer
+from sedem.serve import banks, openai, pages
 from sedem.serve.body_limit import BodyLimit
-from sedem.serve.errors import ApiError, bad_request, not_found
-from sedem.serve.guard import Guard
+from sedem.serve.errors import ApiError, bad_request, forbidden, not_found, unavailable
+from sedem.serve.guard import Guard, Owner
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.metrics import Metrics
 from sedem.serve.observe import Observe
-from sedem.serve.opening import lifespan
-from sedem.serve.service import Lifecycle
+from sedem.serve.service import (
+    Lifecycle,
+    OneMachine,
+    OpenAnswerer,
+    lifecycle_of,
+    lifespan,
+)
 from sedem.serve.settings import Settings
+from sedem.serve.shapes import UNSUPPORTED
 from sedem.serve.telemetry import OpenTelemetry, Tracer
 
 if TYPE_CHECKING:
     from sedem.model import SeDeM
+
+router = APIRouter(tags=["server"])
 
 
 def create_app(
@@ -60,8 +68,8 @@ def create_app(
     app.state.open_answerer = open_answerer
     app.state.keys = keys or keys_of(settings.key_file)[0]
     app.state.lifecycle = Lifecycle()
-    for part in (health, models, chat, responses, files, vector_stores, banks, pages):
-        app.include_router(part.router)
+    for routes in (router, openai.router, banks.router, pages.router):
+        app.include_router(routes)
     # The middleware that is added last sees a request first.
     app.add_middleware(
         BodyLimit, metrics=metrics, body=settings.max_body_bytes, upload=settings.max_file_bytes
@@ -77,8 +85,34 @@ def create_app(
             expose_headers=["X-Request-Id", "Retry-After"],
         )
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(HTTPException, _rejected)
     return app
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Whether the process serves requests; the only route that needs no key."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(request: Request) -> JSONResponse:
+    """200 if questions are answered now; 503 while the model opens or the server shuts down."""
+    if (reason := lifecycle_of(request).reason()) is not None:
+        raise unavailable(reason)
+    return JSONResponse({"status": "ready"})
+
+
+@router.get("/metrics")
+def metrics(request: Request, key: Owner) -> Response:
+    """Figures of the server in Prometheus' text format; they cover the requests of all keys."""
+    if not key.metrics:
+        raise forbidden(
+            f"key '{key.name}' may not read metrics; use a key with \"metrics\": true",
+            "no_metrics",
+        )
+    figures: Metrics = request.app.state.metrics
+    return Response(figures.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _invalid(request: Request, error: Exception) -> Response:
@@ -92,11 +126,13 @@ def _invalid(request: Request, error: Exception) -> Response:
         message = f"'{place}' is not a field of this request; leave it out"
         return _response(bad_request(message, place, "unknown_field"))
     problem = str(first["msg"])
+    if first["type"] == UNSUPPORTED:
+        return _response(bad_request(f"'{place}' {problem}", place, UNSUPPORTED))
     problem = problem[:1].lower() + problem[1:]
     return _response(bad_request(f"'{place or 'the body'}' is not valid: {problem}", place))
 
 
-def _refused(request: Request, error: Exception) -> Response:
+def _rejected(request: Request, error: Exception) -> Response:
     """Answer a request that no route handles."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:

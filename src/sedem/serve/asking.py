@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -29,17 +29,13 @@ SEED_BITS = 63
 
 
 @dataclass(frozen=True)
-class Asked:
+class ResolvedQuestion:
     """A question that can be answered.
 
     Attributes:
-        request: question, bank and selection.
-        decoding: how the answer is generated.
         model: the client's name for the model.
         bank: name of the bank; None if the texts came with the question.
-        file_ids: ids of uploaded files, by the names of their documents.
         unused: one sentence for each message that is not used.
-        question_tokens: tokens of the question.
         cached_tokens: tokens of documents that did not have to be read for this question.
     """
 
@@ -47,7 +43,6 @@ class Asked:
     decoding: Decoding
     model: str
     bank: str | None
-    file_ids: Mapping[str, str]
     unused: tuple[str, ...]
     question_tokens: int
     cached_tokens: int
@@ -58,30 +53,23 @@ class Answered:
     """An answer and its question.
 
     Attributes:
-        asked: the question.
         selected: the blocks that the answer was conditioned on.
-        answer: the answer.
     """
 
-    asked: Asked
+    asked: ResolvedQuestion
     selected: Selected
     answer: Answer
 
 
-async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[Message]) -> Asked:
+async def to_ask(
+    service: Service, key: Key, body: AskBody, messages: Sequence[Message]
+) -> ResolvedQuestion:
     """Find or make the bank of a question, and check everything against the server's limits.
-
-    Args:
-        service: the server.
-        key: the caller's API key.
-        body: the request.
-        messages: the conversation.
 
     Raises:
         ApiError: a field cannot be used, or there is no such bank or model.
         QueueFullError: too many questions wait, or too many texts wait to be read.
     """
-    body.check_neutral()
     name = bank_name(service, body)
     settings, decoding = service.settings, decoding_of(body, service.settings)
     if name is not None:
@@ -91,11 +79,10 @@ async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[M
     service.scheduler.require_room()
     conversation = read_conversation(messages, with_bank=name is not None)
     check_lengths(conversation, settings)
-    file_ids: Mapping[str, str] = {}
     if name is None:
         bank, cached = await service.online.bank(key.name, conversation.documents)
     else:
-        bank, file_ids = await asyncio.to_thread(bank_of, service, name)
+        bank = await asyncio.to_thread(bank_of, service, name)
         cached = bank.tokens
     request = Request(
         bank,
@@ -105,15 +92,17 @@ async def to_ask(service: Service, key: Key, body: AskBody, messages: Sequence[M
         body.ranking,
         body.condition,
         body.min_confidence,
-        documents_of(body, file_ids, settings),
+        documents_of(body, settings),
     )
     check_selection(bank, body, settings)
     tokens = len(service.model.encoder.token_ids(conversation.question))
-    return Asked(request, decoding, body.model, name, file_ids, conversation.unused, tokens, cached)
+    return ResolvedQuestion(
+        request, decoding, body.model, name, conversation.unused, tokens, cached
+    )
 
 
 async def answering(
-    service: Service, asked: Asked
+    service: Service, asked: ResolvedQuestion
 ) -> AsyncGenerator[Selected | str | Answered, None]:
     """Answer a question.
 
@@ -180,8 +169,8 @@ def bank_name(service: Service, body: AskBody) -> str | None:
     return name
 
 
-def bank_of(service: Service, name: str) -> tuple[Snapshot, Mapping[str, str]]:
-    """Return a bank as it is now, and the ids of its files by document.
+def bank_of(service: Service, name: str) -> Snapshot:
+    """Return a bank as it is now.
 
     Raises:
         ApiError: there is no such bank, or it is empty.
@@ -193,7 +182,7 @@ def bank_of(service: Service, name: str) -> tuple[Snapshot, Mapping[str, str]]:
             f"bank '{name}' holds no documents yet; upload some, or wait until they are read",
             "bank_empty",
         )
-    return snapshot, entry.file_ids()
+    return snapshot
 
 
 def decoding_of(body: AskBody, settings: Settings) -> Decoding:
@@ -219,7 +208,7 @@ def decoding_of(body: AskBody, settings: Settings) -> Decoding:
 
 
 def check_lengths(conversation: Conversation, settings: Settings) -> None:
-    """Refuse more text than the server accepts with a question.
+    """Reject more text than the server accepts with a question.
 
     Raises:
         ApiError: 400 or 413, with both numbers.
@@ -248,7 +237,7 @@ def check_lengths(conversation: Conversation, settings: Settings) -> None:
 
 
 def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None:
-    """Refuse more blocks than the server allows for one answer.
+    """Reject more blocks than the server allows for one answer.
 
     Raises:
         ApiError: 400, with both numbers.
@@ -267,10 +256,8 @@ def check_selection(bank: BankReader, body: AskBody, settings: Settings) -> None
             )
 
 
-def documents_of(
-    body: AskBody, file_ids: Mapping[str, str], settings: Settings
-) -> list[int | str] | None:
-    """Return names and indexes of the documents to answer from; ids of files become names.
+def documents_of(body: AskBody, settings: Settings) -> list[int | str] | None:
+    """Return names and indexes of the documents to answer from.
 
     Raises:
         ApiError: 400, there are more than the server allows.
@@ -283,5 +270,19 @@ def documents_of(
             f"{settings.max_documents:,}",
             "documents",
         )
-    names = {file_id: name for name, file_id in file_ids.items()}
-    return [names.get(one, one) if isinstance(one, str) else one for one in body.documents]
+    return [*body.documents]
+
+
+def check_question(question: str, settings: Settings) -> None:
+    """Reject a question to be scored that is too long.
+
+    Raises:
+        ApiError: 400, with both numbers.
+    """
+    most = settings.max_question_characters
+    if len(question) > most:
+        raise bad_request(
+            f"the question has {len(question):,} characters, at most {most:,} are allowed; "
+            "shorten it",
+            "question",
+        )

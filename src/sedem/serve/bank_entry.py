@@ -18,8 +18,7 @@ from sedem.bank.parts import Place, Store, is_remote, store_at
 from sedem.durable_files import bytes_text
 from sedem.errors import BankError
 from sedem.serve.database import full_disk
-from sedem.serve.progress import Failure, Progress, Status
-from sedem.serve.reading_list import TO_READ, ReadingList
+from sedem.serve.uploads import Failure, Progress, Status, Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,8 @@ FROM documents
 """Stored blocks, and those that `BankFile.compact` would remove."""
 
 
-def at_once(snapshot: Snapshot) -> None:
-    """Do nothing, so that a new version is visible at once."""
+def visible_immediately(snapshot: Snapshot) -> None:
+    """Do nothing, so that a new version is visible immediately."""
 
 
 @dataclass(eq=False)
@@ -54,29 +53,23 @@ class BankEntry:
     Attributes:
         id: id of its row; None for a bank that the operator provides.
         name: the name by which it is addressed.
-        title: the name shown to people.
-        metadata: the metadata that its creator attached.
         path: its file, which does not exist until the first document was read. A bank that the
             operator provides may be in parts.
         created_at: creation time, in seconds since 1970.
-        files: the files of all banks.
         prepare: called with each new snapshot before anything else sees it.
         bank: its memory; None until the first document was read. Answers use its snapshots.
         error: why it cannot be opened, in one sentence.
         deleted: whether it was deleted; running answers finish on their snapshot.
-        changing: held while documents are removed.
         live: characters read so far of the files that are being read, and the lengths of the
             parsed ones, by the numbers of their rows.
     """
 
     id: int | None
     name: str
-    title: str
-    metadata: Mapping[str, str]
     path: Place
     created_at: int
-    files: ReadingList
-    prepare: Prepare = at_once
+    uploads: Uploads
+    prepare: Prepare = visible_immediately
     bank: MemoryBank | None = None
     error: str | None = None
     deleted: bool = False
@@ -108,41 +101,35 @@ class BankEntry:
     @property
     def status(self) -> Status:
         """Whether it can be queried, and whether files are being read into it."""
-        if self.id is not None and self.files.has_work(self.id):
+        if self.id is not None and self.uploads.has_work(self.id):
             return "building"
         if self.bank is not None and len(self.bank):
             return "ready"
         failed = self.id is not None and any(
-            file.status == "failed" for file in self.files.of(self.id)
+            upload.status == "failed" for upload in self.uploads.of(self.id)
         )
         return "failed" if failed or self.error is not None else "empty"
 
-    def file_ids(self) -> dict[str, str]:
-        """Return the id of the uploaded file behind each document, by the document's name."""
-        return {} if self.id is None else self.files.file_ids(self.id)
-
     def progress(self) -> Progress:
         """Return the progress of reading its files."""
-        files = [] if self.id is None else self.files.of(self.id)
-        newest = max((file.round for file in files), default=0)
-        files = [file for file in files if file.round == newest]
-        to_read = [file for file in files if file.status == TO_READ]
-        failed = [file for file in files if file.status == "failed"]
+        uploads = [] if self.id is None else self.uploads.of(self.id)
+        waiting = [upload for upload in uploads if upload.status == "waiting"]
+        failed = [upload for upload in uploads if upload.status == "failed"]
         done, sizes = self.live
-        left = sum(sizes.get(file.id, file.bytes) for file in to_read)
-        read = sum(file.characters for file in files if file.status == "completed")
+        left = sum(sizes.get(upload.id, upload.size) for upload in waiting)
+        read = sum(upload.size for upload in uploads if upload.status == "read")
         status = self.status
-        if status == "ready" and failed and len(failed) == len(files):
+        if status == "ready" and failed and len(failed) == len(uploads):
             status = "failed"
         return Progress(
             status,
-            files_done=len(files) - len(to_read),
-            files=len(files),
+            files_done=len(uploads) - len(waiting),
+            files=len(uploads),
             characters_done=read + min(done, left),
             characters=read + left,
             blocks=0 if self.bank is None else len(self.bank),
             error=failed[0].error if failed else self.error,
-            failed=tuple(Failure(file.file, file.name, file.error or "") for file in failed),
+            failed=tuple(Failure(upload.name, upload.error or "") for upload in failed),
         )
 
     def refresh(self) -> None:
@@ -233,9 +220,6 @@ class BankEntry:
 
         Running answers keep the documents of their snapshots. If it fails, it is not tried again
         before the next change of the bank.
-
-        Args:
-            limit: maximum share of the stored blocks.
 
         Returns:
             Whether the bank was compacted.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -13,30 +12,31 @@ from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict
+from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from sedem.bank.memory_bank import BankReader
 from sedem.errors import NoTextError
+from sedem.serve.asking import check_question
 from sedem.serve.bank_entry import BankEntry
+from sedem.serve.database import full_disk
 from sedem.serve.errors import bad_request, conflict, not_found
-from sedem.serve.file_records import PURPOSES, new_file
-from sedem.serve.files import Owner, Served
-from sedem.serve.guard import require_bank, require_write
+from sedem.serve.events import COMMENT, KEEP_ALIVE_SECONDS, MEDIA_TYPE, event
+from sedem.serve.guard import Owner, require_bank, require_write
 from sedem.serve.keys import Key
 from sedem.serve.library import check_bank_name
-from sedem.serve.progress import ENDED
-from sedem.serve.searching import scores_of
-from sedem.serve.service import Service, lifecycle_of
-from sedem.serve.uploads import receiving
+from sedem.serve.service import Served, Service, lifecycle_of
+from sedem.serve.uploads import ENDED, checked_name
 
 router = APIRouter(prefix="/v1/banks", tags=["banks"])
 
+
+FORM = "multipart/form-data"
+FIELDS = 32
+"""Maximum fields of an upload that are not files; they are ignored."""
 POLL_SECONDS = 0.25
-ALIVE_SECONDS = 10.0
-"""How often a stream without news sends a comment, so that no proxy closes it."""
 TEXT_CHARACTERS = 1_000_000
 """Maximum characters of a document in one response."""
-EVENTS = "text/event-stream"
 
 
 class Question(BaseModel):
@@ -64,7 +64,7 @@ def retrieve(bank: str, key: Owner, service: Served) -> dict[str, Any]:
 
 @router.delete("/{bank}")
 def delete(bank: str, key: Owner, service: Served) -> dict[str, Any]:
-    """Delete a bank and the files that were uploaded for it."""
+    """Delete a bank."""
     require_write(key)
     known(service, key, bank)
     service.library.delete(bank)
@@ -80,18 +80,52 @@ async def upload(bank: str, request: Request, key: Owner, service: Served) -> Re
     require_write(key)
     check_bank_name(bank)
     require_bank(key, bank)
-    library, settings = service.library, service.settings
+    library = service.library
     if bank in library.names(key):
         library.writable(bank)
-    limits = settings.max_file_bytes, settings.max_documents
-    async with receiving(request, library.files, *limits) as received:
-        files = [new_file(r.path, key.name, r.name, PURPOSES[0]) for r in received.received]
-        entry, replaced = await run_in_threadpool(
-            received.keep, lambda: library.upload(bank, files)
-        )
+    if not request.headers.get("content-type", "").lower().startswith(FORM):
+        raise bad_request(f"the body is not {FORM}; send the file as a form does, such as curl -F")
+    limit = service.settings.max_documents
+    with full_disk():
+        form = await request.form(max_files=limit, max_fields=FIELDS, max_part_size=2**14)
+    try:
+        files = _files_of(form)
+
+        def store() -> tuple[BankEntry, list[str]]:
+            with library.uploads.stored([file.file for file in files.values()]) as paths:
+                return library.upload(bank, dict(zip(files, paths, strict=True)))
+
+        entry, replaced = await run_in_threadpool(store)
+    finally:
+        await form.close()
     progress = (await run_in_threadpool(entry.progress)).to_dict(bank)
-    uploaded = [file.to_dict() for file in files]
+    uploaded = [{"filename": name, "bytes": file.size} for name, file in files.items()]
     return JSONResponse({**progress, "uploaded": uploaded, "replaced": replaced}, 202)
+
+
+def _files_of(form: FormData) -> dict[str, UploadFile]:
+    """Return the files of a form by the names of their documents.
+
+    Raises:
+        ApiError: 400, there is none, or one is empty, or has a name that cannot be used.
+    """
+    files: dict[str, UploadFile] = {}
+    for _, value in form.multi_items():
+        if not isinstance(value, UploadFile):
+            continue
+        name = checked_name(value.filename or "")
+        if not value.size:
+            raise bad_request(f"'{name}' is empty; give a file with text", "file")
+        if name in files:
+            raise bad_request(
+                f"2 files are named '{name}', and documents of one bank have distinct names; "
+                "rename one",
+                "file",
+            )
+        files[name] = value
+    if not files:
+        raise bad_request("the upload has no file; send one as the field 'file'", "file")
+    return files
 
 
 @router.get("/{bank}/progress", response_model=None)
@@ -100,28 +134,27 @@ def progress(
 ) -> dict[str, Any] | StreamingResponse:
     """Tell how far the reading of uploaded files has come, once or until it has ended."""
     entry = known(service, key, bank)
-    if not stream and EVENTS not in request.headers.get("accept", ""):
+    if not stream and MEDIA_TYPE not in request.headers.get("accept", ""):
         return entry.progress().to_dict(bank)
     return StreamingResponse(
-        _events(request, entry), media_type=EVENTS, headers={"Cache-Control": "no-store"}
+        _events(request, entry), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"}
     )
 
 
-async def _events(request: Request, entry: BankEntry) -> AsyncIterator[str]:
+async def _events(request: Request, entry: BankEntry) -> AsyncIterator[bytes]:
     """Yield the progress whenever it changes; the last event says how the reading ended."""
     last, spoken = None, time.monotonic()
     while not lifecycle_of(request).draining:
-        now = await run_in_threadpool(entry.progress)
-        event = now.to_dict(entry.name)
+        progress = (await run_in_threadpool(entry.progress)).to_dict(entry.name)
         if entry.deleted:
-            event |= {"status": "failed", "error": f"bank '{entry.name}' was deleted"}
-        if event != last:
-            yield f"data: {json.dumps(event)}\n\n"
-            last, spoken = event, time.monotonic()
-        elif time.monotonic() - spoken > ALIVE_SECONDS:
-            yield ": still reading\n\n"
+            progress |= {"status": "failed", "error": f"bank '{entry.name}' was deleted"}
+        if progress != last:
+            yield event(progress)
+            last, spoken = progress, time.monotonic()
+        elif time.monotonic() - spoken > KEEP_ALIVE_SECONDS:
+            yield COMMENT
             spoken = time.monotonic()
-        if event["status"] in ENDED:
+        if progress["status"] in ENDED:
             return
         await asyncio.sleep(POLL_SECONDS)
 
@@ -136,7 +169,7 @@ def documents(
 ) -> dict[str, Any]:
     """List the documents of a bank, in reading order."""
     entry = known(service, key, bank)
-    memory, files = _snapshot(entry), entry.file_ids()
+    memory = _snapshot(entry)
     if memory is None:
         return {"object": "list", "data": [], "has_more": False}
     names = memory.documents.names
@@ -148,7 +181,6 @@ def documents(
             "name": names[index],
             "characters": memory.documents.characters(index),
             "blocks": int(counts[index]),
-            "file_id": files.get(names[index]),
         }
         for index in listed
     ]
@@ -180,12 +212,10 @@ def document(
     blocks = memory.blocks
     inside = (blocks.documents == index) & (blocks.starts < end) & (blocks.ends > start)
     rows = np.flatnonzero(inside)
-    name = memory.documents.name(index)
     return {
         "object": "bank.document",
         "index": index,
-        "name": name,
-        "file_id": entry.file_ids().get(name),
+        "name": memory.documents.name(index),
         "characters": characters,
         "start": start,
         "end": end,
@@ -227,7 +257,13 @@ def scores(bank: str, question: Question, key: Owner, service: Served) -> dict[s
             f"bank '{bank}' has {len(memory):,} blocks, and scores of at most {most:,} are listed; "
             "ask a smaller bank"
         )
-    found = scores_of(service, memory, question.question)
+    check_question(question.question, service.settings)
+    # This briefly occupies the engine.
+    found = (
+        []
+        if memory is None or not len(memory)
+        else service.scheduler.scores(memory, question.question).tolist()
+    )
     blocks = [] if memory is None else memory.blocks
     data = [
         {
@@ -258,7 +294,6 @@ def described(entry: BankEntry) -> dict[str, Any]:
     return {
         "object": "bank",
         "name": entry.name,
-        "title": entry.title,
         "status": entry.status,
         "documents": 0 if memory is None else len(memory.documents),
         "blocks": 0 if memory is None else len(memory),
@@ -266,7 +301,6 @@ def described(entry: BankEntry) -> dict[str, Any]:
         "read_only": entry.read_only,
         "error": entry.error or entry.progress().error,
         "created_at": entry.created_at,
-        "metadata": dict(entry.metadata),
     }
 
 

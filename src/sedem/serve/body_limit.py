@@ -1,4 +1,4 @@
-"""Refuse bodies over a limit before they are in memory: bytes are counted as they arrive."""
+"""Reject bodies over a limit before they are in memory: bytes are counted as they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UPLOADS = "multipart/form-data"
 FORM_BYTES = 2**16
 """Bytes that the form around the files of an upload may take."""
 LINGER_SECONDS = 5.0
-"""How long the rest of a refused body is read and discarded."""
+"""How long the rest of a rejected body is read and discarded."""
 
 
 class BodyLimit:
@@ -26,7 +26,7 @@ class BodyLimit:
 
     Args:
         app: the inner application.
-        metrics: counts refused requests.
+        metrics: counts rejected requests.
         body: maximum bytes of a body that is not an upload.
         upload: maximum bytes of an upload.
     """
@@ -43,25 +43,47 @@ class BodyLimit:
         headers = Headers(scope=scope)
         upload = headers.get("content-type", "").lower().startswith(UPLOADS)
         limit = self.upload if upload else self.body
+        error = too_large(
+            f"the body of this request is too large; the limit is {bytes_text(limit)}"
+        )
+        received, more, over, answered = 0, True, False, False
+
+        async def counted() -> Message:
+            nonlocal received, more, over
+            message = await receive()
+            received += len(message.get("body", b""))
+            more = message.get("more_body", False)
+            if received > limit:
+                over = True
+                raise error
+            return message
+
+        async def guarded(message: Message) -> None:
+            # Over the limit, the application may not answer: it saw only a part of the body.
+            nonlocal answered
+            if answered or not over:
+                answered = True
+                await send(message)
+
         announced = headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > limit:
             # A client that expects 100 Continue has sent no body yet, and will not.
-            rest = None if "expect" in headers else receive
-            await self._refuse(limit, scope, rest, send)
-            return
-        limited = _Limited(limit, receive, send)
-        try:
-            await self.app(scope, limited.receive, limited.send)
-        except ApiError as error:
-            if not limited.over or limited.answered or error.status != 413:
-                raise
-        if limited.over and not limited.answered:
-            await self._refuse(limit, scope, receive if limited.more else None, send)
+            over, more = True, "expect" not in headers
+        else:
+            try:
+                await self.app(scope, counted, guarded)
+            except ApiError as raised:
+                if raised is not error or answered:
+                    raise
+        if over and not answered:
+            self.metrics.refused("size")
+            await self._reject(error, scope, receive if more else None, send)
 
-    async def _refuse(self, limit: int, scope: Scope, rest: Receive | None, send: Send) -> None:
-        self.metrics.refused("size")
+    async def _reject(
+        self, error: ApiError, scope: Scope, rest: Receive | None, send: Send
+    ) -> None:
         # The rest of the body may stay unread, so the connection cannot be reused.
-        response = JSONResponse(_error(limit).body(), 413, {"Connection": "close"})
+        response = JSONResponse(error.body(), 413, {"Connection": "close"})
 
         async def send_and_linger(message: Message) -> None:
             if rest is not None and message["type"] == "http.response.body":
@@ -73,44 +95,8 @@ class BodyLimit:
         await response(scope, _nothing, send_and_linger)
 
 
-class _Limited:
-    """The two channels of a request, with a count of the bytes of its body.
-
-    Over the limit, the inner application may not answer: it saw only a part of the body.
-
-    Attributes:
-        over: whether the body is too large.
-        answered: whether a response has begun.
-        more: whether more of the body was to come after the last part received.
-    """
-
-    def __init__(self, limit: int, receive: Receive, send: Send) -> None:
-        self.limit, self.received = limit, 0
-        self.over = self.answered = self.more = False
-        self._receive, self._send = receive, send
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.received += len(message.get("body", b""))
-        self.more = message.get("more_body", False)
-        if self.received > self.limit:
-            self.over = True
-            raise _error(self.limit)
-        return message
-
-    async def send(self, message: Message) -> None:
-        if self.over and not self.answered:
-            return
-        self.answered = True
-        await self._send(message)
-
-
-def _error(limit: int) -> ApiError:
-    return too_large(f"the body of this request is too large; the limit is {bytes_text(limit)}")
-
-
 async def _nothing() -> Message:
-    raise AssertionError("a refusal reads nothing")
+    raise AssertionError("a rejection reads nothing")
 
 
 async def _discard(receive: Receive) -> None:

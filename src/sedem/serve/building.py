@@ -1,4 +1,4 @@
-"""The thread that reads uploaded files into banks while questions are answered.
+"""The thread that reads uploads into banks while questions are answered.
 
 It takes its work from the database: work not recorded there as done is repeated after a restart,
 and a bank skips the documents that it has. It reads in small groups. Answers run between any two
@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sedem.engine.interface import Engine
 from sedem.errors import BankError, BankMismatchError, DataError, SedemError
 from sedem.model import SeDeM
 from sedem.reading.building import build_bank
@@ -21,8 +20,8 @@ from sedem.serve.database import is_full
 from sedem.serve.errors import ApiError
 from sedem.serve.library import Library
 from sedem.serve.metrics import Metrics
-from sedem.serve.parsing import ParserProcess, StoppedError
-from sedem.serve.reading_list import ListedFile, Removal
+from sedem.serve.parsing import StoppedError, parse_upload
+from sedem.serve.uploads import Removal, Upload
 from sedem.types import Document
 
 logger = logging.getLogger(__name__)
@@ -37,31 +36,18 @@ RETRY_SECONDS = 5.0
 
 
 class Builder:
-    """Reads files in the background.
-
-    Args:
-        library: the banks and the files to read.
-        model: reads them.
-        metrics: counts the blocks that were read.
-        parser: parses files; None means a process with the usual limits.
-    """
+    """Reads uploads in the background."""
 
     def __init__(
         self,
         library: Library,
         model: SeDeM,
         metrics: Metrics,
-        parser: ParserProcess | None = None,
+        parse: Callable[..., Document] = parse_upload,
     ) -> None:
-        self.library, self.model, self.metrics = library, model, metrics
-        self.parser = parser or ParserProcess()
+        self.library, self.model, self.metrics, self.parse = library, model, metrics, parse
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sedem-builder", daemon=True)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine of the model."""
-        return self.model.engine
 
     def start(self) -> None:
         """Start, or continue what a stopped server has left."""
@@ -76,7 +62,6 @@ class Builder:
         self.library.work.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.parser.close()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -100,21 +85,21 @@ class Builder:
         """
         self.library.refresh()
         self.library.remove_deleted()
-        files, removals = self.library.reading.next_work(GROUP_FILES)
+        uploads, removals = self.library.uploads.next_work(GROUP_FILES)
         self._remove(removals)
-        if files:
-            entry = self.library.by_id(files[0].bank)
+        if uploads:
+            entry = self.library.by_id(uploads[0].bank)
             if entry is not None:
-                self._read(entry, files)
-        return bool(files or removals) or self._compact()
+                self._read(entry, uploads)
+        return bool(uploads or removals) or self._compact()
 
     def _compact(self) -> bool:
         """Compact a bank that needs it, unless it is being read into; returns whether one did."""
-        limit, reading = self.library.settings.max_removed_share, self.library.reading
+        limit, uploads = self.library.settings.max_removed_share, self.library.uploads
         return any(
             entry.compact(limit)
             for entry in self.library.entries()
-            if entry.id is not None and not reading.has_work(entry.id)
+            if entry.id is not None and not uploads.has_work(entry.id)
         )
 
     def _remove(self, removals: Sequence[Removal]) -> None:
@@ -124,34 +109,29 @@ class Builder:
             if entry is not None:
                 entry.remove({removal.name for removal in removals if removal.bank == bank})
         if removals:
-            self.library.reading.removed(removals)
+            self.library.uploads.removed(removals)
 
-    def _read(self, entry: BankEntry, files: Sequence[ListedFile]) -> None:
-        sizes: dict[int, int] = {}
-        entry.live = 0, sizes
+    def _read(self, entry: BankEntry, uploads: Sequence[Upload]) -> None:
+        documents: dict[Upload, Document] = {}
         try:
-            documents: dict[int, Document] = {}
-            for file in files:
-                if (document := self._parsed(entry, file)) is not None:
-                    documents[file.id] = document
-                    entry.live = 0, {id: len(one.text) for id, one in documents.items()}
-                if sum(len(one.text) for one in documents.values()) >= GROUP_CHARACTERS:
+            for upload in uploads:
+                try:
+                    documents[upload] = self.parse(
+                        self.library.uploads.path(upload),
+                        upload.name,
+                        lambda: self._stopped(entry),
+                    )
+                except DataError as error:
+                    self._failed(upload, str(error))
+                entry.live = 0, {one.id: len(read.text) for one, read in documents.items()}
+                if sum(len(document.text) for document in documents.values()) >= GROUP_CHARACTERS:
                     break
             if documents:
                 self._build(entry, documents)
         finally:
             entry.live = 0, {}
 
-    def _parsed(self, entry: BankEntry, file: ListedFile) -> Document | None:
-        """Return a file's document; None if it cannot be read, which is recorded."""
-        path = self.library.files.path(file.file)
-        try:
-            return self.parser.parse(path, file.name, lambda: self._stopped(entry))
-        except DataError as error:
-            self._failed(file.id, str(error))
-            return None
-
-    def _build(self, entry: BankEntry, documents: Mapping[int, Document]) -> None:
+    def _build(self, entry: BankEntry, documents: Mapping[Upload, Document]) -> None:
         """Read documents into a bank; one that cannot be read does not stop the others."""
         started = time.monotonic()
         before = 0 if entry.bank is None else len(entry.bank)
@@ -164,7 +144,7 @@ class Builder:
 
         try:
             build_bank(
-                self.model, self.engine, entry.path, documents.values(), progress,
+                self.model, self.model.engine, entry.path, documents.values(), progress,
                 source=self.model.source,
             )  # fmt: skip
         except (StoppedError, ApiError):
@@ -172,32 +152,23 @@ class Builder:
         except SedemError as error:
             if self._stopped(entry):
                 raise StoppedError from None
-            self._one_by_one(entry, documents, error)
+            if len(documents) > 1:
+                for upload, document in documents.items():
+                    self._build(entry, {upload: document})
+                return
+            (upload,) = documents
+            logger.warning("a file could not be read into bank '%s': %s", entry.name, error)
+            self._failed(upload, _sentence(entry, error))
             return
         entry.refresh()
-        sizes = {id: len(document.text) for id, document in documents.items()}
-        self.library.files.forget(self.library.reading.completed(sizes))
-        self.metrics.built(
-            max(0, (0 if entry.bank is None else len(entry.bank)) - before),
-            time.monotonic() - started,
-        )
+        self.library.uploads.read({one: len(read.text) for one, read in documents.items()})
+        after = 0 if entry.bank is None else len(entry.bank)
+        self.metrics.built(max(0, after - before), time.monotonic() - started)
 
-    def _one_by_one(
-        self, entry: BankEntry, documents: Mapping[int, Document], error: SedemError
-    ) -> None:
-        """Find the document that cannot be read."""
-        if len(documents) > 1:
-            for id, document in documents.items():
-                self._build(entry, {id: document})
-            return
-        (id,) = documents
-        logger.warning("a file could not be read into bank '%s': %s", entry.name, error)
-        self._failed(id, _sentence(entry, error))
-
-    def _failed(self, id: int, error: str) -> None:
-        logger.info("a file could not be read: row %d", id)
+    def _failed(self, upload: Upload, error: str) -> None:
+        logger.info("a file could not be read: row %d", upload.id)
         self.metrics.build_failed()
-        self.library.files.forget(self.library.reading.failed(id, error))
+        self.library.uploads.failed(upload, error)
 
     def _stopped(self, entry: BankEntry) -> bool:
         return self._stop.is_set() or entry.deleted

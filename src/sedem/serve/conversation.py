@@ -29,7 +29,6 @@ class Conversation:
     """A question and its documents.
 
     Attributes:
-        question: the question.
         documents: the remaining texts; none if a bank is named.
         unused: one sentence for each message that is neither.
     """
@@ -74,13 +73,10 @@ def read_conversation(messages: Sequence[Message], *, with_bank: bool) -> Conver
 
 
 def split(text: str) -> tuple[str, str]:
-    """Split a message into its question and the document around it.
+    """Split a message without surrounding white space into its question and the document around it.
 
     The question is the last paragraph, or the first one if only that ends with a question mark. In
     a long paragraph, it is the last sentence or line, if that ends with a question mark.
-
-    Args:
-        text: the message, without surrounding white space.
 
     Returns:
         The question, and the rest, which may be empty.

@@ -1,4 +1,4 @@
-"""The server's database: the uploaded files, the banks, and what is still to be read.
+"""The server's database: the banks, the uploads and what is still to be read.
 
 SQLite in WAL mode, synchronous FULL: committed data survives a crash and a power cut. One
 connection, behind a lock, serves all threads; every transaction takes milliseconds.
@@ -18,7 +18,7 @@ import apsw
 from sedem.errors import BankError, ConfigError
 from sedem.serve.errors import ApiError
 
-VERSION = 2
+VERSION = 3
 """Version of the tables; SQLite's `user_version`."""
 BUSY_SECONDS = 10.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -27,47 +27,45 @@ _TABLES = """
 CREATE TABLE banks (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL UNIQUE,
-    title TEXT NOT NULL,
-    metadata TEXT NOT NULL,
     folder TEXT NOT NULL UNIQUE,
     created_at INTEGER NOT NULL
 ) STRICT;
-CREATE TABLE files (
-    id TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    name TEXT NOT NULL,
-    purpose TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    bank INTEGER REFERENCES banks ON DELETE SET NULL
-) STRICT;
-CREATE INDEX files_of_owner ON files (owner, created_at);
-CREATE TABLE bank_files (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    bank INTEGER NOT NULL REFERENCES banks ON DELETE CASCADE,
-    file TEXT NOT NULL REFERENCES files ON DELETE CASCADE,
-    name TEXT NOT NULL,
-    round INTEGER NOT NULL,
-    batch TEXT,
-    attributes TEXT NOT NULL,
-    status TEXT NOT NULL,
-    error TEXT,
-    characters INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    UNIQUE (bank, file)
-) STRICT;
-CREATE INDEX bank_files_to_read ON bank_files (status, id);
-CREATE INDEX bank_files_of_file ON bank_files (file);
 CREATE TABLE removals (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     bank INTEGER NOT NULL REFERENCES banks ON DELETE CASCADE,
     name TEXT NOT NULL
 ) STRICT;
 """
-# files.bank: the bank that a file was uploaded for; the file is removed with its document.
-# bank_files.round: the run of files that are read together; progress counts the newest run.
+_UPLOADS = """
+CREATE TABLE uploads (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    bank INTEGER NOT NULL REFERENCES banks ON DELETE CASCADE,
+    name TEXT NOT NULL,
+    file TEXT NOT NULL,
+    size INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    error TEXT
+) STRICT;
+CREATE INDEX uploads_by_status ON uploads (status, id);
+"""
+# uploads: the files sent since the bank last had nothing to read; size counts bytes, and characters
+# once the file is read.
 # removals: documents that must be removed from a bank. A row is deleted once its document is gone,
 # so that no crash and no running build brings the document back.
+_FROM_2 = """
+DROP TABLE IF EXISTS trash;
+INSERT INTO uploads SELECT bank_files.id, bank_files.bank, bank_files.name, file,
+    iif(status = 'completed', characters, bytes),
+    CASE status WHEN 'in_progress' THEN 'waiting' WHEN 'completed' THEN 'read' ELSE 'failed' END,
+    error
+    FROM bank_files JOIN files ON files.id = file
+    WHERE round = (SELECT max(round) FROM bank_files AS other WHERE other.bank = bank_files.bank);
+DROP TABLE bank_files;
+DROP TABLE files;
+ALTER TABLE banks DROP COLUMN title;
+ALTER TABLE banks DROP COLUMN metadata;
+"""
+"""Earlier releases kept every uploaded file; those that are read stay in the folder `files`."""
 
 
 class Database:
@@ -113,11 +111,9 @@ class Database:
                     f"this one knows {VERSION}); update sedem, or give another folder"
                 )
             if version == 0:
-                for statement in filter(str.strip, _TABLES.split(";")):
-                    connection.execute(statement)
-            if version == 1:
-                # Banks were folders, and it named those of deleted banks.
-                connection.execute("DROP TABLE trash")
+                _run(connection, _TABLES + _UPLOADS)
+            elif version < VERSION:
+                _run(connection, _UPLOADS + _FROM_2)
             connection.execute(f"PRAGMA user_version = {VERSION}")
 
     @contextmanager
@@ -142,16 +138,16 @@ class Database:
         with self._lock:
             return self._connection.execute(query, values).fetchall()
 
-    def row(self, query: str, *values: object) -> sqlite3.Row | None:
-        """Return the first row of a query; None if there is none."""
-        with self._lock:
-            row: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
-            return row
-
     def close(self) -> None:
         """Close the database; later calls fail."""
         with self._lock:
             self._connection.close()
+
+
+def _run(connection: sqlite3.Connection, script: str) -> None:
+    """Run statements in the current transaction, which `executescript` would commit."""
+    for statement in filter(str.strip, script.split(";")):
+        connection.execute(statement)
 
 
 FULL_DISK = (

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from sedem.errors import (
     BankError,
     BankMismatchError,
     ConfigError,
     DataError,
     QueueFullError,
-    SedemError,
     UnavailableError,
     UnknownDocumentError,
 )
 
 RETRY_SECONDS = 1
 """When to retry a request that was refused because the server is busy."""
+CLIENT_GONE = 499
+"""Status of a request whose client disconnected before the response."""
 INTERNAL = "the server failed to answer; its log has the reason under the id of this request"
 
 
 class ApiError(Exception):
-    """An error that is reported to the client.
-
-    Args:
-        status: HTTP status.
-        message: one sentence.
-        type: kind of error, in OpenAI's terms.
-        code: identifier that programs may test for.
-        param: the field of the request that caused it.
-        headers: further headers of the response.
-    """
+    """An error that is reported to the client."""
 
     def __init__(
         self,
@@ -115,6 +109,8 @@ def to_api_error(error: Exception) -> ApiError:
             return overloaded(str(error), error.retry_after)
         case UnavailableError():
             return unavailable(str(error))
+        case ClientDisconnect():
+            return ApiError(CLIENT_GONE, "the client went away", code="client_gone")
         case DataError() | ConfigError():
             return bad_request(str(error))
         case UnknownDocumentError():
@@ -125,8 +121,8 @@ def to_api_error(error: Exception) -> ApiError:
                 "bank_mismatch",
             )
         case BankError():
-            return unavailable("the bank cannot be read; `sedem bank verify` tells why")
-        case SedemError() | _:
+            return unavailable("cannot read the bank; run `sedem bank verify` to find out why")
+        case _:
             return ApiError(500, INTERNAL, "server_error", code="internal_error")
 
 

@@ -7,16 +7,18 @@ its origin must be this server.
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import urlsplit
 
+from fastapi import Depends
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sedem.serve.errors import ApiError, bank_not_found, forbidden, unauthorized
 from sedem.serve.keys import Key, KeyRing
-from sedem.serve.login import COOKIE, asks_for_page, login, login_page, sign_out, welcome
 from sedem.serve.metrics import Metrics
+from sedem.serve.pages import COOKIE, asks_for_page, login, login_page, sign_out, welcome
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OPEN = ("GET", "/health")
@@ -24,12 +26,7 @@ OPEN = ("GET", "/health")
 
 
 class Guard:
-    """Checks the key before anything else sees a request.
-
-    Args:
-        app: the inner application.
-        metrics: counts refused requests.
-    """
+    """Checks the key before anything else sees a request."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app, self.metrics = app, metrics
@@ -77,8 +74,11 @@ async def key_of(connection: HTTPConnection) -> Key:
     return key
 
 
+Owner = Annotated[Key, Depends(key_of)]
+
+
 def require_write(key: Key) -> None:
-    """Refuse a key that may only query.
+    """Reject a key that may only query.
 
     Raises:
         ApiError: 403.
@@ -91,7 +91,7 @@ def require_write(key: Key) -> None:
 
 
 def require_bank(key: Key, name: str) -> None:
-    """Refuse a bank that is out of a key's scope, like one that does not exist.
+    """Reject a bank that is out of a key's scope, like one that does not exist.
 
     Raises:
         ApiError: 404, the same as for a bank that does not exist.

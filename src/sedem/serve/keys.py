@@ -75,11 +75,7 @@ class KeyFile(Settings):
 
 
 class KeyRing:
-    """The keys of a server.
-
-    Args:
-        keys: at least one, with distinct names.
-    """
+    """The keys of a server."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         self.keys = tuple(keys)

@@ -1,120 +1,151 @@
-"""The banks and files of a server, on disk.
+"""The banks of a server, and its folder:
 
-What clients create is in the server's folder. Banks that the operator provides are elsewhere and
-are only read.
+    folder/
+      server.sqlite             banks, uploads, pending work
+      uploads/file-...          uploaded bytes that are still to be read
+      banks/<name>-<hex>.bank   the banks that clients made
+      lock                      held by the server
+
+Banks that the operator provides are elsewhere and are only read. Only this module makes paths from
+names given by clients, and only from checked bank names.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import re
+import secrets
+import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Set
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from sedem.bank.file import delete
+from sedem.durable_files import make_folders, sync_folder
 from sedem.errors import ConfigError
 from sedem.modules import SedemModules
-from sedem.serve.bank_entry import BankEntry, Prepare, Readers, at_once, created_at
+from sedem.serve.bank_entry import BankEntry, Prepare, Readers, created_at, visible_immediately
 from sedem.serve.database import Database, FullDiskError, full_disk
-from sedem.serve.errors import bad_request, bank_not_found, conflict, forbidden, not_found
-from sedem.serve.file_records import Files, StoredFile, insert_file
+from sedem.serve.errors import bad_request, bank_not_found, forbidden, not_found
 from sedem.serve.keys import Key
-from sedem.serve.reading_list import TO_READ, ReadingList
-from sedem.serve.server_folder import ServerFolder
 from sedem.serve.settings import BANK_NAME_RULE, Settings, is_bank_name
+from sedem.serve.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 2.0
 """Minimum time between two checks of the operator's banks."""
+_BANK = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}-[0-9a-f]{8}\.bank")
+_OF_BANK = re.compile(rf"\.?({_BANK.pattern})(\.partial|(\.kept)?(-wal|-shm|-journal)?)")
+"""A bank, or what lies beside one; in earlier releases it was a folder, at first a hidden one."""
 
 
 class Library:
-    """All banks and files of a server; threads may share it.
+    """All banks of a server; threads may share it.
 
     Args:
         settings: where the folder is, which banks the operator provides, and limits.
         model: the model; it can answer only from banks with its fingerprint.
         prepare: called with each new snapshot of a bank before anything else sees it.
 
-    Attributes:
-        changing: held while banks are made, renamed or deleted.
-
     Raises:
-        ConfigError: another server uses the folder, or its database cannot be used.
+        ConfigError: another server uses the folder, or its database is lost or cannot be used.
         BankError: a bank of the operator cannot be opened, or another model built it.
     """
 
-    def __init__(self, settings: Settings, model: SedemModules, prepare: Prepare = at_once) -> None:
+    def __init__(
+        self, settings: Settings, model: SedemModules, prepare: Prepare = visible_immediately
+    ) -> None:
         self.settings, self.model, self.prepare = settings, model, prepare
+        self._banks = settings.folder / "banks"
+        self._entries: dict[str, BankEntry] = {}
+        self._deleted: list[tuple[Path, Readers]] = []
+        self._changing = threading.RLock()
+        self._refreshed = 0.0
+        self.work = threading.Event()
+        self.work.set()
+        # Any thread may release it.
+        self._lock = FileLock(settings.folder / "lock", timeout=0, thread_local=False)
         try:
             with full_disk():
-                self.place = ServerFolder(settings.folder)
+                make_folders(settings.folder)
+                settings.folder.chmod(0o700)
+                self._lock.acquire()
                 try:
                     self._open()
                 except BaseException:
-                    self.place.release()
+                    self._lock.release()
                     raise
+        except Timeout:
+            raise ConfigError(
+                f"another server uses the folder '{settings.folder}'; stop it, or give another "
+                "folder"
+            ) from None
         except FullDiskError:
             raise ConfigError(
                 f"the disk of '{settings.folder}' is full; make room, or give another folder"
             ) from None
 
     def _open(self) -> None:
-        self.database = Database(self.place.database)
-        self.files = Files(self.database, self.place.files)
-        self.reading = ReadingList(self.database, self.settings.max_documents)
-        self.work = threading.Event()
-        self.work.set()
-        self._entries: dict[str, BankEntry] = {}
-        self.changing = threading.RLock()
-        self._refreshed = 0.0
-        self._deleted: list[tuple[Path, Readers]] = []
+        folder = self.settings.folder
+        make_folders(self._banks)
+        database = folder / "server.sqlite"
+        if not database.exists():
+            # Starting over would lose what only the database could name.
+            held = [*folder.glob("banks/*"), *folder.glob("uploads/*"), *folder.glob("files/*")]
+            if held:
+                raise ConfigError(
+                    f"'{folder}' holds {len(held):,} files and banks, but not its database "
+                    f"'{database.name}'; restore that from a backup, or give another folder"
+                )
+        self.database = Database(database)
+        self.uploads = Uploads(self.database, folder, self.settings.max_documents)
         rows = self.database.rows("SELECT * FROM banks ORDER BY name")
-        self.place.remove_others({row["folder"] for row in rows})
+        self._remove_others({row["folder"] for row in rows})
         for row in rows:
             self._entries[row["name"]] = self._entry(row)
         for name, path in self.settings.banks.items():
             if name in self._entries:
                 raise ConfigError(
-                    f"clients have made a bank '{name}' already; give '{path}' another name"
+                    f"a client already created bank '{name}'; choose another name for '{path}'"
                 )
-            made = created_at(path)
-            entry = BankEntry(None, name, name, {}, path, made, self.reading, self.prepare)
+            entry = BankEntry(None, name, path, created_at(path), self.uploads, self.prepare)
             self._entries[name] = entry
             entry.reload().check_made_by(self.model.fingerprint())
-        self._check_files()
 
     def _entry(self, row: sqlite3.Row) -> BankEntry:
-        path = self.place.bank(row["folder"])
+        path = self._banks / row["folder"]
+        if not is_bank_file(path.name):
+            raise ConfigError(
+                f"'{row['folder']}' is not a bank's file; the server's database was changed by hand"
+            )
         entry = BankEntry(
-            row["id"], row["name"], row["title"], json.loads(row["metadata"]), path,
-            row["created_at"], self.reading, self.prepare,
-        )  # fmt: skip
+            row["id"], row["name"], path, row["created_at"], self.uploads, self.prepare
+        )
         entry.refresh()
         if entry.bank is not None and entry.bank.fingerprint != self.model.fingerprint():
             entry.error = "another model built this bank; serve that model, or build it again"
         return entry
 
-    def _check_files(self) -> None:
-        """Fail files whose bytes are lost, which only happens outside of the server."""
-        query = "SELECT id, file, name FROM bank_files WHERE status = ?"
-        for row in self.database.rows(query, TO_READ):
-            if not self.files.path(row["file"]).exists():
-                logger.warning("the bytes of %s are lost", row["file"])
-                self.reading.failed(
-                    row["id"], f"the upload '{row['name']}' is not stored any more; upload it again"
-                )
+    def _remove_others(self, banks: Set[str]) -> None:
+        """Remove banks that are not among the given ones: a killed server left them."""
+        for path in [*self._banks.iterdir()]:
+            found = _OF_BANK.fullmatch(path.name)
+            if found is None or found[1] in banks:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def close(self) -> None:
         """Close the database and let another server use the folder."""
         self.database.close()
-        self.place.release()
-
-    # Banks
+        self._lock.release()
 
     def names(self, key: Key) -> list[str]:
         """Return the names of all banks that a key may see."""
@@ -135,6 +166,10 @@ class Library:
             raise bank_not_found(name)
         return entry
 
+    def by_id(self, id: int) -> BankEntry | None:
+        """Return the bank with a row id; None if it was deleted."""
+        return next((entry for entry in self.entries() if entry.id == id), None)
+
     def writable(self, name: str) -> BankEntry:
         """Return a bank that clients may change.
 
@@ -149,128 +184,53 @@ class Library:
             )
         return entry
 
-    def create(
-        self,
-        name: str,
-        metadata: Mapping[str, str] | None = None,
-        title: str | None = None,
-        files: Sequence[StoredFile] = (),
-    ) -> BankEntry:
-        """Make a bank, and read files that were uploaded before into it.
-
-        Raises:
-            ApiError: 400, the name is invalid; 409, it is taken; or as in `ReadingList.add`.
-        """
-        check_bank_name(name)
-        with self.changing:
-            if name in self._entries:
-                raise conflict(f"there is a bank '{name}' already; choose another name")
-            with self.database.writing() as connection:
-                entry = self._inserted(connection, name, metadata or {}, title or name)
-                assert entry.id is not None
-                self.reading.add(connection, entry.id, files)
-            # Only now, because what is not committed does not exist.
-            self._entries[name] = entry
-        self.work.set()
-        return entry
-
-    def upload(self, name: str, files: Sequence[StoredFile]) -> tuple[BankEntry, list[str]]:
-        """Acknowledge files for a bank, which is made if there is none; they are read later.
-
-        Args:
-            name: name of the bank.
-            files: files whose bytes are stored, but not their rows.
+    def upload(self, name: str, files: Mapping[str, Path]) -> tuple[BankEntry, list[str]]:
+        """Acknowledge files for a bank, which is created if it does not exist.
 
         Returns:
             The bank, and the names of documents that will be replaced.
 
         Raises:
-            ApiError: 400, the name is invalid; or as in `writable` and `ReadingList.add`. Then
-                nothing is changed.
+            ApiError: 400, the name is invalid; or as in `writable` and `Uploads.add`. Then nothing
+                is changed.
         """
         check_bank_name(name)
-        with self.changing:
+        with self._changing:
             with self.database.writing() as connection:
-                entry = (
-                    self.writable(name)
-                    if name in self._entries
-                    else self._inserted(connection, name, {}, name)
-                )
+                if name in self._entries:
+                    entry = self.writable(name)
+                else:
+                    # A bank of the same name may have been deleted before.
+                    row = connection.execute(
+                        "INSERT INTO banks (name, folder, created_at) VALUES (?, ?, ?) RETURNING *",
+                        (name, f"{name}-{secrets.token_hex(4)}.bank", int(time.time())),
+                    ).fetchone()
+                    entry = self._entry(row)
                 assert entry.id is not None
-                files = [replace(file, bank=entry.id) for file in files]
-                for file in files:
-                    insert_file(connection, file)
-                replaced = self.reading.add(connection, entry.id, files)
+                present = set() if entry.bank is None else set(entry.bank.documents.names)
+                replaced = self.uploads.add(connection, entry.id, files, present)
+            # Only now, because what is not committed does not exist.
             self._entries[name] = entry
         self.work.set()
         return entry, replaced
 
-    def _inserted(
-        self, connection: sqlite3.Connection, name: str, metadata: Mapping[str, str], title: str
-    ) -> BankEntry:
-        folder = self.place.new_bank(name)
-        row = connection.execute(
-            "INSERT INTO banks (name, title, metadata, folder, created_at) VALUES (?, ?, ?, ?, ?) "
-            "RETURNING *",
-            (name, title, json.dumps(dict(metadata)), folder, int(time.time())),
-        ).fetchone()
-        return self._entry(row)
-
-    def attach(
-        self,
-        name: str,
-        files: Sequence[StoredFile],
-        attributes: Mapping[str, str | float | bool] | None = None,
-        batch: str | None = None,
-    ) -> BankEntry:
-        """Read files that were uploaded before into a bank; arguments as in `ReadingList.add`.
-
-        Raises:
-            ApiError: as in `writable` and `ReadingList.add`.
-        """
-        entry = self.writable(name)
-        assert entry.id is not None
-        with self.database.writing() as connection:
-            self.reading.add(connection, entry.id, files, attributes, batch)
-        self.work.set()
-        return entry
-
-    def rename(self, name: str, title: str | None, metadata: Mapping[str, str] | None) -> BankEntry:
-        """Change the title or the metadata of a bank; None leaves it unchanged.
-
-        Raises:
-            ApiError: as in `writable`.
-        """
-        with self.changing:
-            entry = self.writable(name)
-            title = entry.title if title is None else title
-            metadata = entry.metadata if metadata is None else metadata
-            with self.database.writing() as connection:
-                connection.execute(
-                    "UPDATE banks SET title = ?, metadata = ? WHERE id = ?",
-                    (title, json.dumps(dict(metadata)), entry.id),
-                )
-            entry.title, entry.metadata = title, metadata
-        return entry
-
     def delete(self, name: str) -> None:
-        """Delete a bank and what was uploaded for it; a build of it stops.
+        """Delete a bank and its uploads; a build of it stops.
 
         Running answers finish on their snapshot; then `remove_deleted` removes its file.
 
         Raises:
             ApiError: as in `writable`.
         """
-        with self.changing:
+        with self._changing:
             entry = self.writable(name)
+            assert entry.id is not None
+            uploads = self.uploads.of(entry.id)
             with self.database.writing() as connection:
-                files = connection.execute(
-                    "DELETE FROM files WHERE bank = ? RETURNING id", (entry.id,)
-                ).fetchall()
                 connection.execute("DELETE FROM banks WHERE id = ?", (entry.id,))
             del self._entries[name]
         self._deleted.append((entry.file, entry.forget()))
-        self.files.forget([row["id"] for row in files])
+        self.uploads.forget([upload.file for upload in uploads])
         self.work.set()
 
     def remove_document(self, name: str, document: str) -> None:
@@ -281,39 +241,14 @@ class Library:
         """
         entry = self.writable(name)
         assert entry.id is not None
-        known = {file.name for file in self.reading.of(entry.id)}
+        known = {upload.name for upload in self.uploads.of(entry.id)}
         if entry.bank is not None:
             known.update(entry.bank.documents.names)
         if document not in known:
             raise not_found(f"bank '{name}' has no document '{document[:100]}'")
-        with self.database.writing() as connection:
-            released = self.reading.remove(connection, entry.id, document)
-        self.files.forget(released)
+        self.uploads.remove(entry.id, document)
         entry.remove({document})
         self.work.set()
-
-    def delete_file(self, owner: str, id: str) -> None:
-        """Delete a file and remove its documents from their banks.
-
-        Raises:
-            ApiError: 404, there is no such file, or another key uploaded it.
-        """
-        self.files.get(owner, id)
-        with self.database.writing() as connection:
-            rows = connection.execute("SELECT * FROM bank_files WHERE file = ?", (id,)).fetchall()
-            released: list[str] = []
-            for row in rows:
-                released += self.reading.remove(connection, row["bank"], row["name"])
-            connection.execute("DELETE FROM files WHERE id = ?", (id,))
-        self.files.forget([id, *released])
-        for row in rows:
-            if (entry := self.by_id(row["bank"])) is not None:
-                entry.remove({row["name"]})
-        self.work.set()
-
-    def by_id(self, id: int) -> BankEntry | None:
-        """Return the bank with a row id; None if it was deleted."""
-        return next((entry for entry in self.entries() if entry.id == id), None)
 
     # Housekeeping, in the thread that reads files
 
@@ -334,13 +269,23 @@ class Library:
         """
         for deleted in [*self._deleted]:
             file, readers = deleted
-            if all(reader() is None for reader in readers):
-                self.place.remove(file)
-                self._deleted.remove(deleted)
+            if any(reader() is not None for reader in readers):
+                continue
+            if file.is_dir():
+                shutil.rmtree(file)
+            else:
+                delete(file)
+            sync_folder(self._banks)
+            self._deleted.remove(deleted)
+
+
+def is_bank_file(name: str) -> bool:
+    """Return whether a name is valid for the file of a client's bank."""
+    return _BANK.fullmatch(name) is not None
 
 
 def check_bank_name(name: str) -> None:
-    """Refuse an invalid bank name.
+    """Reject an invalid bank name.
 
     Raises:
         ApiError: 400.

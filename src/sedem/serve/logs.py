@@ -54,12 +54,7 @@ class _Lines(logging.Formatter):
 
 
 def configure(log_format: str, *, log_text: bool = False) -> None:
-    """Send the events of the server and the warnings of uvicorn to stderr.
-
-    Args:
-        log_format: "text" or "json".
-        log_text: whether the log may quote clients' texts.
-    """
+    """Send the events of the server and the warnings of uvicorn to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Lines(as_json=log_format == "json", messages=log_text))
     for logger, level in ((LOGGER, logging.INFO), (logging.getLogger("uvicorn"), logging.WARNING)):

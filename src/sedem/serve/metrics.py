@@ -21,11 +21,7 @@ Gauges = Callable[[], dict[str, tuple[str, float]]]
 
 
 class Metrics:
-    """The metrics of one server, in its own registry.
-
-    Args:
-        on_answer: called with each answer and its number of tokens.
-    """
+    """The metrics of one server, in its own registry."""
 
     def __init__(self, on_answer: Callable[[Answer, int], None] | None = None) -> None:
         self._on_answer = on_answer
@@ -61,13 +57,7 @@ class Metrics:
         self._request_seconds.labels(route).observe(seconds)
 
     def answered(self, answer: Answer, tokens: int, seconds: float) -> None:
-        """Count an answer.
-
-        Args:
-            answer: the answer.
-            tokens: its number of tokens.
-            seconds: seconds from the first to the last token.
-        """
+        """Count an answer."""
         self._answers.labels(answer.finish_reason).inc()
         for name, histogram in (
             ("ttft_ms", self._first_token),
@@ -89,11 +79,7 @@ class Metrics:
         self._cancelled.inc()
 
     def refused(self, reason: str) -> None:
-        """Count a request that was refused before work began.
-
-        Args:
-            reason: a fixed word, such as "key", "queue" or "size".
-        """
+        """Count a request that was refused before work began."""
         self._refused.labels(reason).inc()
 
     def built(self, blocks: int, seconds: float) -> None:

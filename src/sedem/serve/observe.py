@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sedem.serve.errors import to_api_error
+from sedem.serve.errors import CLIENT_GONE, to_api_error
 from sedem.serve.logs import log
 from sedem.serve.metrics import Metrics
 from sedem.serve.service import Lifecycle
@@ -27,19 +27,10 @@ UNKNOWN = "unknown"
 """The label of a path without a route; a client must not be able to create new labels."""
 REFUSALS = {429: "queue", 503: "unavailable"}
 """Statuses of requests that the server could not serve, and the labels that count them."""
-DISCONNECTED = 499
-"""Status in logs and metrics if the client disconnected before the response began."""
 
 
 class Observe:
-    """Watches requests.
-
-    Args:
-        app: the inner application.
-        metrics: counts requests.
-        lifecycle: counts requests in flight.
-        tracer: makes spans.
-    """
+    """Watches requests."""
 
     def __init__(
         self, app: ASGIApp, metrics: Metrics, lifecycle: Lifecycle, tracer: Tracer
@@ -59,9 +50,9 @@ class Observe:
         began = time.perf_counter()
         self.lifecycle.in_flight += working
         try:
-            with self.tracer.request(scope, request_id) as span:
+            with self.tracer.request(scope, request_id) as end_span:
                 await self._serve(scope, receive, watched)
-                span.end(_route(scope), watched.status)
+                end_span(_route(scope), watched.status)
         finally:
             self.lifecycle.in_flight -= working
             self._report(scope, watched.status, request_id, time.perf_counter() - began)
@@ -99,7 +90,7 @@ class _Watched:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self.request_id = request_id
-        self.status, self.started = DISCONNECTED, False
+        self.status, self.started = CLIENT_GONE, False
         self._send = send
 
     async def send(self, message: Message) -> None:

@@ -35,10 +35,7 @@ class Reading:
     """A text that is being read or was read.
 
     Attributes:
-        document: the text.
-        waiting: requests that wait for it.
         given_up: set once no request waits for it, so that reading it may stop.
-        future: its bank.
     """
 
     document: Document
@@ -80,10 +77,6 @@ class OnlineBanks:
 
     async def bank(self, owner: str, documents: Sequence[Document]) -> tuple[Snapshot, int]:
         """Return a bank of some texts, and how many of their tokens had been read before.
-
-        Args:
-            owner: name of the API key.
-            documents: at least one text; names are distinct.
 
         Raises:
             QueueFullError: too many texts wait to be read.

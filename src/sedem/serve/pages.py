@@ -1,4 +1,8 @@
-"""The server's page: its files, and a policy that lets a browser run nothing else."""
+"""The server's page, a policy that lets a browser run nothing else, and the way to sign in.
+
+A key is typed once, or is in the address that the server printed. The browser then keeps it in a
+cookie that scripts cannot read and other sites cannot send.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import html
 import re
 from functools import cache
 from pathlib import Path
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from sedem.serve.keys import KeyRing
 
 FOLDER = Path(__file__).parent / "page"
 TYPES = {
@@ -21,6 +28,9 @@ TYPES = {
 }
 """Media type of a file of the page, by its ending."""
 LOGIN = "login.html"
+COOKIE = "sedem_key"
+FORM_BYTES = 4096
+"""Largest body of the login form; a key has at most 512 characters."""
 _STYLE = re.compile(r"<style>(.*?)</style>", re.DOTALL)
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src {style}; connect-src 'self'; "
@@ -32,11 +42,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def headers(style: str = "'self'") -> dict[str, str]:
-    """Return the security headers of every response that a browser shows.
-
-    Args:
-        style: the only source of styles that the policy allows.
-    """
+    """Return the security headers of every response that a browser shows."""
     return {
         "Content-Security-Policy": _POLICY.format(style=style),
         "X-Content-Type-Options": "nosniff",
@@ -56,21 +62,58 @@ def files() -> dict[str, tuple[bytes, str]]:
     }
 
 
-def login_response(message: str | None = None, status: int = 401) -> HTMLResponse:
-    """Return the form that asks for a key; it is self-contained: nothing else is served yet.
-
-    Args:
-        message: why the last key was refused.
-        status: HTTP status.
-    """
+def login_page(message: str = "") -> HTMLResponse:
+    """Return the form that asks for a key, with status 401. It needs no other file."""
     text = files()[LOGIN][0].decode()
     [style] = _STYLE.findall(text)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return HTMLResponse(
-        text.replace("{message}", html.escape(message or "")),
-        status,
+        text.replace("{message}", html.escape(message)),
+        401,
         {**headers(f"'sha256-{digest}'"), "Cache-Control": "no-store"},
     )
+
+
+def asks_for_page(request: Request) -> bool:
+    """Return whether a browser requests the page."""
+    accepts = request.headers.get("accept", "")
+    return request.method == "GET" and request.url.path == "/" and "text/html" in accepts
+
+
+def welcome(request: Request, keys: KeyRing, secret: str) -> Response:
+    """Store a key in the browser and go to the page, or show the form again."""
+    if keys.find(secret) is None:
+        return login_page("This key is not known.")
+    response = RedirectResponse("/", status_code=303)
+    response.headers["Cache-Control"] = "no-store"
+    response.set_cookie(
+        COOKIE,
+        secret,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path="/",
+    )
+    return response
+
+
+def sign_out() -> Response:
+    """Forget the key in the browser and go to the login form."""
+    response = RedirectResponse("/", status_code=303)
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
+
+
+async def login(request: Request, keys: KeyRing) -> Response:
+    """Handle the login form."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES:
+            return login_page("This is too long for a key.")
+    fields = parse_qs(body.decode("latin-1"))
+    secret = fields.get("key", [""])[0].strip()
+    return welcome(request, keys, secret) if secret else login_page("Type a key.")
 
 
 @router.get("/")

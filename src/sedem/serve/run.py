@@ -64,13 +64,7 @@ def run(settings: Settings, announce: Announce) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a shutdown in two steps: first the answers, then the connections.
-
-    Args:
-        app: the application.
-        settings: the server's settings.
-        announce: called with the address of the page.
-    """
+    """uvicorn's server, with a shutdown in two steps: first the answers, then the connections."""
 
     def __init__(self, app: FastAPI, settings: Settings, announce: Callable[[str], None]) -> None:
         super().__init__(

@@ -1,37 +1,118 @@
-"""What the routes share: the open model, its scheduler and its banks."""
+"""What stands behind the routes: the open model, its scheduler and its banks."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Protocol
 
+from fastapi import Depends, FastAPI
 from starlette.requests import HTTPConnection
+from torch import Tensor
 
+from sedem.answering.decoding import GREEDY, Decoding
+from sedem.answering.reply import AsyncReply
+from sedem.answering.requests import Request
+from sedem.answering.scheduler import Scheduler
+from sedem.bank.memory_bank import BankReader, Snapshot
+from sedem.serve.building import Builder
 from sedem.serve.errors import unavailable
-from sedem.serve.metrics import Metrics
+from sedem.serve.library import Library
+from sedem.serve.logs import log
+from sedem.serve.metrics import Gauges, Metrics
+from sedem.serve.online import OnlineBanks
 from sedem.serve.settings import Settings
 
 if TYPE_CHECKING:
+    from sedem.engine.kept import Kept
     from sedem.model import SeDeM
-    from sedem.serve.answerer import Answerer
-    from sedem.serve.building import Builder
-    from sedem.serve.library import Library
-    from sedem.serve.online import OnlineBanks
+
+
+class Answerer(Protocol):
+    """Answers the questions of a server."""
+
+    rows: int
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for a row."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """How many answers are being generated."""
+        ...
+
+    def prepare(self, bank: Snapshot) -> None:
+        """Prepare for questions to a new version of a bank, which stays hidden until this returns.
+
+        Called from threads; it may take long. Questions to the last version continue meanwhile.
+
+        Raises:
+            SedemError: it cannot be queried; the last version stays.
+        """
+        ...
+
+    def require_room(self) -> None:
+        """Refuse now what `stream` would refuse; as in `Scheduler.require_room`."""
+        ...
+
+    def stream(self, request: Request, decoding: Decoding = GREEDY) -> AsyncReply:
+        """Answer a question; as in `Scheduler.stream`."""
+        ...
+
+    def scores(self, bank: BankReader, question: str) -> Tensor:
+        """Return the score of every block `[N]` in float32; called from threads.
+
+        Raises:
+            SedemError: as in `SeDeM.scores`.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Accept no more questions and let answers finish; this does not block."""
+        ...
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Accept no more questions and stop; this blocks."""
+        ...
+
+
+OpenAnswerer = Callable[[Settings, "SeDeM"], Answerer]
+"""Opens the answerer of a server, given its settings and its model."""
+
+
+class OneMachine(Scheduler):
+    """Answers with the model of this process.
+
+    Args:
+        settings: how many questions are answered at once, and how many may wait.
+        model: the model.
+    """
+
+    def __init__(self, settings: Settings, model: SeDeM) -> None:
+        super().__init__(
+            model, model.engine, model.name, rows=settings.rows, waiting=settings.waiting
+        )
+        self._scores = model.scores
+
+    def prepare(self, bank: Snapshot) -> None:
+        """Do nothing: the first question makes the keys."""
+
+    def scores(self, bank: BankReader, question: str) -> Tensor:
+        """Return the score of every block; as in `SeDeM.scores`."""
+        return self._scores(bank, question)
 
 
 @dataclass
 class Service:
-    """Everything that answers require.
-
-    Attributes:
-        settings: the server's settings.
-        model: the model.
-        scheduler: answers questions, here or on other machines.
-        library: banks and files on disk.
-        online: temporary banks of texts that came with questions.
-        metrics: the server's metrics.
-        builder: reads uploaded files into banks.
-    """
+    """Everything that answers require."""
 
     settings: Settings
     model: SeDeM
@@ -87,3 +168,140 @@ async def service_of(connection: HTTPConnection) -> Service:
     if reason is not None or lifecycle.service is None:
         raise unavailable(reason or "the server is not ready", retry_after=5)
     return lifecycle.service
+
+
+Served = Annotated[Service, Depends(service_of)]
+
+
+def open_service(
+    settings: Settings,
+    metrics: Metrics,
+    model: SeDeM | None = None,
+    open_answerer: OpenAnswerer = OneMachine,
+) -> Service:
+    """Open the model, the scheduler and the banks; this takes seconds.
+
+    Raises:
+        SedemError: the model or a bank cannot be opened, or another server uses the folder.
+    """
+    model = model or open_model(settings)
+    with ExitStack() as opened:
+        scheduler = open_answerer(settings, model)
+        opened.callback(scheduler.close, at_once=True)
+        library = Library(settings, model, scheduler.prepare)
+        opened.callback(library.close)
+        builder, online = Builder(library, model, metrics), OnlineBanks(model, settings)
+        service = Service(settings, model, scheduler, library, online, metrics, builder)
+        metrics.watch(_gauges(service))
+        _capture_graphs(model, library)
+        builder.start()
+        opened.pop_all()
+    return service
+
+
+def close_service(service: Service) -> None:
+    """Stop what is still running and close the files; this waits for the threads."""
+    service.scheduler.close(at_once=True)
+    service.online.close()
+    service.builder.close()
+    service.library.close()
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Open the service in the background and close it at the end.
+
+    A model that a test passes in is open at once, so the first request need not wait.
+    """
+    lifecycle: Lifecycle = app.state.lifecycle
+    opening = asyncio.create_task(_open(app, lifecycle))
+    if app.state.model is not None:
+        await opening
+    try:
+        yield
+    finally:
+        lifecycle.draining = True
+        opening.cancel()
+        if lifecycle.service is not None:
+            await asyncio.to_thread(close_service, lifecycle.service)
+        app.state.tracer.close()
+
+
+async def _open(app: FastAPI, lifecycle: Lifecycle) -> None:
+    state = app.state
+    try:
+        lifecycle.service = await _in_thread(
+            partial(open_service, state.settings, state.metrics, state.model, state.open_answerer)
+        )
+    except Exception as error:
+        lifecycle.failed = error
+        if state.model is not None:
+            raise
+        state.on_failure()
+        return
+    model = lifecycle.service.model
+    log("ready", logging.INFO, model=model.name, engine=model.engine.name, device=model.device)
+
+
+async def _in_thread(work: Callable[[], Service]) -> Service:
+    """Run work in a thread that does not keep the process alive, and wait for the result."""
+    done: Future[Service] = Future()
+
+    def run() -> None:
+        with suppress(InvalidStateError):  # cancelled meanwhile
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+    Thread(target=run, name="sedem-opening", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def open_model(settings: Settings) -> SeDeM:
+    """Open the model of a server; as in `SeDeM.from_pretrained`."""
+    from sedem.backbone.bars import hide_bars
+    from sedem.model import SeDeM
+
+    hide_bars()
+    return SeDeM.from_pretrained(
+        settings.model,
+        device=settings.device,
+        engine=settings.engine,
+        weights=settings.weights,
+        light=True,
+    )
+
+
+def _capture_graphs(model: SeDeM, library: Library) -> None:
+    """Let an engine capture its graphs for usual questions before a client waits for an answer."""
+    banks = [e.bank for e in library.entries() if e.bank is not None and len(e.bank)]
+    if model.engine.ahead and banks:
+        model.rehearse(max(banks, key=len))
+
+
+def _gauges(service: Service) -> Gauges:
+    """Return the gauges that are read when the metrics are read."""
+
+    def read() -> dict[str, tuple[str, float]]:
+        scheduler, online = service.scheduler, service.online
+        banks = [entry.bank for entry in service.library.entries() if entry.bank is not None]
+        gauges: dict[str, tuple[str, float]] = {
+            "questions_waiting": ("Questions that wait for a row.", scheduler.waiting),
+            "answers_running": ("Answers that are being generated.", scheduler.running),
+            "rows": ("Maximum answers at once.", scheduler.rows),
+            "online_banks": ("Temporary banks of texts that came with questions.", len(online)),
+            "online_waiting": ("Texts that wait to be read or are being read.", online.waiting),
+            "banks": ("Banks that can be asked.", len(banks)),
+            "blocks": ("Blocks of these banks.", sum(map(len, banks))),
+        }
+        kept: Kept | None = getattr(service.model.engine, "kept", None)
+        if kept is not None:
+            gauges |= {
+                "kept_hits": ("Blocks whose keys and values were kept.", kept.hits),
+                "kept_misses": ("Blocks whose keys and values were computed.", kept.misses),
+                "kept_bytes": ("Bytes of kept keys and values.", kept.nbytes),
+            }
+        return gauges
+
+    return read

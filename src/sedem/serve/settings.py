@@ -10,7 +10,6 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from sedem import validation
-from sedem.bank.parts import Place
 from sedem.config import DEFAULT_MODEL
 from sedem.validation import Flag, NumberFrom0, Share, WholeAbove0, WholeFrom0
 
@@ -19,31 +18,14 @@ BANK_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 class Settings(validation.Settings):
-    """What a server serves and its limits; `sedem serve --help` explains the flags.
+    """What a server serves and its limits. The flags of `sedem serve` have the descriptions.
 
     Attributes:
-        model: folder, hub id or name of a shipped checkpoint.
-        host: address to listen on.
-        port: TCP port; 0 takes a free one.
-        folder: the server's own folder, for uploaded files and the banks built from them.
-        banks: files of further banks by name; clients may only query them.
+        banks: places of further banks by name; clients may only query them.
         key_file: JSON file of API keys; None means one key, from SEDEM_API_KEY or generated.
-        engine: what runs the model; as in `SeDeM.from_pretrained`.
-        weights: "full" or "int8".
-        device: where the model runs; None means a GPU if there is one.
-        rows: maximum concurrent answers; None means as many as the engine answers efficiently.
-        waiting: maximum number of questions that wait for a row.
-        cors: origins whose pages may call the API; none by default.
-        log_text: whether logs hold questions and answers.
-        log_format: "text" or "json".
-        telemetry: whether to make OpenTelemetry spans.
         max_body_bytes: largest body of a request that is not an upload.
-        max_file_bytes: largest uploaded file.
         max_documents: maximum documents of a bank or of a request.
-        max_question_characters: longest question.
-        max_k: maximum blocks of an answer.
         max_all_blocks: largest bank, in blocks, for which `k="all"` is allowed.
-        max_tokens: maximum tokens of an answer.
         max_online_characters: longest text that comes with a question.
         online_banks: temporary banks that are kept for texts that come with a question.
         max_removed_share: share of a bank's stored blocks that may be of removed documents; with
@@ -51,21 +33,41 @@ class Settings(validation.Settings):
         drain_seconds: how long running answers may take to finish when the server stops.
     """
 
-    model: str = DEFAULT_MODEL
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    folder: Path
-    banks: Mapping[str, Place] = {}
+    model: str = Field(DEFAULT_MODEL, description="Folder or hub id.")
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. 0.0.0.0 is every address of this machine; put a proxy "
+        "with TLS in front.",
+    )
+    port: int = Field(8000, ge=0, le=65535, description="Port; 0 takes a free one.")
+    folder: Path = Field(description="Folder of uploads and of the banks built from them.")
+    banks: Mapping[str, Path | str] = {}
     key_file: Path | None = None
     engine: str = "auto"
     weights: str = "full"
-    device: str | None = None
-    rows: WholeAbove0 | None = None
-    waiting: WholeAbove0 = 64
-    cors: tuple[str, ...] = ()
-    log_text: Flag = False
-    log_format: Literal["text", "json"] = "text"
-    telemetry: Flag = False
+    device: str | None = Field(
+        None, description="cpu, cuda or cuda:N. [default: a GPU if there is one]"
+    )
+    rows: WholeAbove0 | None = Field(
+        None, description="Maximum concurrent answers. [default: as many as suit the engine]"
+    )
+    waiting: WholeAbove0 = Field(
+        64, description="Maximum questions waiting for a row; further ones get 429."
+    )
+    cors: tuple[str, ...] = Field(
+        (),
+        description="Origin whose pages may call the API, such as https://app.example; "
+        "repeatable. [default: none]",
+    )
+    log_text: Flag = Field(False, description="Log questions, answers and messages of errors too.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Format of the log on stderr: text or json."
+    )
+    telemetry: Flag = Field(
+        False,
+        description="Send OpenTelemetry spans where the variables OTEL_* say; needs the extra "
+        "telemetry.",
+    )
     max_body_bytes: WholeAbove0 = 8 * 2**20
     max_file_bytes: WholeAbove0 = 64 * 2**20
     max_documents: WholeAbove0 = 1000
@@ -80,7 +82,7 @@ class Settings(validation.Settings):
 
     @field_validator("banks")
     @classmethod
-    def _names(cls, banks: Mapping[str, Place]) -> Mapping[str, Place]:
+    def _names(cls, banks: Mapping[str, Path | str]) -> Mapping[str, Path | str]:
         for name in banks:
             if not is_bank_name(name):
                 raise ValueError(f"'{name}' cannot name a bank; {BANK_NAME_RULE}")
@@ -96,6 +98,10 @@ class Settings(validation.Settings):
                 )
         return origins
 
+
+_FIELDS = [*Settings.model_fields]
+LIMITS = tuple(_FIELDS[_FIELDS.index("max_body_bytes") :])
+"""Settings that --limit may change."""
 
 BANK_NAME_RULE = (
     "it must be 1 to 64 lower-case letters, digits, '-' or '_', and begin with a letter or digit"

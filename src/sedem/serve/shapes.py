@@ -7,41 +7,34 @@ neutral, such as `n: 1`. No field is ignored silently, except notes such as `use
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from sedem.config import Condition
-from sedem.serve.errors import bad_request
 from sedem.validation import Flag, Share, Whole, WholeAbove0
 
 MAX_STOPS = 16
 """Maximum number of stop strings of a request."""
+UNSUPPORTED = "unsupported_field"
+"""Type of the error about a field that asks for what sedem cannot do."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "text": ({}, {"format": {"type": "text"}}),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "truncation": ("disabled", "auto"),
-    "include": ([],),
-    "background": (False,),
-    "reasoning": ({},),
-}
-"""Values with which a field changes nothing; null is always one. Other values are refused."""
+
+
+def _only(*neutral: Any) -> AfterValidator:
+    """Return a check that accepts only null and values that change nothing."""
+
+    def check(value: Any) -> Any:
+        # In Python, True equals 1.
+        if value is not None and not any(
+            value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral
+        ):
+            usual = ", ".join(map(repr, neutral))
+            raise PydanticCustomError(UNSUPPORTED, f"can only be {usual} here; leave it out")
+        return value
+
+    return AfterValidator(check)
 
 
 def _budget(value: Any) -> Any:
@@ -138,7 +131,6 @@ class AskBody(Body, ABC):
     """What every question may say.
 
     Attributes:
-        model: the model's name, or "NAME@BANK".
         bank: the bank to ask; without one, what the messages say is read.
         documents: names, indexes or file ids of the documents to answer from; None means all.
         k: blocks to use; None means the model's default.
@@ -147,7 +139,6 @@ class AskBody(Body, ABC):
         ranking: whether to return every block by score.
         stream: whether to send the answer as it is generated.
         temperature: 0 is greedy, which is the default here.
-        top_p: as `Decoding`.
         seed: of sampling; without one, every answer is sampled anew.
     """
 
@@ -171,12 +162,11 @@ class AskBody(Body, ABC):
     safety_identifier: Notes = None
     prompt_cache_key: Notes = None
     parallel_tool_calls: Notes = None
-    # Neutral values only
-    tools: Any = None
-    tool_choice: Any = None
-    top_logprobs: Any = None
-    store: Any = None
-    service_tier: Any = None
+    tools: Annotated[Any, _only([])] = None
+    tool_choice: Annotated[Any, _only("none", "auto")] = None
+    top_logprobs: Annotated[Any, _only(0)] = None
+    store: Annotated[Any, _only(False)] = None
+    service_tier: Annotated[Any, _only("auto", "default")] = None
 
     @property
     @abstractmethod
@@ -187,27 +177,6 @@ class AskBody(Body, ABC):
     def stops(self) -> tuple[str, ...]:
         """Strings that end the answer."""
         return ()
-
-    def check_neutral(self) -> None:
-        """Refuse fields that ask for what sedem cannot do.
-
-        Raises:
-            ApiError: 400, with the name of the field.
-        """
-        for field in type(self).model_fields:
-            if field not in NEUTRAL:
-                continue
-            value = getattr(self, field)
-            if value is not None and not any(_same(value, one) for one in NEUTRAL[field]):
-                usual = ", ".join(map(repr, NEUTRAL[field]))
-                raise bad_request(
-                    f"'{field}' can only be {usual} here; leave it out", field, "unsupported_field"
-                )
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    # In Python, True equals 1.
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 class StreamOptions(Body):
@@ -227,15 +196,15 @@ class ChatBody(AskBody):
     stop: Annotated[
         tuple[str, ...], BeforeValidator(_stops, json_schema_input_type=str | list[str] | None)
     ] = ()
-    n: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logprobs: Any = None
-    logit_bias: Any = None
-    modalities: Any = None
+    n: Annotated[Any, _only(1)] = None
+    functions: Annotated[Any, _only([])] = None
+    function_call: Annotated[Any, _only("none", "auto")] = None
+    response_format: Annotated[Any, _only({"type": "text"})] = None
+    presence_penalty: Annotated[Any, _only(0)] = None
+    frequency_penalty: Annotated[Any, _only(0)] = None
+    logprobs: Annotated[Any, _only(False)] = None
+    logit_bias: Annotated[Any, _only({})] = None
+    modalities: Annotated[Any, _only(["text"])] = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -264,11 +233,11 @@ class ResponsesBody(AskBody):
     ]
     instructions: Echoed | None = None
     max_output_tokens: WholeAbove0 | None = None
-    text: Any = None
-    truncation: Any = None
-    include: Any = None
-    background: Any = None
-    reasoning: Any = None
+    text: Annotated[Any, _only({}, {"format": {"type": "text"}})] = None
+    truncation: Annotated[Any, _only("disabled", "auto")] = None
+    include: Annotated[Any, _only([])] = None
+    background: Annotated[Any, _only(False)] = None
+    reasoning: Annotated[Any, _only({})] = None
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from sedem.errors import ConfigError
@@ -23,20 +24,17 @@ EXPORTERS = {"otlp": ("otlp_proto_http", "otlp_proto_grpc")}
 INSTALL = "pip install 'sedem[telemetry]' opentelemetry-exporter-otlp-proto-http"
 
 
-class Span:
-    """A request that is being served; this base class records nothing."""
-
-    def end(self, route: str, status: int) -> None:
-        """Record how the request ended."""
-
-
 class Tracer:
     """Makes spans; this base class makes none."""
 
     @contextmanager
-    def request(self, scope: Scope, request_id: str) -> Iterator[Span]:
-        """Make a span for a request."""
-        yield Span()
+    def request(self, scope: Scope, request_id: str) -> Iterator[Callable[[str, int], None]]:
+        """Make a span for a request.
+
+        Yields:
+            Called with the route and the status of the response.
+        """
+        yield lambda route, status: None
 
     def answered(self, answer: Answer, tokens: int) -> None:
         """Make a span for an answer of the current request, which has just ended."""
@@ -48,16 +46,12 @@ class Tracer:
 class OpenTelemetry(Tracer):
     """Makes spans with OpenTelemetry.
 
-    Args:
-        exporter: where spans go; None means the standard variables decide.
-
     Raises:
         ConfigError: the package or the exporter is not installed.
     """
 
     def __init__(self, exporter: Any = None) -> None:
         try:
-            from opentelemetry import propagate, trace
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -67,25 +61,29 @@ class OpenTelemetry(Tracer):
         self._provider = TracerProvider(resource=Resource.create({"service.name": name}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter or _exporter()))
         self._tracer = self._provider.get_tracer("sedem.serve")
-        self._extract = propagate.extract
-        self._server, self._error = trace.SpanKind.SERVER, trace.StatusCode.ERROR
 
     @contextmanager
-    def request(self, scope: Scope, request_id: str) -> Iterator[Span]:
+    def request(self, scope: Scope, request_id: str) -> Iterator[Callable[[str, int], None]]:
         """Make a span, inside the client's span if `traceparent` names one."""
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        attributes = {"http.request.method": scope["method"], "sedem.request_id": request_id}
+        from opentelemetry import propagate, trace
+
+        method = scope["method"]
         with self._tracer.start_as_current_span(
-            scope["method"],
-            context=self._extract(headers),
-            kind=self._server,
-            attributes=attributes,
+            method,
+            context=propagate.extract(dict(Headers(scope=scope))),
+            kind=trace.SpanKind.SERVER,
+            attributes={"http.request.method": method, "sedem.request_id": request_id},
             record_exception=False,  # an exception may quote a question
             set_status_on_exception=False,
         ) as span:
-            yield _Recorded(span, scope["method"], self._error)
+
+            def end(route: str, status: int) -> None:
+                span.update_name(f"{method} {route}")
+                span.set_attributes({"http.route": route, "http.response.status_code": status})
+                if status >= 500:
+                    span.set_status(trace.StatusCode.ERROR)
+
+            yield end
 
     def answered(self, answer: Answer, tokens: int) -> None:
         """Make a span for an answer that has just ended, with the times of its stages."""
@@ -107,19 +105,6 @@ class OpenTelemetry(Tracer):
     def close(self) -> None:
         """Send the spans that have not been sent yet."""
         self._provider.shutdown()
-
-
-class _Recorded(Span):
-    """An OpenTelemetry span for a request."""
-
-    def __init__(self, span: Any, method: str, error: Any) -> None:
-        self._span, self._method, self._error = span, method, error
-
-    def end(self, route: str, status: int) -> None:
-        self._span.update_name(f"{self._method} {route}")
-        self._span.set_attributes({"http.route": route, "http.response.status_code": status})
-        if status >= 500:
-            self._span.set_status(self._error)
 
 
 def _exporter() -> Any:

@@ -1,233 +1,290 @@
-"""Uploads: parts of a multipart body are written to disk as they arrive, never held whole.
+"""Uploads that are still to be read into their banks, and the last ones that were.
 
-    async with receiving(request, files, most_bytes, most_files) as upload:
-        await run_in_threadpool(upload.keep, lambda: library.upload(...))
-
-Whatever was received but not kept is removed, however the request ends.
+An upload is acknowledged once its bytes are synced in the folder `uploads` and its row is
+committed. Its bytes stay until its document is in the bank or cannot be read, so a killed server
+continues where it was. File names are data; on disk a file has a name that the server makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import logging
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, Literal
 
-from fastapi import Request
-from fastapi.concurrency import run_in_threadpool
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from sedem.data.document_formats import PARSERS
+from sedem.data.documents import LISTED
+from sedem.durable_files import make_folders, sync_folder
+from sedem.serve.database import Database, full_disk
+from sedem.serve.errors import bad_request
 
-from sedem.durable_files import atomic_write, bytes_text
-from sedem.serve.database import full_disk
-from sedem.serve.errors import ApiError, bad_request, too_large
-from sedem.serve.file_records import Files, checked_name
+logger = logging.getLogger(__name__)
 
-FIELDS = 32
-FIELD_BYTES = 2**14
-FORM = "multipart/form-data"
-Kept = TypeVar("Kept")
+NAME_CHARACTERS = 255
+_FILE = re.compile(r"file-[0-9a-f]{24}")
+Status = Literal["empty", "building", "ready", "failed"]
+ENDED: tuple[Status, ...] = ("empty", "ready", "failed")
 
 
 @dataclass(frozen=True)
-class Received:
-    """A file that was received; its bytes are synced.
-
-    Attributes:
-        path: where its bytes are.
-        name: the client's name for it, as returned by `checked_name`.
-        field: the form field that it came in.
-    """
-
-    path: Path
-    name: str
-    field: str
-
-
 class Upload:
-    """The fields and files of one multipart body.
-
-    Args:
-        files: where files are stored.
-        most_bytes: maximum bytes of a file.
-        most_files: maximum number of files.
+    """A file for a bank.
 
     Attributes:
-        fields: values of the fields that are not files, by name.
-        received: the files, in their order.
+        id: number of its row; later uploads have larger ones.
+        file: name of the file that holds its bytes until it is read.
+        size: number of bytes; of characters once it is read.
+        error: why it was not read, in one sentence.
     """
 
-    def __init__(self, files: Files, most_bytes: int, most_files: int) -> None:
-        self.fields: dict[str, str] = {}
-        self.received: list[Received] = []
-        self.files, self.most_bytes, self.most_files = files, most_bytes, most_files
-        self._kept = self._ended = False
-        self._header = [bytearray(), bytearray()]
-        self._field, self._value = "", bytearray()
-        self._file: IO[bytes] | None = None
-        self._path, self._name, self._size = Path(), "", 0
+    id: int
+    bank: int
+    name: str
+    file: str
+    size: int
+    status: Literal["waiting", "read", "failed"]
+    error: str | None
 
-    def keep(self, acknowledge: Callable[[], Kept]) -> Kept:
-        """Run `acknowledge`, which records the files; after that they are kept."""
-        result = acknowledge()
-        self._kept = True
-        return result
 
-    def discard(self) -> None:
-        """Remove what was received, unless it was kept."""
-        if self._file is not None:
-            self._file.close()
-            _beside(self._path).unlink(missing_ok=True)
-            self._file = None
-        if not self._kept:
-            self.files.forget([file.path.name for file in self.received])
+@dataclass(frozen=True)
+class Removal:
+    """A document that must be removed from a bank."""
 
-    def parser(self, boundary: bytes) -> MultipartParser:
-        """Return a parser that fills this upload."""
-        return MultipartParser(
-            boundary,
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": lambda data, start, end: self._part_of_header(
-                    0, data[start:end]
-                ),
-                "on_header_value": lambda data, start, end: self._part_of_header(
-                    1, data[start:end]
-                ),
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._headers_finished,
-                "on_part_data": lambda data, start, end: self._data(data[start:end]),
-                "on_part_end": self._end,
-                "on_end": self._all_ended,
-            },
-        )
+    id: int
+    bank: int
+    name: str
 
-    def check_complete(self) -> None:
-        """Refuse a body whose end is missing.
+
+@dataclass(frozen=True)
+class Failure:
+    """A file that could not be read, and the reason in one sentence."""
+
+    filename: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of the files uploaded since the bank last had nothing to read.
+
+    Attributes:
+        status: "building" while files are to be read; then "ready", or "failed" if none of these
+            files could be read; "empty" in a bank without files.
+        files_done: files that were read or could not be read.
+        characters: number of characters; for a file that is not parsed yet, its bytes.
+        error: one sentence if a file could not be read.
+        failed: all files that could not be read.
+    """
+
+    status: Status
+    files_done: int
+    files: int
+    characters_done: int
+    characters: int
+    blocks: int
+    error: str | None = None
+    failed: tuple[Failure, ...] = ()
+
+    def to_dict(self, bank: str) -> dict[str, Any]:
+        """Return the progress as JSON."""
+        return {"object": "bank.progress", "bank": bank, **asdict(self)}
+
+
+class Uploads:
+    """The uploads of all banks."""
+
+    def __init__(self, database: Database, folder: Path, limit: int) -> None:
+        self.database, self.folder, self.limit = database, folder / "uploads", limit
+        make_folders(self.folder)
+        waiting = self._select("status = 'waiting'")
+        for upload in waiting:
+            earlier = folder / "files" / upload.file  # of an earlier release
+            if earlier.exists():
+                earlier.rename(self.folder / upload.file)
+        known = {upload.file for upload in waiting}
+        for path in [*self.folder.iterdir()]:
+            if _FILE.fullmatch(path.name) and path.name not in known:
+                path.unlink()
+                logger.info("removed %s: no acknowledged upload has it", path.name)
+        sync_folder(self.folder)
+        for upload in waiting:
+            if not self.path(upload).exists():
+                logger.warning("the bytes of %s are lost", upload.file)
+                self.failed(
+                    upload, f"the upload '{upload.name}' is not stored any more; upload it again"
+                )
+
+    def path(self, upload: Upload) -> Path:
+        """Return where the bytes of an upload are."""
+        assert _FILE.fullmatch(upload.file)
+        return self.folder / upload.file
+
+    @contextmanager
+    def stored(self, sources: Sequence[IO[bytes]]) -> Iterator[list[Path]]:
+        """Copy files into the folder; on an error in the block, the copies are removed.
 
         Raises:
-            ApiError: 400.
+            FullDiskError: the disk is full.
         """
-        if not self._ended:
-            raise bad_request("the upload ends in the middle; send it again")
+        paths: list[Path] = []
+        try:
+            with full_disk():
+                for source in sources:
+                    paths.append(self.folder / f"file-{secrets.token_hex(12)}")
+                    with paths[-1].open("xb") as target:
+                        shutil.copyfileobj(source, target)
+                        target.flush()
+                        os.fsync(target.fileno())
+                sync_folder(self.folder)
+            yield paths
+        except BaseException:
+            self.forget([path.name for path in paths])
+            raise
 
-    def _begin(self) -> None:
-        self._disposition = b""
-        self._header = [bytearray(), bytearray()]
+    def forget(self, files: Sequence[str]) -> None:
+        """Remove the bytes of files that have no row, or were read."""
+        for file in files:
+            (self.folder / file).unlink(missing_ok=True)
 
-    def _part_of_header(self, which: int, data: bytes) -> None:
-        self._header[which] += data
+    def add(
+        self,
+        connection: sqlite3.Connection,
+        bank: int,
+        files: Mapping[str, Path],
+        documents: Set[str],
+    ) -> list[str]:
+        """Record uploads in a transaction.
 
-    def _header_end(self) -> None:
-        name, value = self._header
-        if name.lower() == b"content-disposition":
-            self._disposition = bytes(value)
-        self._header = [bytearray(), bytearray()]
+        Args:
+            connection: the transaction.
+            bank: id of the bank.
+            files: where the bytes are, by the name of the document.
+            documents: names of the documents that the bank has.
 
-    def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        if b"name" not in options:
-            raise bad_request("a part of the upload has no name; send it as a form does")
-        self._field = options[b"name"].decode("utf-8", "replace")[:100]
-        self._value = bytearray()
-        if b"filename" in options:
-            self._open(options[b"filename"].decode("utf-8", "replace"))
-        elif len(self.fields) >= FIELDS:
-            raise bad_request(f"the upload has more than {FIELDS} fields; leave some out")
+        Returns:
+            Names of documents that will be replaced.
 
-    def _open(self, name: str) -> None:
-        if len(self.received) >= self.most_files:
+        Raises:
+            ApiError: 400, the bank would have too many documents.
+        """
+        waiting = {upload.name for upload in self.of(bank) if upload.status == "waiting"}
+        known = documents | waiting
+        if (count := len(known | set(files))) > self.limit:
             raise bad_request(
-                f"the upload has more than {self.most_files:,} files; send them in several requests"
-                if self.most_files > 1
-                else "the upload has more than 1 file; send one per request",
+                f"the bank would have {count:,} documents, at most {self.limit:,} are allowed; "
+                "delete some or use another bank",
                 "file",
+                "too_many_documents",
             )
-        self._name = checked_name(name)
-        self._path, self._size = self.files.new_path(), 0
-        self._file = _beside(self._path).open("xb")
+        if not waiting:
+            connection.execute("DELETE FROM uploads WHERE bank = ?", (bank,))
+        connection.executemany(
+            "INSERT INTO uploads (bank, name, file, size, status) VALUES (?, ?, ?, ?, 'waiting')",
+            [(bank, name, path.name, path.stat().st_size) for name, path in files.items()],
+        )
+        return [name for name in files if name in known]
 
-    def _data(self, data: bytes) -> None:
-        if self._file is None:
-            self._value += data
-            if len(self._value) > FIELD_BYTES:
-                raise bad_request(f"the field '{self._field}' is too long; shorten it")
-            return
-        self._size += len(data)
-        if self._size > self.most_bytes:
-            raise too_large(
-                f"'{self._name}' is above the limit of {bytes_text(self.most_bytes)}; split it",
-                "file",
+    def of(self, bank: int) -> list[Upload]:
+        """Return the uploads since a bank last had nothing to read, the oldest first."""
+        return self._select("bank = ? ORDER BY id", bank)
+
+    def has_work(self, bank: int) -> bool:
+        """Return whether files are to be read into a bank."""
+        return bool(self._select("bank = ? AND status = 'waiting' LIMIT 1", bank))
+
+    def next_work(self, limit: int) -> tuple[list[Upload], list[Removal]]:
+        """Return the next work, read in one transaction.
+
+        Returns:
+            Files to read into one bank, in their order and with distinct names, and all documents
+            that are to be removed first.
+        """
+        with self.database.writing():
+            rows = self.database.rows("SELECT * FROM removals ORDER BY id")
+            first = self._select("status = 'waiting' ORDER BY id LIMIT 1")
+            found = first and self._select(
+                "bank = ? AND status = 'waiting' ORDER BY id LIMIT ?", first[0].bank, limit
             )
-        self._file.write(data)
+        files: dict[str, Upload] = {}
+        for upload in found:
+            if upload.name in files:
+                break
+            files[upload.name] = upload
+        return [*files.values()], [Removal(**row) for row in rows]
 
-    def _end(self) -> None:
-        if self._file is None:
-            self.fields[self._field] = self._value.decode("utf-8", "replace")
-            return
-        if not self._size:
-            raise bad_request(f"'{self._name}' is empty; give a file with text", "file")
-        self._file.close()
-        with atomic_write(self._path) as temporary:
-            _beside(self._path).rename(temporary)
-        self._file = None
-        self.received.append(Received(self._path, self._name, self._field))
+    def removed(self, removals: Sequence[Removal]) -> None:
+        """Record that documents were removed from their banks."""
+        with self.database.writing() as connection:
+            connection.executemany(
+                "DELETE FROM removals WHERE id = ?", [(one.id,) for one in removals]
+            )
 
-    def _all_ended(self) -> None:
-        self._ended = True
+    def read(self, characters: Mapping[Upload, int]) -> None:
+        """Record that uploads were read, with the lengths of their texts."""
+        with self.database.writing() as connection:
+            connection.executemany(
+                "UPDATE uploads SET status = 'read', size = ? WHERE id = ?",
+                [(count, upload.id) for upload, count in characters.items()],
+            )
+        self.forget([upload.file for upload in characters])
+
+    def failed(self, upload: Upload, error: str) -> None:
+        """Record that an upload could not be read; an existing document of its name stays."""
+        with self.database.writing() as connection:
+            connection.execute(
+                "UPDATE uploads SET status = 'failed', error = ? WHERE id = ?", (error, upload.id)
+            )
+        self.forget([upload.file])
+
+    def remove(self, bank: int, name: str) -> None:
+        """Remove a document and its uploads from a bank."""
+        with self.database.writing() as connection:
+            rows = connection.execute(
+                "DELETE FROM uploads WHERE bank = ? AND name = ? RETURNING file", (bank, name)
+            ).fetchall()
+            connection.execute("INSERT INTO removals (bank, name) VALUES (?, ?)", (bank, name))
+        self.forget([row["file"] for row in rows])
+
+    def _select(self, condition: str, *values: object) -> list[Upload]:
+        rows = self.database.rows(f"SELECT * FROM uploads WHERE {condition}", *values)
+        return [Upload(**row) for row in rows]
 
 
-@asynccontextmanager
-async def receiving(
-    request: Request, files: Files, most_bytes: int, most_files: int
-) -> AsyncIterator[Upload]:
-    """Receive a multipart body; arguments as in `Upload`.
+def checked_name(name: str) -> str:
+    """Return the name of an uploaded file as the name of a document.
 
-    Yields:
-        What was received. It is removed at the end of the block unless it was kept.
+    It is text to display, never a path: only its ending has a meaning, the format.
+    Control characters become U+FFFD.
 
     Raises:
-        ApiError: 400, it is not such a body, or has no file; 413, a file is too large; 507, the
-            disk is full.
+        ApiError: 400, it is empty or too long, or names a format that cannot be read.
     """
-    kind, options = parse_options_header(request.headers.get("content-type", ""))
-    boundary = options.get(b"boundary", b"")
-    if kind.decode("latin-1") != FORM or not boundary:
-        raise bad_request(f"the body is not {FORM}; send the file as a form does, such as curl -F")
-    upload = Upload(files, most_bytes, most_files)
-    try:
-        with full_disk():
-            parser = _made(upload, boundary)
-            async for chunk in request.stream():
-                await run_in_threadpool(_write, parser, chunk)
-        upload.check_complete()
-        if not upload.received:
-            raise bad_request("the upload has no file; send one as the field 'file'", "file")
-        yield upload
-    finally:
-        await run_in_threadpool(upload.discard)
-
-
-def _made(upload: Upload, boundary: bytes) -> MultipartParser:
-    try:
-        return upload.parser(boundary)
-    except FormParserError as error:
-        raise _malformed(error) from None
-
-
-def _write(parser: MultipartParser, chunk: bytes) -> None:
-    try:
-        if chunk:
-            parser.write(chunk)
-    except FormParserError as error:
-        raise _malformed(error) from None
-
-
-def _malformed(error: FormParserError) -> ApiError:
-    return bad_request(f"the body is not {FORM} as its header says ({str(error)[:100]})")
-
-
-def _beside(path: Path) -> Path:
-    """Return where a file's bytes are until they are complete."""
-    return path.with_name(f".{path.name}.received")
+    whole = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    shown = "".join(
+        "\ufffd" if unicodedata.category(character) in ("Cc", "Zl", "Zp") else character
+        for character in unicodedata.normalize("NFC", whole)
+    ).strip()
+    if not shown:
+        raise bad_request("an uploaded file has no name; give it one, such as report.pdf", "file")
+    if len(shown) > NAME_CHARACTERS:
+        raise bad_request(
+            f"the file name '{shown[:40]}...' has {len(shown):,} characters, at most "
+            f"{NAME_CHARACTERS} can be used; shorten it",
+            "file",
+        )
+    if (ending := Path(shown).suffix.lower()) not in PARSERS:
+        what = f"of the type '{ending}'" if ending else "without an ending"
+        raise bad_request(
+            f"'{shown}' is {what}; {LISTED} files can be read: save it as one of them",
+            "file",
+            "unsupported_file",
+        )
+    return shown

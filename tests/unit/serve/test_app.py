@@ -39,42 +39,36 @@ def test_an_origin_that_was_asked_for_may_call(make_client: Callable[..., TestCl
     assert refused.headers["access-control-allow-origin"] == APP
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "message"),
-    [
+def test_a_request_that_no_route_takes(client: TestClient) -> None:
+    for method, path, status, message in [
         ("GET", "/v1/nothing", 404, "there is no route GET /v1/nothing"),
         ("PUT", "/ready", 405, "method not allowed"),
-    ],
-)
-def test_a_request_that_no_route_takes(
-    method: str, path: str, status: int, message: str, client: TestClient
-) -> None:
-    response = client.request(method, path)
-    assert response.status_code == status
-    assert response.json()["error"]["message"] == message
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    ]:
+        response = client.request(method, path)
+        assert response.status_code == status
+        assert response.json()["error"]["message"] == message
+        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
-    ("content", "param", "words"),
-    [
+def test_a_body_that_is_wrong_is_explained_and_not_repeated(client: TestClient) -> None:
+    for content, param, words in [
         (b"{", None, "the body is not JSON"),
         (b"", None, "not valid"),
         (b"[]", None, "not valid"),
-        (b'{"name": "new", "nonsense": "secret text"}', "nonsense", "'nonsense' is not a field"),
-        (b'{"name": 5}', "name", "'name' is not valid"),
-    ],
-)
-def test_a_body_that_is_wrong_is_explained_and_not_repeated(
-    content: bytes, param: str | None, words: str, client: TestClient
-) -> None:
-    headers = {"Content-Type": "application/json"}
-    response = client.post("/v1/vector_stores", content=content, headers=headers)
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["param"] == param
-    assert words in error["message"]
-    assert "secret text" not in response.text
+        (
+            b'{"question": "new", "nonsense": "secret text"}',
+            "nonsense",
+            "'nonsense' is not a field",
+        ),
+        (b'{"question": 5}', "question", "'question' is not valid"),
+    ]:
+        headers = {"Content-Type": "application/json"}
+        response = client.post("/v1/banks/any/scores", content=content, headers=headers)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == param
+        assert words in error["message"]
+        assert "secret text" not in response.text
 
 
 def test_no_page_of_the_documentation_loads_scripts_from_elsewhere(client: TestClient) -> None:

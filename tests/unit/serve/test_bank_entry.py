@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,36 +9,24 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import LEASE, RECIPE
-from faults.tracing import WORKS, Fate, go_on, trace
+from unit.serve.waiting import finish, upload
 
 from sedem import SeDeM
 from sedem.bank.file import BankFile, Compacted
 from sedem.errors import BankError
 from sedem.serve.building import Builder
-from sedem.serve.file_records import new_file
 from sedem.serve.library import Library
 from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
-KILLS = 12
-"""Points that are sampled."""
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": 16 * LEASE}
-
-
-def upload(library: Library, texts: dict[str, str]) -> None:
-    files = []
-    for name, text in texts.items():
-        path = library.files.new_path()
-        path.write_text(text, encoding="utf-8")
-        files.append(new_file(path, "admin", name, "assistants"))
-    library.upload("flat", files)
 
 
 @pytest.fixture
 def library(settings: Settings, model: SeDeM) -> Iterator[Library]:
     """A bank of three documents, the last of which is more than half of it."""
     library = Library(settings, model)
-    upload(library, TEXTS)
+    upload(library, "flat", TEXTS)
     yield library
     library.close()
 
@@ -50,11 +37,6 @@ def builder(library: Library, model: SeDeM) -> Iterator[Builder]:
     finish(builder)
     yield builder
     builder.close()
-
-
-def finish(builder: Builder) -> None:
-    while builder.turn():
-        pass
 
 
 def stored_names(path: Path) -> list[str]:
@@ -83,7 +65,7 @@ def test_a_bank_that_is_mostly_removed_documents_gives_their_space_back(
     assert entry.bank.documents[0].text == RECIPE
     assert torch.equal(entry.bank.memory(range(len(entry.bank))), memory[: len(entry.bank)])
     # This server and the next one write on.
-    upload(library, {"lease.txt": LEASE})
+    upload(library, "flat", {"lease.txt": LEASE})
     finish(builder)
     library.close()
     again = Library(settings, model)
@@ -152,46 +134,9 @@ def test_questions_are_answered_while_a_bank_is_compacted(
     assert stored_names(entry.file) == ["recipe.txt"]
 
 
-@pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
-def test_a_server_killed_while_it_compacts_loses_nothing(
-    settings: Settings, model: SeDeM, library: Library, builder: Builder, tmp_path: Path
-) -> None:
-    library.remove_document("flat", "lease.txt")
-    library.remove_document("flat", "long.txt")
-    file = library.get("flat").file
-    library.close()
-    work = tmp_path / "work"
-
-    def compact() -> None:
-        again = Library(settings.with_changes(folder=work), model)
-        finish(Builder(again, model, Metrics()))
-        again.close()
-
-    def run(kill_at: int | None) -> int:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(settings.folder, work)
-        kill = Fate(kill=True)
-        done = trace(compact, work, lambda at, _: kill if at == kill_at else go_on(at, _))
-        assert not done.error and done.killed == (kill_at is not None)
-        return len(done.changes)
-
-    count = run(None)
-    for at in range(0, count, max(1, count // KILLS)):
-        run(at)
-        again = Library(settings.with_changes(folder=work), model)
-        bank = again.get("flat").bank
-        assert bank is not None and [one.text for one in bank.documents] == [RECIPE]
-        assert bank.memory(range(len(bank))).isfinite().all()
-        finish(Builder(again, model, Metrics()))
-        assert stored_names(again.get("flat").file) == ["recipe.txt"]
-        with BankFile(work / "banks" / file.name).reading() as connection:
-            assert connection.pragma("integrity_check") == "ok"
-        again.close()
-
-
 def test_it_can_be_turned_off(settings: Settings, model: SeDeM) -> None:
     library = Library(settings.with_changes(max_removed_share=1.0), model)
-    upload(library, {"lease.txt": LEASE})
+    upload(library, "flat", {"lease.txt": LEASE})
     builder = Builder(library, model, Metrics())
     finish(builder)
     library.remove_document("flat", "lease.txt")

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from sedem.errors import DataError
 from sedem.serve import events
 from sedem.serve.errors import ApiError
-from sedem.serve.events import COMMENT, DONE, Events, event, stream, unless_gone
+from sedem.serve.events import COMMENT, DONE, Events, cancel_on_disconnect, event, stream
 
 
 class Connection:
@@ -157,10 +157,10 @@ def test_waiting_ends_when_the_client_goes_away() -> None:
 
     async def read() -> None:
         connection = Connection()
-        assert await unless_gone(connection.request, value()) == 7
+        assert await cancel_on_disconnect(connection.request, value()) == 7
         connection.gone.set()
         with pytest.raises(ApiError) as gone:
-            await unless_gone(connection.request, work())
+            await cancel_on_disconnect(connection.request, work())
         assert gone.value.status == 499
         assert ended == ["cancelled"] or ended == []
 

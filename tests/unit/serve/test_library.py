@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import LEASE, RECIPE
+from unit.serve.waiting import finish, upload
 
 from sedem import Document, MemoryBank, SeDeM
 from sedem.bank.file import BankFile, delete
@@ -19,25 +20,14 @@ from sedem.errors import BankMismatchError, ConfigError
 from sedem.reading import building as build_module
 from sedem.serve.building import Builder
 from sedem.serve.database import Database
-from sedem.serve.file_records import new_file
 from sedem.serve.library import Library
 from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
 
 
-def upload(library: Library, bank: str, **texts: str) -> None:
-    files = []
-    for name, text in texts.items():
-        path = library.files.new_path()
-        path.write_text(text, encoding="utf-8")
-        files.append(new_file(path, "admin", f"{name}.txt", "assistants"))
-    library.upload(bank, files)
-
-
 def read_everything(library: Library, model: SeDeM) -> None:
     builder = Builder(library, model, Metrics())
-    while builder.turn():
-        pass
+    finish(builder)
     builder.close()
 
 
@@ -71,7 +61,7 @@ def test_a_stopped_build_goes_on_within_a_long_document(
     monkeypatch.setattr(build_module, "COMMIT", 500)
     monkeypatch.setattr(build_module, "PART", 100)
     library = Library(settings, model)
-    upload(library, "flat", long=LEASE * 10, short=RECIPE)
+    upload(library, "flat", {"long.txt": LEASE * 10, "short.txt": RECIPE})
     builder = Builder(library, model, Metrics())
     append, parts = BankFile.append_part, []
 
@@ -107,18 +97,17 @@ def test_uploads_without_bytes_have_failed_and_bytes_without_a_row_go(
     settings: Settings, model: SeDeM
 ) -> None:
     library = Library(settings, model)
-    upload(library, "flat", lost=LEASE, kept=RECIPE)
-    [lost] = [file for file in library.files.list("admin") if file.name == "lost.txt"]
-    library.files.path(lost.id).unlink()
-    stray = library.files.new_path()
+    upload(library, "flat", {"lost.txt": LEASE, "kept.txt": RECIPE})
+    entry = library.get("flat")
+    [lost, _] = library.uploads.of(entry.id or 0)
+    library.uploads.path(lost).unlink()
+    stray = settings.folder / "uploads" / ("file-" + "0" * 24)
     stray.write_text("never acknowledged")
-    half = stray.with_name(f".{stray.name}.received")
-    half.write_text("half")
-    foreign = settings.folder / "files" / "notes of the operator"
+    foreign = settings.folder / "uploads" / "notes of the operator"
     foreign.write_text("stay")
     library.close()
     library = Library(settings, model)
-    assert not stray.exists() and not half.exists() and foreign.exists()
+    assert not stray.exists() and foreign.exists()
     read_everything(library, model)
     progress = library.get("flat").progress()
     assert [(one.filename, one.error) for one in progress.failed] == [
@@ -132,7 +121,7 @@ def test_banks_of_another_model_are_refused(
     settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
     library = Library(settings, model)
-    upload(library, "flat", lease=LEASE)
+    upload(library, "flat", {"lease.txt": LEASE})
     read_everything(library, model)
     library.close()
     bank.save(tmp_path / "given")
@@ -143,7 +132,7 @@ def test_banks_of_another_model_are_refused(
         Library(settings.with_changes(banks={"given": tmp_path / "given"}), model)
     library = Library(settings, model)
     assert "another model" in (library.get("flat").error or "")
-    upload(library, "flat", recipe=RECIPE)
+    upload(library, "flat", {"recipe.txt": RECIPE})
     read_everything(library, model)
     [failed] = library.get("flat").progress().failed
     assert "was built by another model" in failed.error
@@ -154,10 +143,10 @@ def test_the_operator_and_clients_do_not_share_a_name(
     settings: Settings, model: SeDeM, bank: MemoryBank, tmp_path: Path
 ) -> None:
     library = Library(settings, model)
-    library.create("flat")
+    library.upload("flat", {})
     library.close()
     bank.save(tmp_path / "given")
-    with pytest.raises(ConfigError, match="clients have made a bank 'flat' already"):
+    with pytest.raises(ConfigError, match="a client already created bank 'flat'"):
         Library(settings.with_changes(banks={"flat": tmp_path / "given"}), model)
     Library(settings, model).close()
 
@@ -166,43 +155,37 @@ def test_a_lost_database_is_not_begun_anew_beside_its_files(
     settings: Settings, model: SeDeM
 ) -> None:
     library = Library(settings, model)
-    library.create("kept")
-    library.files.path("file-" + "0" * 24).write_bytes(b"uploaded")
+    library.upload("kept", {})
+    (settings.folder / "uploads" / ("file-" + "0" * 24)).write_bytes(b"uploaded")
     library.close()
     for path in settings.folder.glob("server.sqlite*"):
         path.unlink()
     for _ in range(2):  # the lock is given back
         with pytest.raises(ConfigError, match=r"but not its database 'server\.sqlite'; restore"):
             Library(settings, model)
-    assert (settings.folder / "files" / ("file-" + "0" * 24)).read_bytes() == b"uploaded"
+    assert (settings.folder / "uploads" / ("file-" + "0" * 24)).read_bytes() == b"uploaded"
 
 
 def test_a_folder_of_an_earlier_release_opens_and_says_how_to_convert_its_banks(
     settings: Settings, model: SeDeM
 ) -> None:
     library = Library(settings, model)
-    upload(library, "flat", lease=LEASE)
-    upload(library, "new", recipe=RECIPE)
+    upload(library, "flat", {"lease.txt": LEASE})
+    upload(library, "new", {"recipe.txt": RECIPE})
     read_everything(library, model)
     old = library.get("flat").file
     library.close()
     delete(old)
     old.mkdir()
     (old / "catalog.sqlite").write_bytes(b"of format 4")
-    with sqlite3.connect(settings.folder / "server.sqlite") as connection:
-        connection.execute("CREATE TABLE trash (folder TEXT PRIMARY KEY) STRICT")
-        connection.execute("INSERT INTO trash VALUES ('gone-00000000.bank')")
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
     for _ in range(2):
         library = Library(settings, model)
         error = library.get("flat").error
         assert error is not None and "sedem bank import" in error and str(old) not in error
         assert (library.get("flat").status, library.get("new").status) == ("failed", "ready")
-        assert not library.database.rows("SELECT * FROM sqlite_master WHERE name = 'trash'")
         library.close()
     library = Library(settings, model)
-    upload(library, "flat", recipe=RECIPE)
+    upload(library, "flat", {"recipe.txt": RECIPE})
     read_everything(library, model)
     assert "cannot be written now" in library.get("flat").progress().failed[0].error
     library.delete("flat")

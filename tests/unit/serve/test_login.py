@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 from serving import SECRET
 
-from sedem.serve.login import COOKIE, FORM_BYTES
+from sedem.serve.pages import COOKIE, FORM_BYTES
 
 PAGE = {"Accept": "text/html,application/xhtml+xml"}
 FORM = {"Origin": "http://testserver"}
@@ -37,19 +37,19 @@ def test_the_form_takes_a_key_and_goes_to_the_page(browser: TestClient) -> None:
     assert browser.get("/", headers=PAGE).is_success
 
 
-@pytest.mark.parametrize("data", [{"key": "wrong"}, {"key": ""}, {}, {"other": SECRET}], ids=str)
-def test_a_wrong_key_shows_the_form_again(data: dict[str, str], browser: TestClient) -> None:
-    response = browser.post("/login", data=data, headers=FORM)
-    assert response.status_code == 401
-    assert 'action="/login"' in response.text
-    assert "Set-Cookie" not in response.headers
-    assert "wrong" not in response.text
+def test_a_wrong_key_shows_the_form_again(browser: TestClient) -> None:
+    for data in [{"key": "wrong"}, {"key": ""}, {}, {"other": SECRET}]:
+        response = browser.post("/login", data=data, headers=FORM)
+        assert response.status_code == 401
+        assert 'action="/login"' in response.text
+        assert "Set-Cookie" not in response.headers
+        assert "wrong" not in response.text
 
 
-@pytest.mark.parametrize("body", [b"\xff\xfe", b"key=%ff%00", b"k" * (FORM_BYTES + 1), b"&" * 900])
-def test_any_body_is_answered(body: bytes, browser: TestClient) -> None:
-    headers = {**FORM, "Content-Type": "application/x-www-form-urlencoded"}
-    assert browser.post("/login", content=body, headers=headers).status_code == 401
+def test_any_body_is_answered(browser: TestClient) -> None:
+    for body in [b"\xff\xfe", b"key=%ff%00", b"k" * (FORM_BYTES + 1), b"&" * 900]:
+        headers = {**FORM, "Content-Type": "application/x-www-form-urlencoded"}
+        assert browser.post("/login", content=body, headers=headers).status_code == 401
 
 
 def test_another_site_cannot_sign_a_browser_in(browser: TestClient) -> None:

@@ -31,12 +31,12 @@ def test_an_id_goes_through(client: TestClient, lines: Callable[[], list[dict[st
     assert lines()[-1]["request_id"] == "abc-1.2_3"
 
 
-@pytest.mark.parametrize("given", ["", "a b", "a" * 65, "x\ty", "<b>", "id=1", "é"])
-def test_an_id_that_could_do_harm_is_replaced(given: str, client: TestClient) -> None:
-    headers = {"X-Request-Id": given.encode("latin-1")}
-    ids = {client.get("/ready", headers=headers).headers["X-Request-Id"] for _ in range(2)}  # type: ignore[arg-type]
-    assert len(ids) == 2
-    assert all(re.fullmatch(r"req-[0-9a-f]{16}", one) for one in ids)
+def test_an_id_that_could_do_harm_is_replaced(client: TestClient) -> None:
+    for given in ["", "a b", "a" * 65, "x\ty", "<b>", "id=1", "é"]:
+        headers = {"X-Request-Id": given.encode("latin-1")}
+        ids = {client.get("/ready", headers=headers).headers["X-Request-Id"] for _ in range(2)}  # type: ignore[arg-type]
+        assert len(ids) == 2
+        assert all(re.fullmatch(r"req-[0-9a-f]{16}", one) for one in ids)
 
 
 def test_a_request_is_a_line_without_secrets_and_text(
@@ -79,7 +79,7 @@ def test_the_line_names_the_key_and_the_path(
     ("error", "status", "message"),
     [
         (RuntimeError(QUESTION), 500, INTERNAL),
-        (BankError(QUESTION), 503, "the bank cannot be read; `sedem bank verify` tells why"),
+        (BankError(QUESTION), 503, "cannot read the bank; run `sedem bank verify` to find out why"),
         (QueueFullError("full"), 429, "full"),
         (UnavailableError("closed"), 503, "closed"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from sedem.serve.pages import FOLDER, TYPES, files, login_response, router
+from sedem.serve.pages import FOLDER, TYPES, files, login_page, router
 
 
 @pytest.fixture
@@ -79,17 +79,17 @@ def test_every_element_that_scripts_look_for_is_on_the_page() -> None:
 
 
 def test_the_form_for_a_key_says_why_it_is_shown_again() -> None:
-    response = login_response('<b>"no"</b>', 401)
+    response = login_page('<b>"no"</b>')
     text = bytes(response.body).decode()
     assert response.status_code == 401
     assert "&lt;b&gt;&quot;no&quot;&lt;/b&gt;" in text
     assert "<b>" not in text
     assert response.headers["Cache-Control"] == "no-store"
-    assert "{message}" not in bytes(login_response().body).decode()
+    assert "{message}" not in bytes(login_page().body).decode()
 
 
 def test_the_styles_of_the_form_are_the_ones_that_its_policy_allows() -> None:
-    response = login_response()
+    response = login_page()
     [style] = re.findall(r"<style>(.*?)</style>", bytes(response.body).decode(), re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}';" in response.headers["Content-Security-Policy"]

@@ -49,9 +49,9 @@ def test_a_span_for_an_answer_holds_its_times_and_no_text() -> None:
     tracer = OpenTelemetry(exporter)
     answer = Answer(QUESTION, (), 2, 9, {"ttft_ms": 20.0, "total_ms": 50.0}, "end", "sedem-nano")
     scope = {"method": "POST", "headers": []}
-    with tracer.request(scope, "req-1") as span:
+    with tracer.request(scope, "req-1") as end_span:
         tracer.answered(replace(answer, confidence=0.5), 7)
-        span.end("/v1/chat/completions", 200)
+        end_span("/v1/chat/completions", 200)
     tracer.close()
     inner, outer = exporter.get_finished_spans()
     assert inner.parent is not None and inner.parent.span_id == outer.context.span_id
@@ -74,8 +74,8 @@ def test_an_error_marks_the_span_and_its_message_is_not_recorded() -> None:
     scope = {"method": "POST", "headers": []}
     with pytest.raises(KeyError), tracer.request(scope, "req-1"):
         raise KeyError(QUESTION)
-    with tracer.request(scope, "req-2") as span:
-        span.end("/x", 500)
+    with tracer.request(scope, "req-2") as end_span:
+        end_span("/x", 500)
     tracer.close()
     raised, failed = exporter.get_finished_spans()
     assert not raised.events

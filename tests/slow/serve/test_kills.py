@@ -1,4 +1,4 @@
-"""Kills in the middle of uploads and builds: what was acknowledged is there afterwards."""
+"""Kills in the middle of uploads, builds and compaction lose nothing that was acknowledged."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from pathlib import Path
 import pytest
 from conftest import LEASE, RECIPE
 from faults.crashes import Full, Kill
-from faults.tracing import WORKS, Decide, Trace, go_on, trace
+from faults.tracing import WORKS, Decide, Fate, Trace, go_on, trace
+from unit.serve.waiting import finish, upload
 
 from sedem import SeDeM, types
 from sedem.bank.file import BankFile
-from sedem.errors import DataError
 from sedem.serve import parsing
 from sedem.serve.building import Builder
-from sedem.serve.file_records import new_file
 from sedem.serve.keys import Key
 from sedem.serve.library import Library
 from sedem.serve.metrics import Metrics
 from sedem.serve.settings import Settings
-from sedem.serve.uploads import Upload
 
+pytestmark = pytest.mark.slow
 traced = pytest.mark.skipif(not WORKS, reason="processes are traced on Linux on x86-64 alone")
 
 TEXTS = {"lease.txt": LEASE, "recipe.txt": RECIPE, "long.txt": LEASE * 3}
@@ -32,57 +31,36 @@ KILLS = 6
 """Points that a run samples."""
 
 
-class HereParser(parsing.ParserProcess):
-    """Parses in the process itself."""
-
-    def parse(
-        self, path: Path, name: str, stopped: Callable[[], bool] = lambda: False
-    ) -> types.Document:
-        answer = parsing._parsed(path, name)
-        if "error" in answer:
-            raise DataError(str(answer["error"]))
-        return types.Document(name, str(answer["text"]))
+def parse_here(path: Path, name: str, stopped: Callable[[], bool]) -> types.Document:
+    return parsing._parsed(path, name)
 
 
 @contextmanager
 def opened(folder: Path, model: SeDeM) -> Iterator[tuple[Library, Builder]]:
     library = Library(Settings(folder=folder), model)
     try:
-        yield library, Builder(library, model, Metrics(), HereParser())
+        yield library, Builder(library, model, Metrics(), parse_here)
     finally:
         library.close()
-
-
-def body_of(*names: str) -> bytes:
-    parts = [
-        f'--edge\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'
-        f"{TEXTS[name]}\r\n"
-        for name in names
-    ]
-    return ("".join(parts) + "--edge--\r\n").encode()
-
-
-def upload(library: Library, bank: str, *names: str) -> None:
-    """What the route does, in one thread."""
-    received = Upload(library.files, 10**6, 10)
-    try:
-        parser, body = received.parser(b"edge"), body_of(*names)
-        for start in range(0, len(body), 100):
-            parser.write(body[start : start + 100])
-        received.check_complete()
-        files = [new_file(r.path, "admin", r.name, "assistants") for r in received.received]
-        received.keep(lambda: library.upload(bank, files))
-    finally:
-        received.discard()
 
 
 def session(folder: Path, model: SeDeM, promise: Callable[[str], object]) -> None:
     """A server's life: two uploads, their building, a deletion; each promise is told."""
     with opened(folder, model) as (library, builder):
-        upload(library, "one", "lease.txt", "recipe.txt")
+        upload(
+            library,
+            "one",
+            {
+                name: TEXTS[name]
+                for name in (
+                    "lease.txt",
+                    "recipe.txt",
+                )
+            },
+        )
         promise("lease.txt recipe.txt")
         builder.turn()
-        upload(library, "one", "long.txt")
+        upload(library, "one", {name: TEXTS[name] for name in ("long.txt",)})
         promise("lease.txt recipe.txt long.txt")
         builder.turn()
         promise("lease.txt ?recipe.txt long.txt")
@@ -96,8 +74,7 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
     needed = {name for name in promised.split() if not name.startswith("?")}
     allowed = {name.removeprefix("?") for name in promised.split()}
     with opened(folder, model) as (library, builder):
-        while builder.turn():
-            pass
+        finish(builder)
         library.remove_deleted()
         names = library.names(Key("admin", ""))
         entry = library.get("one") if names else None
@@ -114,8 +91,7 @@ def check(folder: Path, model: SeDeM, promised: str, where: str) -> None:
         # An upload whose answer was on its way may be there, but only as a whole.
         extra = found - allowed
         assert not extra or extra in ({"lease.txt", "recipe.txt"}, {"long.txt"}), where
-        rows = {row["id"] for row in library.database.rows("SELECT id FROM files")}
-        assert {path.name for path in library.files.folder.iterdir()} == rows, where
+        assert not list(library.uploads.folder.iterdir()), where
 
 
 def run(model: SeDeM, folder: Path, decide: Decide) -> tuple[Trace, str]:
@@ -153,16 +129,61 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(model: SeDeM, tmp_p
         done, promised = run(model, folder, Full(at, once=False, half=False))
         told[done.error.partition(":")[0]] += 1
         with opened(folder, model) as (library, builder):
-            while builder.turn():
-                pass
-            rows = {row["id"] for row in library.database.rows("SELECT id FROM files")}
-            assert {path.name for path in library.files.folder.iterdir()} == rows
+            finish(builder)
+            assert not list(library.uploads.folder.iterdir())
             if promised:
                 entry = library.get("one")
-                files = {file.name: file for file in library.reading.of(entry.id or 0)}
-                for name in promised.split():
-                    assert name.startswith("?") or files[name].status in ("completed", "failed")
+                told_of = {upload.name for upload in library.uploads.of(entry.id or 0)}
+                if entry.bank is not None:
+                    told_of |= set(entry.bank.documents.names)
+                assert {name for name in promised.split() if name[0] != "?"} <= told_of
     # At the start it is an error of the command, afterwards one of the request; a build notes it.
     # Of a bank, SQLite may say no more than that it cannot be opened.
     assert set(told) <= {"ConfigError", "FullDiskError", "BankError", ""}
     assert told["ConfigError"] and told["FullDiskError"]
+
+
+def stored_names(path: Path) -> list[str]:
+    """The documents that still have rows."""
+    with BankFile(path).reading() as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM documents ORDER BY id")]
+
+
+@traced
+def test_a_server_killed_while_it_compacts_loses_nothing(
+    settings: Settings, model: SeDeM, tmp_path: Path
+) -> None:
+    library = Library(settings, model)
+    upload(library, "flat", TEXTS | {"long.txt": 16 * LEASE})
+    finish(Builder(library, model, Metrics()))
+    library.remove_document("flat", "lease.txt")
+    library.remove_document("flat", "long.txt")
+    file = library.get("flat").file
+    library.close()
+    work = tmp_path / "work"
+
+    def compact() -> None:
+        again = Library(settings.with_changes(folder=work), model)
+        finish(Builder(again, model, Metrics()))
+        again.close()
+
+    def run(kill_at: int | None) -> int:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(settings.folder, work)
+        kill = Fate(kill=True)
+        done = trace(compact, work, lambda at, _: kill if at == kill_at else go_on(at, _))
+        assert not done.error and done.killed == (kill_at is not None)
+        return len(done.changes)
+
+    count = run(None)
+    for at in range(0, count, max(1, count // KILLS)):
+        run(at)
+        again = Library(settings.with_changes(folder=work), model)
+        bank = again.get("flat").bank
+        assert bank is not None and [one.text for one in bank.documents] == [RECIPE]
+        assert bank.memory(range(len(bank))).isfinite().all()
+        finish(Builder(again, model, Metrics()))
+        assert stored_names(again.get("flat").file) == ["recipe.txt"]
+        with BankFile(work / "banks" / file.name).reading() as connection:
+            assert connection.pragma("integrity_check") == "ok"
+        again.close()

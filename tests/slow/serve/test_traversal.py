@@ -12,20 +12,18 @@ from urllib.parse import quote, unquote
 import pytest
 from fastapi.testclient import TestClient
 from serving import SECRET, bearer
+from slow.serve.traversal_names import names
 from starlette.types import Message
-from unit.serve.traversal_names import names
 from unit.serve.waiting import read_all
 
-from sedem.serve.file_records import ID
-from sedem.serve.server_folder import ServerFolder
+from sedem.serve.library import is_bank_file
+
+pytestmark = pytest.mark.slow
 
 NAMES = names()
 MARK = b"a secret of the operator"
 
 ROUTES = (
-    ("GET", "/v1/files/{}"),
-    ("GET", "/v1/files/{}/content"),
-    ("DELETE", "/v1/files/{}"),
     ("GET", "/v1/banks/{}"),
     ("GET", "/v1/banks/{}/documents"),
     ("GET", "/v1/banks/{}/documents/0"),
@@ -34,24 +32,9 @@ ROUTES = (
     ("DELETE", "/v1/banks/kept/documents/0?name={}"),
     ("GET", "/v1/banks/{}/progress"),
     ("DELETE", "/v1/banks/{}"),
-    ("GET", "/v1/vector_stores/{}"),
-    ("DELETE", "/v1/vector_stores/{}"),
-    ("GET", "/v1/vector_stores/{}/files"),
-    ("GET", "/v1/vector_stores/kept/files/{}"),
-    ("DELETE", "/v1/vector_stores/kept/files/{}"),
-    ("GET", "/v1/vector_stores/kept/file_batches/{}"),
-    ("GET", "/v1/vector_stores?after={}"),
-    ("GET", "/v1/files?after={}"),
+    ("GET", "/v1/models/{}"),
     ("GET", "/page/{}"),
 )
-BODIES = (
-    ("/v1/vector_stores", "file_ids"),
-    ("/v1/vector_stores/kept/files", "file_id"),
-    ("/v1/vector_stores/{}/search", "query"),
-    ("/v1/banks/{}/scores", "question"),
-)
-
-
 RAW = "/.~%;:@!$&'()*+,=\\|^`{}[]<>\""
 """What a client may send in a path as it is."""
 
@@ -125,12 +108,13 @@ def guarded(make_client: Callable[..., TestClient], tmp_path: Path) -> Iterator[
     assert tree(tmp_path) == before
     folder = tmp_path / "server"
     assert {path.name for path in folder.iterdir()} <= {
-        *("server.sqlite", "server.sqlite-wal", "server.sqlite-shm", "files", "banks", "lock")
+        *("server.sqlite", "server.sqlite-wal", "server.sqlite-shm", "uploads", "banks", "lock")
     }
-    assert all(ID.fullmatch(path.name) for path in (folder / "files").iterdir())
+    files = [path.name for path in (folder / "uploads").iterdir()]
+    assert all(re.fullmatch("file-[0-9a-f]{24}", name) for name in files)
     beside = re.compile("-(wal|shm|journal)$")
     banks = {beside.sub("", path.name) for path in (folder / "banks").iterdir()}
-    assert all(ServerFolder.is_bank(name) for name in banks)
+    assert all(is_bank_file(name) for name in banks)
 
 
 def test_there_are_enough_names() -> None:
@@ -152,22 +136,13 @@ def test_names_in_urls(guarded: TestClient, method: str, route: str) -> None:
             assert json.loads(content)["error"]["message"], target
 
 
-@pytest.mark.parametrize(("route", "field"), BODIES)
-def test_names_in_bodies(guarded: TestClient, route: str, field: str) -> None:
+def test_names_in_bodies(guarded: TestClient) -> None:
     for name in NAMES:
-        value: object = [name] if field.endswith("s") else name
-        answer = guarded.post(route.format("kept"), content=json.dumps({field: value}))
-        assert answer.status_code < 500, (route, name)
-        assert MARK not in answer.content
-
-
-def test_names_of_vector_stores(guarded: TestClient) -> None:
-    for name in NAMES:
-        body = json.dumps({"name": name, "metadata": {"note": name}})
-        answer = guarded.post("/v1/vector_stores", content=body)
-        assert answer.status_code in (200, 400), name
-        if answer.status_code == 200:
-            assert answer.json()["name"] in (name, answer.json()["id"])
+        for field in ("model", "bank"):
+            body = {"model": "sedem", "messages": [{"role": "user", "content": name}], field: name}
+            answer = guarded.post("/v1/chat/completions", content=json.dumps(body))
+            assert 400 <= answer.status_code < 500, (field, name)
+            assert MARK not in answer.content
 
 
 def test_names_of_files(guarded: TestClient) -> None:
@@ -179,15 +154,11 @@ def test_names_of_files(guarded: TestClient) -> None:
             + raw + ending + b'"\r\n\r\ntext\r\n--edge--\r\n'
         )  # fmt: skip
         answer = guarded.post(
-            "/v1/files",
+            "/v1/banks/odd/documents",
             content=body,
             headers={"Content-Type": "multipart/form-data; boundary=edge"},
         )
-        assert answer.status_code in (200, 400), name
-        if answer.status_code == 200:
-            found = guarded.get(f"/v1/files/{answer.json()['id']}/content")
-            assert found.content == b"text"
-            assert "\n" not in found.headers["content-disposition"]
+        assert answer.status_code in (202, 400), name
 
 
 def test_names_of_banks_in_uploads(guarded: TestClient) -> None:

@@ -11,7 +11,7 @@ from serving import SECRET, bearer
 
 from sedem import SeDeM
 from sedem.errors import CheckpointError
-from sedem.serve import opening
+from sedem.serve import service
 from sedem.serve.app import create_app
 from sedem.serve.keys import KeyRing
 from sedem.serve.settings import Settings
@@ -42,7 +42,7 @@ def test_a_server_is_not_ready_before_its_model_is_open(
         may_open.wait(30)
         return model
 
-    monkeypatch.setattr(opening, "open_model", slow)
+    monkeypatch.setattr(service, "open_model", slow)
     app = create_app(settings, keys=keys)
     with TestClient(app, headers=bearer(SECRET)) as client:
         assert client.get("/health").is_success

@@ -6,19 +6,14 @@ here, because other tests share the machine.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from campaign import Result, entries_of, run_campaigns
+from campaign import Result
 from conftest import LEASE
-from load import __main__ as command
-from load import fuzz, overload, report, streams
+from load import fuzz, overload, streams
 from load.campaigns import CAMPAIGNS
 from load.client import QUEUE_FULL, Reply
 from load.failing import Fuse, make_failing
@@ -31,6 +26,8 @@ from serving import SECRET
 from sedem import Document, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
 from sedem.serve.settings import Settings
+
+pytestmark = pytest.mark.slow
 
 FIGURES = ("p99 of", "answers a second", "memory grew", "it took")
 """How sentences about figures begin or go on."""
@@ -135,62 +132,3 @@ def test_a_request_goes_over_the_wire_as_it_is(target: Target) -> None:
 def test_the_page_shows_the_committed_report() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert rendered(page) == page
-
-
-MACHINE = {"processor": "a processor", "cores": 2, "system": "Linux", "python": "3.11"}
-RUN = {"factor": 5, "seed": 0, "date": "2026-11-20", "machine": MACHINE, "versions": {"torch": "2"}}
-OVERLOAD = {
-    "unit": "questions",
-    "cases": {"closed loop": 900, "open loop": 300},
-    "counts": {"429": 7},
-    "figures": {"peak": "20.0 answers/s"},
-    "wrong": ["slow"],
-    "seconds": 90,
-    "run": RUN,
-}
-
-
-@pytest.fixture
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
-    """A report of a run of overload in a folder of its own, and what the page shows of it."""
-    monkeypatch.setattr(report, "REPORT", tmp_path / "report.json")
-    monkeypatch.setattr(report, "PAGE", tmp_path / "load.md")
-    monkeypatch.setattr(command, "REPORT", report.REPORT)
-    report.REPORT.write_text(json.dumps({"campaigns": {"overload": OVERLOAD}}), encoding="utf-8")
-    report.PAGE.write_text("<!-- load -->\n<!-- end -->", encoding="utf-8")
-    report.write_page()
-    return lambda: report.PAGE.read_text(encoding="utf-8")
-
-
-def test_the_table_says_what_was_missed(written: Callable[[], str]) -> None:
-    page = written()
-    run = "with `FACTOR=5`, on 2026-11-20, on a processor, 2 cores, Linux; Python 3.11, torch 2."
-    assert f"In all 1,200 cases, 1 wrong, in 1.5 minutes {run}\n" in page
-    assert "| overload | 1,200 questions | 1 | 1.5 | Questions arrive at twice the rate" in page
-    assert "- overload: closed loop 900, open loop 300, 429: 7, peak: 20.0 answers/s\n" in page
-    assert "\nNot run yet: streams; streams, short queue; disconnects; failures; fuzz.\n" in page
-
-
-def test_a_campaign_that_is_run_alone_replaces_its_own_entry_and_no_other(
-    written: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fuzzed(points: int, folder: Path, seed: int) -> Result:
-        return Result("requests", Counter({"path": points}))
-
-    campaigns = {**CAMPAIGNS, "fuzz": SimpleNamespace(run=fuzzed, points=20_000)}
-    monkeypatch.setattr(
-        command,
-        "run_campaigns",
-        lambda _, *rest, **named: run_campaigns(campaigns, *rest, **named),
-    )
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
-    for factor, cases in (("0.5", "10,000"), ("2", "40,000")):
-        monkeypatch.setattr(command.sys, "argv", ["load", factor, "--only", "fuzz", "--report"])
-        assert command.main() == 0
-        entries = entries_of(report.REPORT)
-        assert list(entries) == ["overload", "fuzz"] and entries["overload"] == OVERLOAD
-        assert {"date", "seed", "machine", "versions", "settings"} < entries["fuzz"]["run"].keys()
-        page = written()
-        assert f"| fuzz | {cases} requests | 0 |" in page
-        assert "\n- overload: with `FACTOR=5`, on 2026-11-20, on a processor" in page
-        assert f"\n- fuzz: with `FACTOR={factor}`, on 2" in page
