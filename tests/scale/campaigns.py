@@ -32,8 +32,8 @@ from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.bank.remote import Parts
 from sedem.reading import building
-from sedem.scale.build import Workers, build_on_ray
-from sedem.scale.sources import Sources
+from sedem.ray.build import Workers, build_on_ray
+from sedem.ray.sources import Sources
 
 COMMIT = 10_000
 """Characters of a piece in builds with losses, so that small ones have many."""
@@ -42,8 +42,8 @@ import os, signal, sys
 from pathlib import Path
 from sedem import SeDeM
 from sedem.reading import building
-from sedem.scale.build import Workers, build_on_ray
-from sedem.scale.sources import Sources
+from sedem.ray.build import Workers, build_on_ray
+from sedem.ray.sources import Sources
 address, checkpoint, bank, folder, commits = sys.argv[1:]
 building.COMMIT = {COMMIT}
 seen = []
@@ -158,7 +158,7 @@ def workers_killed(points: int, folder: Path, seed: int) -> Result:
                 commits.append(1)
                 if len(commits) == after:
                     for process in psutil.Process().children(recursive=True):
-                        if "Encoder" in process.name():
+                        if "encode" in process.name():
                             killed.append(process.pid)
                             process.kill()
 

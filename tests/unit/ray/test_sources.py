@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 from sedem import Document
 from sedem.errors import DataError
-from sedem.scale import sources as reading
-from sedem.scale.sources import Row, SourceFile, Sources, rows_of
+from sedem.ray import sources as reading
+from sedem.ray.sources import Row, SourceFile, Sources, rows_of
 
 
 def file_at(path: Path) -> SourceFile:

@@ -23,7 +23,7 @@ from sedem.data.compression import kind
 from sedem.data.document_formats import PARSERS, parse
 from sedem.data.records import read_records
 from sedem.errors import BankError, DataError
-from sedem.scale.cluster import import_ray
+from sedem.ray.cluster import import_ray
 from sedem.types import Document
 from sedem.untrusted import DOCUMENT_BYTES, check_file
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from hashlib import sha256
 from importlib.metadata import version as version_of
 from pathlib import Path
 
@@ -29,9 +29,9 @@ from sedem.bank.remote import Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
 from sedem.reading import building, long_documents
-from sedem.scale import encoder, encoders
-from sedem.scale.build import Workers, build_on_ray
-from sedem.scale.sources import Sources
+from sedem.ray import build
+from sedem.ray.build import Workers, build_on_ray, received
+from sedem.ray.sources import Sources
 
 LONG = "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()])
 SMALL = [f"Room {n} of the house has {n + 2} windows and a door to the yard." for n in range(40)]
@@ -87,12 +87,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_documents, "PART", PART)
 
     # Defined here, so that its code is sent to the workers.
-    class Encoder(encoder.Encoder):
-        def encode(self, documents: Sequence[Document]) -> tuple[str, object]:
-            building.COMMIT, long_documents.PART = COMMIT, PART
-            return super().encode(documents)
+    def encode(job: build.Job, documents: Sequence[Document]) -> object:
+        building.COMMIT, long_documents.PART = COMMIT, PART
+        return build.encode(job, documents)
 
-    monkeypatch.setattr(encoders, "Encoder", Encoder)
+    monkeypatch.setattr(build, "encode", encode)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def committed(bank: Path) -> dict[str, int]:
 def workers() -> list[psutil.Process]:
     """The processes of the encoders."""
     started = psutil.Process().children(recursive=True)
-    return [process for process in started if "Encoder" in process.name()]
+    return [process for process in started if "encode" in process.name()]
 
 
 def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
@@ -167,7 +166,6 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
     folder: Path,
     alone: Path,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     bank, seen, killed = tmp_path / "a.bank", [], set()
 
@@ -180,7 +178,6 @@ def test_the_bank_is_the_one_of_this_machine_though_workers_are_killed(
 
     report = build_on_ray(model, Workers(cluster, checkpoint), bank, Sources([str(folder)]), kill)
     assert len(killed) >= 3, "workers that came after the first were killed too"
-    assert "a worker died" in caplog.text and "is read again" in caplog.text
     assert_equal(bank, alone)
     assert committed(bank) == committed(alone)
     assert (report.added, report.documents) == (41, 41)
@@ -204,16 +201,16 @@ import os, signal, sys
 from pathlib import Path
 from sedem import SeDeM
 from sedem.reading import building, long_documents
-from sedem.scale import encoder, encoders
-from sedem.scale.build import Workers, build_on_ray
-from sedem.scale.sources import Sources
+from sedem.ray import build
+from sedem.ray.build import Workers, build_on_ray
+from sedem.ray.sources import Sources
 address, checkpoint, bank, folder, commits = sys.argv[1:]
 building.COMMIT, long_documents.PART = {COMMIT}, {PART}
-class Encoder(encoder.Encoder):
-    def encode(self, documents):
-        building.COMMIT, long_documents.PART = {COMMIT}, {PART}
-        return super().encode(documents)
-encoders.Encoder = Encoder
+def encode(job, documents):
+    building.COMMIT, long_documents.PART = {COMMIT}, {PART}
+    from sedem.ray.build import encode
+    return encode(job, documents)
+build.encode = encode
 seen = []
 def progress(*_):
     seen.append(1)
@@ -311,9 +308,8 @@ def test_a_worker_that_does_not_see_the_folder_of_a_bank_is_named(
     checkpoint: str, model: SeDeM, tmp_path: Path
 ) -> None:
     nowhere = tmp_path / "nowhere"
-    worker = encoder.Encoder(checkpoint, building.new_meta(model), nowhere, 1)
-    problem = worker.start(version_of("sedem"))
-    assert "of the cluster cannot use bank" in problem and "does not exist there" in problem
+    with pytest.raises(ConfigError, match=r"of the cluster cannot use bank.*does not exist there"):
+        build._opened(checkpoint, version_of("sedem"), model.fingerprint(), nowhere, None)
     assert not nowhere.exists()
 
 
@@ -326,12 +322,10 @@ def test_a_piece_that_kills_every_worker_is_given_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Dies(encoder.Encoder):
-        def encode(self, documents: Sequence[Document]) -> tuple[str, object]:
-            os.kill(os.getpid(), signal.SIGKILL)
-            return super().encode(documents)
+    def encode(job: build.Job, documents: Sequence[Document]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(encoders, "Encoder", Dies)
+    monkeypatch.setattr(build, "encode", encode)
     with pytest.raises(UnavailableError, match=r"4 workers died while they read '.*a00\.md'"):
         build_on_ray(
             model, Workers(cluster, checkpoint, most=1), tmp_path / "a.bank", Sources([str(folder)])
@@ -340,12 +334,12 @@ def test_a_piece_that_kills_every_worker_is_given_up(
 
 def test_a_bank_that_was_damaged_on_the_way_is_rejected(alone: Path, tmp_path: Path) -> None:
     BankFile(alone).copy_to(tmp_path / "sent.bank")
-    sent = encoder.SentBank.of(tmp_path / "sent.bank")
-    assert sent.open().documents == MemoryBank.open(alone).documents
-    content = bytearray(sent.content)
-    content[-100] ^= 1
+    content = (tmp_path / "sent.bank").read_bytes()
+    digest = sha256(content).hexdigest()
+    assert received(content, digest).documents == MemoryBank.open(alone).documents
+    damaged = content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
     with pytest.raises(BankError, match="damaged between a worker and this machine"):
-        replace(sent, content=bytes(content)).open()
+        received(damaged, digest)
 
 
 @pytest.mark.slow

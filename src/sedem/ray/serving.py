@@ -18,8 +18,7 @@ from typing import Any
 
 from sedem.checkpoint import folder as checkpoint
 from sedem.errors import ConfigError, first_line
-from sedem.scale.cluster import connected, import_ray
-from sedem.scale.distributed import check_counts
+from sedem.ray.cluster import connected, import_ray
 from sedem.serve import logs
 from sedem.serve.keys import KeyRing, keys_of
 from sedem.serve.run import Announce, address_of, listen
@@ -55,9 +54,9 @@ class Machines:
     cpus: int = 1
 
     def __post_init__(self) -> None:
-        check_counts(
-            partitions=self.partitions, engines=self.engines, copies=self.copies, cpus=self.cpus
-        )
+        for name, number in vars(self).items():
+            if number < 1:
+                raise ConfigError(f"{name} is {number}; it must be at least 1")
 
 
 def run(settings: Settings, machines: Machines, address: str, announce: Announce) -> None:
@@ -127,7 +126,7 @@ def serving(settings: Settings, machines: Machines, keys: KeyRing) -> Iterator[A
 
 def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
     """Return the deployments, each bound to those that it calls."""
-    from sedem.scale.deployments import EnginesReplica, Ingress, SelectorReplica
+    from sedem.ray.replicas import EngineReplica, Ingress, SelectorReplica
 
     serve, gpus = _serve(), _gpus(machines)
     ending = {"graceful_shutdown_timeout_s": settings.drain_seconds}
@@ -151,7 +150,7 @@ def _application(settings: Settings, machines: Machines, keys: KeyRing) -> Any:
     ]
     # More than its rows and its queue hold; a full queue refuses by itself.
     most = 2 * (settings.waiting + (settings.rows or 64))
-    engines = deployment(EnginesReplica, "engine", machines.engines, most, gpus[0])
+    engines = deployment(EngineReplica, "engine", machines.engines, most, gpus[0])
     bound = engines.bind(settings, *parts)
     ingress = serve.deployment(
         serve.ingress()(Ingress),
