@@ -31,9 +31,9 @@ from scale.serving import Counts, Machines, compare, kill_replica, killed_host, 
 from sedem import SeDeM
 from sedem.bank.file import BankFile
 from sedem.bank.remote import Parts
-from sedem.reading import building
 from sedem.ray.build import Workers, build_on_ray
 from sedem.ray.sources import Sources
+from sedem.reading import building
 
 COMMIT = 10_000
 """Characters of a piece in builds with losses, so that small ones have many."""

@@ -125,8 +125,7 @@ def build_on_ray(
     store = store_at(path, wait)
     exists = store.exists()
     meta = store.meta() if exists else new_meta(model, source, dtype, no_text, words)
-    in_parts = not isinstance(store, BankFile)
-    if in_parts:
+    if not isinstance(store, BankFile):
         # A worker has another working folder.
         place = path if is_remote(path) else Path(path).resolve()
         job = Job(workers.checkpoint, workers.cpus, version("sedem"), meta, place)
@@ -137,7 +136,7 @@ def build_on_ray(
     with connected(workers.address):
         started, tokens = time.monotonic(), 0
         for group, made in _read_in_order(workers, job, _groups(taken, sources)):
-            if in_parts:
+            if not isinstance(store, BankFile):
                 replaced = [one.name for one in group.documents if one.name in stored]
                 store.commit([made], replaced) if exists else store.start([made])
                 tokens += made.head.tokens

@@ -20,7 +20,7 @@ from sedem.baselines.beacon import BeaconConfig
 from sedem.baselines.registry import reader_class
 from sedem.baselines.trained import TrainedReader
 from sedem.errors import ConfigError
-from sedem.evaluation.baseline_flops import COUNTED, baseline_flops
+from sedem.evaluation.baseline_cost import COUNTED, baseline_flops
 from sedem.evaluation.cost import Workload
 
 HEAD, ANSWER = 16, 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sedem.baselines.registry import TRAINED
-from sedem.evaluation.overhead import baseline_parameters
+from sedem.evaluation.baseline_cost import baseline_parameters
 
 # Table "inference-time parameter overhead": millions as printed, by backbone.
 PRINTED = {

@@ -28,10 +28,10 @@ from sedem.bank.places import Place, store_at
 from sedem.bank.remote import Parts
 from sedem.config import SedemConfig
 from sedem.errors import BankError, ConfigError, DataError, UnavailableError
-from sedem.reading import building, long_documents
 from sedem.ray import build
 from sedem.ray.build import Workers, build_on_ray, received
 from sedem.ray.sources import Sources
+from sedem.reading import building, long_documents
 
 LONG = "\n\n".join([LEASE, RECIPE, LEASE[::-1], RECIPE.upper()])
 SMALL = [f"Room {n} of the house has {n + 2} windows and a door to the yard." for n in range(40)]

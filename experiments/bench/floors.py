@@ -14,22 +14,84 @@ its keys and values are needed there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.bank.keys import cache_dtype
-from sedem.bench.ceilings import Ceilings
 from sedem.engine.int8 import replaced_matrices, step_bytes
 from sedem.engine.static import Static
-from sedem.evaluation.cost import Workload, count_flops, layer_flops
+from sedem.evaluation.cost import Workload, count_flops, head_flops, layer_flops
 from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
 from sedem.model import SeDeM
 from sedem.types import Answer
+
+TRIES = 10
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Highest measured speeds.
+
+    Attributes:
+        bytes_per_s: bytes per second that a copy reads and writes.
+        flops_per_s: FLOPs per second of a square matrix product.
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def best_with(self, other: Ceilings) -> Ceilings:
+        """The higher value of each ceiling."""
+        return Ceilings(
+            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+        )
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Measure copy bandwidth and matrix throughput, on arrays larger than every cache.
+
+    A ceiling is the best of several tries, because a disturbed try is not an upper bound.
+    """
+    large = device.type == "cuda"
+    side, size = (8192, 2**31) if large else (1024, 2**27)
+    return Ceilings(
+        2 * size / _copy_seconds(size, device),
+        2 * side**3 / _product_seconds(side, device, dtype),
+    )
+
+
+def _copy_seconds(size: int, device: torch.device) -> float:
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return _shortest(lambda: target.copy_(source), device)
+
+
+def _product_seconds(side: int, device: torch.device, dtype: torch.dtype) -> float:
+    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return _shortest(lambda: left @ right, device)
+
+
+def _shortest(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(TRIES):
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -125,8 +187,7 @@ def _prefill_apart(model: SeDeM, prefix: int, states: int) -> int:
     shape = decoder.model.config
     run = lower * layer_flops(shape, prefix)
     run += (decoder.depth - lower) * layer_flops(shape, prefix, states)
-    head = 2 * decoder.width * shape.vocab_size
-    return run + head - _omitted(decoder, prefix - 1, states)
+    return run + head_flops(shape) - _omitted(decoder, prefix - 1, states)
 
 
 def _blocks_apart(model: SeDeM, blocks: int) -> int:
@@ -150,11 +211,10 @@ def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool
     shape, depth = backbone.model.config, backbone.depth
     seen = answer.conditioning
     weights = _layer_bytes(backbone, depth)
-    head = 2 * backbone.width * shape.vocab_size
     before = seen - (len(question_ids(backbone, question)) - 1) if cached else 0
     reading = depth * layer_flops(shape, before) - _omitted(backbone, before)
     read = [Work(reading, weights)] if cached else []
-    asked = depth * layer_flops(shape, seen - before, before) + head
+    asked = depth * layer_flops(shape, seen - before, before) + head_flops(shape)
     asked -= _omitted(backbone, seen - before - 1, before)
     moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)
     return {
@@ -188,7 +248,7 @@ def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | N
 def _token(decoder: Backbone, cached: int, weights: float) -> Work:
     """Work of a decoding step that reads all weights and `cached` (layer, position) pairs."""
     shape = decoder.model.config
-    flops = decoder.depth * layer_flops(shape, 1) + 2 * decoder.width * shape.vocab_size
+    flops = decoder.depth * layer_flops(shape, 1) + head_flops(shape)
     return Work(flops, weights + cached * _position_bytes(decoder) / decoder.depth)
 
 

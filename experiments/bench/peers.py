@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, StaticCache
 
+from experiments.bench.text_blocks import TextBlocks
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import context_prompt, question_ids
 from sedem.backbone.compiling import check_compiler
 from sedem.backbone.decoder import Backbone
 from sedem.baselines.full_context import generate_timed
 from sedem.baselines.memory import text_bytes
-from sedem.bench.text_blocks import TextBlocks
+from sedem.bench.command import Opener
+from sedem.bench.measure import Subject
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
@@ -211,10 +213,15 @@ def _bytes(cache: Cache) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-PEERS: dict[str, tuple[type[HuggingFace] | type[TextBlocks], str]] = {
-    "hf": (HuggingFace, "Hugging Face's forward over the whole context, dynamic cache"),
-    "hf-compiled": (Compiled, "the same with a static cache and a compiled decoding step"),
-    "hf-prefix": (PrefixCached, "the same with the context's keys and values kept"),
-    "text-blocks": (TextBlocks, "the K selected blocks as text, their keys and values kept"),
+def _opener(kind: type[HuggingFace] | type[TextBlocks]) -> Opener:
+    def open_peer(settings: MethodSettings) -> Subject:
+        peer = kind.open(settings)
+        return Subject(kind.name, peer, peer.backbone, isinstance(peer, HuggingFace))
+
+    return open_peer
+
+
+PEERS: dict[str, Opener] = {
+    kind.name: _opener(kind) for kind in (HuggingFace, Compiled, PrefixCached, TextBlocks)
 }
-"""Methods of the bench in addition to those of `sedem eval --list`: class and description."""
+"""Methods of the studies in addition to those of `sedem eval --list`."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from experiments.bench import floors as floors_module
+from experiments.bench.floors import Ceilings, Work, busy, floors, sedem_work, text_work
 from sedem import Document, SeDeM
 from sedem.answering.decoding import Decoding
 from sedem.answering.prompts import question_ids
 from sedem.bank.keys import cache_dtype, key_index
-from sedem.bench import floors as floors_module
-from sedem.bench.ceilings import Ceilings
-from sedem.bench.floors import Work, floors, sedem_work, text_work
-from sedem.bench.spread import spread
 from sedem.engine import int8
 from sedem.engine.open import open_engine
 from sedem.evaluation.cost import layer_flops
@@ -151,7 +149,17 @@ def test_a_text_readers_work_is_its_whole_prompt(model: SeDeM, documents: list[D
     assert both == plain["answer"][0].flops
 
 
-def test_a_spread_has_its_quartiles_in_order() -> None:
-    found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
-    assert found == {"median": 3.0, "min": 1.0, "q1": 2.0, "q3": 4.0, "max": 5.0, "n": 5}
-    assert set(spread([7.0]).values()) == {7.0, 1}
+@pytest.mark.parametrize(
+    ("ttft", "rate", "is_busy"), [(2.0, 5.0, False), (0.9, 5.0, True), (2.0, 11.0, True)]
+)
+def test_a_figure_better_than_its_floor_tells_of_a_busy_machine(
+    ttft: float, rate: float, is_busy: bool
+) -> None:
+    row = {
+        "online_ttft_ms": None,
+        "prebuilt_ttft_ms": {"median": ttft},
+        "decode_tok_s": {"median": rate},
+        "floor": {"online_ttft_ms": 5.0, "prebuilt_ttft_ms": 1.0, "decode_tok_s": 10.0},
+    }
+    assert bool(busy({"sedem": {"512": row}, "hf": {"512": {**row, "floor": None}}})) == is_busy
+    assert not busy({"hf": {"512": {**row, "floor": None}}})
