@@ -33,8 +33,8 @@ from sedem.bench.measure import Subject
 from sedem.engine.device import Clock
 from sedem.errors import ConfigError, DataError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.method import decoding_of
 from sedem.evaluation.readers import frozen_decoder
+from sedem.evaluation.registry import decoding_of
 from sedem.types import Answer, Document, check_documents
 
 QUESTION_ROOM = 64

@@ -41,8 +41,8 @@ from sedem.engine.open import open_engine
 from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.method import decoding_of
 from sedem.evaluation.readers import frozen_decoder, open_model
+from sedem.evaluation.registry import decoding_of
 from sedem.guidance.budgets import Budget
 from sedem.model import SeDeM
 from sedem.modules import SedemModules

@@ -24,9 +24,13 @@ from sedem.bench.random_weights import write_random_checkpoint
 from sedem.demo import QUESTIONS
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.method import decoding_of
 from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.registry import default_checkpoint, has_selection_budget, open_method
+from sedem.evaluation.registry import (
+    decoding_of,
+    default_checkpoint,
+    has_selection_budget,
+    open_method,
+)
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.run import Progress
 from sedem.quantization import BFLOAT16
