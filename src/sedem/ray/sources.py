@@ -37,7 +37,6 @@ GROUP_FILES = 256
 """Maximum that one task of Ray Data reads, unless a single file is larger."""
 BATCH_CHARACTERS = 2**22
 """Characters of documents that a task returns at once."""
-_NAMES = ("name", "text", "pages", "size", "error")
 
 
 @dataclass(frozen=True)
@@ -257,10 +256,11 @@ def _rows_on_cluster(found: Sequence[SourceFile], encoding: str) -> Iterator[Row
             batch_format="numpy",
             num_cpus=READ_CPUS,
         )
-    tables: Iterable[Any] = read.iter_batches(batch_size=None, batch_format="pyarrow")
+    tables: Iterable[Any] = read.iter_batches(batch_size=None, batch_format="numpy")
     for table in tables:
-        for row in table.to_pylist():
-            yield _row(row)
+        for line in table["row"]:
+            about, size, error = json.loads(str(line))
+            yield Row(about and Document(about[0], about[1], tuple(about[2])), size, error)
 
 
 def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
@@ -278,27 +278,17 @@ def _groups(found: Sequence[SourceFile]) -> Iterator[list[SourceFile]]:
 
 def _read_batch(batch: dict[str, Any], encoding: str) -> Iterator[dict[str, Any]]:
     """Convert files to rows as a task of Ray Data, a few million characters at a time."""
-    columns: dict[str, list[Any]] = {name: [] for name in _NAMES}
+    rows: list[str] = []
     characters = 0
     for group in batch["files"]:
         for entry in json.loads(str(group)):
             for row in rows_of(SourceFile(*entry), encoding):
                 document = row.document
-                columns["name"].append("" if document is None else document.name)
-                columns["text"].append("" if document is None else document.text)
-                columns["pages"].append(json.dumps([] if document is None else document.pages))
-                columns["size"].append(row.size)
-                columns["error"].append(row.error.encode(errors="backslashreplace").decode())
-                characters += 0 if document is None else len(document.text)
+                about = document and [document.name, document.text, document.pages]
+                rows.append(json.dumps([about, row.size, row.error]))
+                characters += len(document.text) if document else 0
                 if characters >= BATCH_CHARACTERS:
-                    yield columns
-                    columns, characters = {name: [] for name in _NAMES}, 0
-    if columns["name"]:
-        yield columns
-
-
-def _row(values: dict[str, Any]) -> Row:
-    if values["error"]:
-        return Row(None, values["size"], values["error"])
-    pages = tuple(json.loads(values["pages"]))
-    return Row(Document(values["name"], values["text"], pages), values["size"])
+                    yield {"row": rows}
+                    rows, characters = [], 0
+    if rows:
+        yield {"row": rows}

@@ -109,14 +109,10 @@ def test_a_task_hands_over_a_few_characters_at_a_time(
     (tmp_path / "r.jsonl").write_text("\n".join([*lines, "{}"]))
     group = json.dumps([["r.jsonl", str(tmp_path / "r.jsonl"), 1]])
     batches = list(reading._read_batch({"files": [group]}, "utf-8"))
-    assert [batch["name"] for batch in batches] == [["0", "1"], ["2", "3"], ["4", ""]]
-    rows = [
-        reading._row(dict(zip(batch, values, strict=True)))
-        for batch in batches
-        for values in zip(*batch.values(), strict=True)
-    ]
-    assert [row.document for row in rows[:5]] == [Document(str(n), "four") for n in range(5)]
-    assert rows[5].error == "'r.jsonl', record 6 needs 'text', and 'name' if given, as strings"
+    assert [len(batch["row"]) for batch in batches] == [2, 2, 2]
+    rows = [json.loads(row) for batch in batches for row in batch["row"]]
+    assert [row[0] for row in rows[:5]] == [[str(n), "four", []] for n in range(5)]
+    assert rows[5][2] == "'r.jsonl', record 6 needs 'text', and 'name' if given, as strings"
 
 
 def test_objects_are_listed_and_read(server: ObjectServer, tmp_path: Path) -> None:
