@@ -55,6 +55,4 @@ STUDIES = (
     "kept_types",
     "preparation",
     "bank_size",
-    "scale_costs",
-    "queueing",
 )

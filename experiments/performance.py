@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from experiments.system import bench_tables
-from experiments.system.bench import CONTEXTS, METHODS, bench_cells
+from experiments.system.bench import CONTEXTS, METHODS, PEERS, bench_cells
 from experiments.system.scales import Scale
 from experiments.system.study import Number, Study, command
 from sedem.evaluation.registry import METHODS as EVERY
@@ -29,7 +29,7 @@ def numbers(scale: Scale) -> list[Number]:
         )
         for name, cell in bench_cells(scale).items()
         for tokens in CONTEXTS[scale.name]
-        for method in METHODS.get(scale.name, tuple(EVERY))
+        for method in (*METHODS.get(scale.name, tuple(EVERY)), *PEERS.get(scale.name, ()))
         for figure, column in FIGURES.items()
     ]
 

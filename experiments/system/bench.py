@@ -24,8 +24,8 @@ CONTEXTS = {
 METHODS = {
     "smoke": ("sedem", "full-context"),
     # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
-    "nano": ("sedem", "full-context", "bm25", "hf", "hf-compiled", "hf-prefix"),
-    "gpu": ("sedem", "full-context", "bm25", "hf", "hf-prefix"),
+    "nano": ("sedem", "full-context", "bm25"),
+    "gpu": ("sedem", "full-context", "bm25"),
 }
 """Methods; a scale without an entry measures all of them."""
 
@@ -54,7 +54,10 @@ KEPT_CONTEXTS = {
 """Context lengths at which kept keys and values are compared. The first has as much text as the K
 blocks that SeDeM reads."""
 
-KEPT_METHODS = ("sedem", "text-blocks", "hf-prefix")
+PEERS = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-prefix")}
+"""Peers of the methods."""
+
+KEPT_PEERS = ("text-blocks", "hf-prefix")
 KEPT_K = 2
 
 KEPT_ROWS = {
@@ -94,10 +97,12 @@ def measure_bench(
         backbone: the shape; empty for a checkpoint.
         name: name of the cell; names the folder of the run.
     """
-    from sedem.bench.command import run_bench
+    from experiments.bench.run import run_bench
     from sedem.bench.plan import Plan
 
-    methods = {"bench": METHODS.get(scale.name, ()), "peers": tuple(EVERY), "kept": KEPT_METHODS}
+    methods = {"bench": METHODS.get(scale.name, tuple(EVERY)), "peers": tuple(EVERY)}
+    peers = {"bench": PEERS.get(scale.name, ()), "kept": KEPT_PEERS}
+    blocks = BLOCKS.get(scale.name, ()) if kind == "bench" else ()
     contexts: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "bench": CONTEXTS, "peers": PEER_CONTEXTS, "kept": KEPT_CONTEXTS
     }  # fmt: skip
@@ -106,7 +111,6 @@ def measure_bench(
     plan = Plan(
         methods=methods.get(kind, ("sedem",)),
         contexts=contexts.get(kind, SEDEM_CONTEXTS)[scale.name],
-        blocks=BLOCKS.get(scale.name, ()) if kind == "bench" else (),
         batches=BATCHES[scale.name] if kind == "batches" else (),
         memory=SLOT_TYPES if kind == "memories" else ("bfloat16",),
         checkpoint=str(checkpoint or DEFAULT_MODEL),
@@ -116,7 +120,8 @@ def measure_bench(
         online=kind != "kept",
         **(keeping if kind == "kept" else {}),
     )
-    result = run_bench(plan, scale.runs / "bench" / name)
+    out = scale.runs / "bench" / name
+    result = run_bench(plan, out, peers=peers.get(kind, ()), blocks=blocks)
     # Checkpoint folders differ between machines; the result contains the digest of the weights.
     result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
     if kind == "peers":

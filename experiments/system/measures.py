@@ -207,8 +207,8 @@ def _examples(cell: Cell, scale: Scale, data: Path) -> list[Example]:
 
 def _cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.convention import counted_as_paper
+    from sedem.evaluation.baseline_cost import baseline_cost
     from sedem.evaluation.cost import cost
-    from sedem.evaluation.overhead import baseline_cost
     from sedem.provenance import provenance
 
     if cell.method in TRAINED:
@@ -260,14 +260,6 @@ def _bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     return measure_bank_size(sizes(scale.name))
 
 
-def _queueing(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
-    from experiments.queueing import loads
-    from experiments.system.queueing import measure_queueing
-
-    smoke = scale.name == "smoke"
-    return measure_queueing(loads(scale.name), 100 if smoke else 6000, (10_000,))
-
-
 def _preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     from experiments.system.preparation import measure_preparation
     from sedem.model import SeDeM
@@ -306,7 +298,6 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
     "arrivals": _arrivals,
     "preparation": _preparation,
     "bank-size": _bank_size,
-    "queueing": _queueing,
     "probe": _probe,
 }
 """How each kind of cell is measured.
@@ -331,6 +322,5 @@ MEASURES: Mapping[str, Callable[[Cell, Scale, Path], dict[str, Any]]] = {
 - arrivals: tokens per second and times to the first token of questions at random arrival times.
 - preparation: time and memory of preparing questions for stage 2.
 - bank-size: time and memory of opening a bank, and of commits to it, as it grows.
-- queueing: waits of questions at many machines, simulated from measured unit costs.
 - probe: losses after the short runs of `sedem probe`, by budget and layers.
 """

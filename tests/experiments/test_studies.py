@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from experiments import STUDIES
+from experiments.bench import run
 from experiments.system import cells, study
 from experiments.system.cells import Cell
 from experiments.system.measures import SELECTING
@@ -16,12 +17,11 @@ from experiments.system.scales import NANO, PAPER, ROOT, SMOKE, Scale
 from experiments.system.study import find, measure_missing
 from experiments.system.training import recipe_of
 from experiments.system.variants import BASE, Variant, main_model, without_selector
-from sedem.bench import command
 from sedem.training.recipe import load_recipe
 from sedem.training.stages import STAGES, Stage2Recipe
 
 FIXTURES = ROOT / "tests" / "fixtures"
-CEILINGS = cache(command.measure_ceilings)
+CEILINGS = cache(run.measure_ceilings)
 """What the machine can do, measured once and not in every bench; it takes seconds."""
 
 
@@ -50,7 +50,7 @@ def test_a_study_measures_and_draws_at_smoke_scale(
     name: str, smoke_runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(smoke_runs)
-    monkeypatch.setattr(command, "measure_ceilings", CEILINGS)
+    monkeypatch.setattr(run, "measure_ceilings", CEILINGS)
     one, chosen = find(name), one_of_each_kind()
     shown = [n for n in one.numbers(SMOKE) if n.cell in chosen]
     for cell, owner in chosen.items():

@@ -14,12 +14,11 @@ import docx
 import torch
 from document_files import docx_of, pdf_of
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 from safetensors.torch import save
 
 from sedem.backbone.safetensors import load_weights
 from sedem.baselines.settings import method_of
-from sedem.bench.command import _CONDITIONS, _CONTEXT, _SELECTION, _figures
+from sedem.bench.command import _rows
 from sedem.checkpoint.model_card import summary_of
 from sedem.config import SedemConfig
 from sedem.data.corpus import read_texts
@@ -95,7 +94,6 @@ PREDICTION = {
     "timings": {"ttft_ms": 1.0},
     "batch": 1,
 }
-WORK = {"flops": 1.0, "bytes": 1.0}
 WORD = docx.Document()
 WORD.add_paragraph("A text.")
 SUMMARY = {"steps": 1, "recipe": {}, "evaluation": {"eval_loss": 1.0}}
@@ -129,11 +127,6 @@ def as_json(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def figures(kind: TypeAdapter[Any]) -> Callable[[Path], object]:
-    return lambda path: _figures(path, kind)
-
-
-STAGES = {name: [WORK] for name in ("read", "first", "answer", "token")}
 RUN = (("settings.json", b"{}"), ("metrics.json", as_json(METRICS)))
 BORDERS = {
     "document": Border("a.txt", b"A text.", read_document),
@@ -175,15 +168,7 @@ BORDERS = {
         "predictions.jsonl", as_json(PREDICTION), lambda path: report([path.parent] * 2), RUN
     ),
     "signatures": Border("provenance.json", b"{}", read_json),
-    "bench context": Border(
-        "context-64.json", as_json({"bm25": {"work": STAGES}}), figures(_CONTEXT)
-    ),
-    "bench blocks": Border("blocks-64.json", as_json({"work": WORK}), figures(_SELECTION)),
-    "bench document": Border(
-        "bench.json",
-        as_json({"ceilings": {"bytes_per_s": 1, "flops_per_s": 1}, "load_average": [1]}),
-        figures(_CONDITIONS),
-    ),
+    "bench context": Border("context-64.json", as_json({"bm25": {"k": 1}}), _rows),
     "summary": Border("training.json", as_json(SUMMARY), lambda path: summary_of(path.parent)),
 }
 

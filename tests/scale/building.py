@@ -10,9 +10,9 @@ from scale.hosts import Cluster
 
 from sedem import Document, MemoryBank, SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
+from sedem.ray.build import Workers, build_on_ray
+from sedem.ray.sources import Sources
 from sedem.reading import building as building
-from sedem.scale.build import Workers, build_on_ray
-from sedem.scale.sources import Sources
 
 DOCUMENTS = 120
 CHARACTERS = 3000

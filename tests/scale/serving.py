@@ -29,7 +29,7 @@ from synthetic import WORDS, synthetic_bank
 
 from sedem import MemoryBank, SeDeM
 from sedem.answering.decoding import Decoding
-from sedem.scale.serving import Machines, serving
+from sedem.ray.serving import Machines, serving
 from sedem.serve.keys import Key, KeyRing, digest_of
 from sedem.serve.run import listen
 from sedem.serve.settings import Settings

@@ -39,7 +39,7 @@ def score_requests(
     scores: dict[int, Tensor] = {}
     for rows in by_bank.values():
         bank = requests[rows[0]].bank
-        every = any(_needs_every_score(model, requests[row]) for row in rows)
+        every = any(needs_every_score(model, requests[row]) for row in rows)
         together = len(rows) == len(requests)
         asked = (hidden_BQE, mask_BQ) if together else (hidden_BQE[rows], mask_BQ[rows])
         bank_scores_BN = search.score_questions(model.selector, bank, *asked, every=every)
@@ -94,7 +94,8 @@ def document_indexes(bank: BankReader, documents: Sequence[int | str]) -> list[i
     return indexes
 
 
-def _needs_every_score(model: SedemModules, request: Request) -> bool:
+def needs_every_score(model: SedemModules, request: Request) -> bool:
+    """Whether an answer depends on more scores than those of a large bank's candidates."""
     if request.blocks is not None or request.documents is not None or request.ranking:
         return True
     auto = auto_budget(model, request.k)

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import cycle, islice
+from statistics import median, quantiles
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
-from sedem.baselines.full_context import FullContext
-from sedem.baselines.longllmlingua import LongLLMLingua
-from sedem.bench.floors import Stages, sedem_work, text_work
-from sedem.bench.keeping import Keeper, WarmSedem
-from sedem.bench.layers import EncoderLayers
+from sedem.bench.keeping import Keeper
 from sedem.bench.memory import measure_memory
-from sedem.bench.peers import HuggingFace, PrefixCached
-from sedem.bench.spread import spread
-from sedem.bench.stages import build_stages
 from sedem.engine.device import Clock
-from sedem.evaluation.readers import BoundSedem
 from sedem.types import Answer, Document, Reader
 
 WARM_UP = 2
 """Number of warm-up rounds; the first compiles, allocates and fills caches."""
+
+CLOCKS = (
+    "online_ttft_ms", "prebuilt_ttft_ms", "missed_ttft_ms", "decode_tok_s", "build_tok_s", "warm_ms"
+)  # fmt: skip
+"""Measurements of a row that are not in its `stages`."""
 
 Figures = dict[str, float | None]
 
@@ -46,30 +44,18 @@ class Subject:
     Attributes:
         name: its name in the results.
         reader: the reader to measure.
-        backbone: the backbone that answers; None if unknown, in which case there is no floor.
-        layers: Hugging Face's encoder layers, timed in every round for comparison.
+        backbone: the backbone that answers; None if unknown.
+        reads_text: whether the decoder reads raw text, and truncates it if it is too long.
     """
 
     name: str
     reader: Reader
     backbone: Backbone | None
-    layers: EncoderLayers | None = None
+    reads_text: bool = False
 
-    @property
-    def reads_text(self) -> bool:
-        """Whether the decoder reads raw text."""
-        return isinstance(self.reader, FullContext | HuggingFace)
 
-    def work(self, answer: Answer, question: str) -> Stages | None:
-        """The work behind the method's floor; None if the method's stages are not known."""
-        if isinstance(self.reader, BoundSedem):
-            found = isinstance(self.reader, WarmSedem)
-            return sedem_work(self.reader.model, answer, question, found=found)
-        if self.backbone is None or not self.reads_text or isinstance(self.reader, LongLLMLingua):
-            # LongLLMLingua reads the context several times to prune it, then reads the rest.
-            return None
-        cached = isinstance(self.reader, PrefixCached)
-        return text_work(self.backbone, answer, question, cached=cached)
+Detail = Callable[["Trial", Sequence[Document]], dict[str, Any]]
+"""Measures more of a method that has been timed over some documents; returns entries of its row."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +69,7 @@ class Bench:
         runs: measured rounds.
         device: synchronized before each reading of the clock.
         online: whether documents are read in every round, or once.
+        detail: measures more of each method for its row.
     """
 
     questions: Sequence[str]
@@ -91,6 +78,7 @@ class Bench:
     runs: int
     device: torch.device
     online: bool = True
+    detail: Detail | None = None
 
     def measure(
         self, subjects: Sequence[Subject], documents: Sequence[Document], tick: Callable[[], None]
@@ -147,11 +135,10 @@ class Bench:
             clock.lap("warm_ms")
         # If the memory is the text itself, nothing was built.
         built = memory != list(documents)
-        layers, tokens = subject.layers, first.context_tokens or 0
+        tokens = first.context_tokens or 0
         figures: Figures = {
             "online_ttft_ms": build + first.timings["ttft_ms"] if self.online else None,
             "build_tok_s": 1e3 * tokens / build if built else None,
-            "layers_tok_s": 1e3 * tokens / layers.run_ms(documents) if layers else None,
             "build_ms": build,
             "warm_ms": clock.timings.get("warm_ms"),
         }
@@ -183,48 +170,24 @@ class Bench:
     def _row(self, trial: Trial, documents: Sequence[Document]) -> dict[str, Any]:
         subject, answer, question = trial.subject, trial.answer, self.questions[0]
         assert answer is not None
-        names = (
-            "online_ttft_ms", "prebuilt_ttft_ms", "missed_ttft_ms", "decode_tok_s", "build_tok_s",
-            "layers_tok_s", "warm_ms",
-        )  # fmt: skip
         figures = {name: _spread_of(trial.builds, name) for name in trial.builds[0]}
         figures |= {name: _spread_of(trial.asks, name) for name in trial.asks[0]}
-        work = subject.work(answer, question)
         stored, tokens = answer.stored_bytes, answer.context_tokens
         row: dict[str, Any] = {
-            **{name: figures.pop(name) for name in names},
+            **{name: figures.pop(name) for name in CLOCKS},
             "stages": figures,
             "reads_tokens": self._read_tokens(subject, answer),
             "decoder_tokens": self._decoder_tokens(subject, answer),
             "k": answer.k or None,
             "stored_bytes_per_token": stored / tokens if stored and tokens else None,
-            "kept": self._kept(trial),
-            "work": work and {n: [asdict(part) for part in parts] for n, parts in work.items()},
+            "kept": _kept(trial),
             "memory": None,
         }
-        if not self.online:
+        if self.online:
             # Both read the documents several more times.
-            return row
-        row["memory"] = measure_memory(subject.reader, documents, question, self.device)
-        if isinstance(subject.reader, BoundSedem):
-            row["build_stages"] = build_stages(subject.reader.model, documents)
-        row["batches"] = self._batches(subject.reader, documents)
-        return row
-
-    def _kept(self, trial: Trial) -> dict[str, Any] | None:
-        """Bytes per token of kept keys and values, and how many blocks were ready; None if none."""
-        reader, answer = trial.subject.reader, trial.answer
-        assert answer is not None
-        size: int | None
-        if isinstance(reader, Keeper):
-            size, tokens = reader.kept_bytes(trial.memory), answer.context_tokens
-        elif isinstance(reader, PrefixCached):
-            # For a truncated context, count only the remaining tokens.
-            size, tokens = answer.stored_bytes, self._read_tokens(trial.subject, answer)
-        else:
-            return None
-        per_token = size / tokens if size and tokens else None
-        return {"bytes_per_token": per_token, "ready": trial.ready, "blocks": answer.blocks}
+            row["memory"] = measure_memory(subject.reader, documents, question, self.device)
+            row["batches"] = self._batches(subject.reader, documents)
+        return {**row, **(self.detail(trial, documents) if self.detail else {})}
 
     def _decoder_tokens(self, subject: Subject, answer: Answer) -> int | None:
         """Tokens of the context that the decoder attends to, as states or as text."""
@@ -309,6 +272,29 @@ class Trial:
             self.builds.clear()
 
 
+def _kept(trial: Trial) -> dict[str, Any] | None:
+    """Bytes per token of kept keys and values, and how many blocks were ready; None if none."""
+    reader, answer = trial.subject.reader, trial.answer
+    if not isinstance(reader, Keeper) or answer is None:
+        return None
+    size, tokens = reader.kept_bytes(trial.memory), answer.context_tokens
+    per_token = size / tokens if size and tokens else None
+    return {"bytes_per_token": per_token, "ready": trial.ready, "blocks": answer.blocks}
+
+
 def _spread_of(runs: Sequence[Figures], name: str) -> dict[str, float] | None:
     values = [value for run in runs if (value := run[name]) is not None]
     return spread(values) if values else None
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, extremes, quartiles and count of the values of at least one run."""
+    first, _, third = quantiles(values, method="inclusive") if len(values) > 1 else [*values] * 3
+    return {
+        "median": median(values),
+        "min": min(values),
+        "q1": first,
+        "q3": third,
+        "max": max(values),
+        "n": len(values),
+    }

@@ -6,8 +6,8 @@ resident set of the process. Its high-water mark is reset before the pass (Linux
 
 Several methods are open in one process, so the pass measures growth. The memory that the method
 already holds is added: weights and the caches that stay between answers, counted tensor by tensor,
-and on a GPU the pool of SeDeM's graphs. The pool of `hf-compiled` cannot be separated and is left
-out, which favours that method.
+and on a GPU the pool of SeDeM's graphs. The pool of another method's graphs cannot be separated and
+is left out, which favours that method.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ import torch
 from torch import nn
 
 from sedem.bench.keeping import Keeper
-from sedem.bench.peers import Compiled
-from sedem.bench.text_blocks import TextBlocks
 from sedem.evaluation.readers import BoundSedem
 from sedem.types import Document, Reader
 
@@ -37,11 +35,9 @@ def measure_memory(
     Returns:
         `weights_bytes`; `caches_bytes`, which stay allocated between answers; `steady_bytes`, both
         plus the read memory after an answer; `peak_bytes`, the highest at any time. None if the
-        system does not report memory, or a method uses parts of two open models.
+        system does not report memory.
     """
     if device.type != "cuda" and not (PROCESS / "clear_refs").exists():
-        return None
-    if isinstance(reader, TextBlocks):
         return None
     _reset_caches(reader, documents, question)
     weights, caches = weights_bytes(reader), cache_bytes(reader)
@@ -75,7 +71,7 @@ def cache_bytes(reader: Reader) -> int:
     if isinstance(reader, BoundSedem):
         allocated = reader.model.engine.memory()
         return allocated["caches"] + allocated["graphs"] + allocated["kept"]
-    return reader.cache_bytes if isinstance(reader, Compiled) else 0
+    return int(getattr(reader, "cache_bytes", 0))
 
 
 def _reset_caches(reader: Reader, documents: Sequence[Document], question: str) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from sedem.baselines.registry import TRAINED
 from sedem.baselines.settings import SelectionBudget
 from sedem.bench.contexts import LONGEST, source
 from sedem.bench.keeping import Keeping
-from sedem.bench.peers import PEERS
 from sedem.checkpoint.folder import locate
 from sedem.config import BlockContext
 from sedem.durable_files import sha256
@@ -42,14 +41,9 @@ def _distinct(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
 
 
 def _method(name: str) -> str:
-    if name not in METHODS and name not in PEERS:
-        known = ", ".join((*METHODS, *PEERS))
-        raise ValueError(f"there is no method '{name}'; there are {known}")
+    if name not in METHODS:
+        raise ValueError(f"there is no method '{name}'; there are {', '.join(METHODS)}")
     return name
-
-
-def _or_all_untrained(methods: tuple[str, ...]) -> tuple[str, ...]:
-    return methods or (*(name for name in METHODS if name not in TRAINED), *PEERS)
 
 
 def _length(tokens: int) -> int:
@@ -97,19 +91,17 @@ class Plan(Settings):
     """What to measure, and how.
 
     Attributes:
-        methods: names in `METHODS` and `PEERS`; empty means all but the trained baselines.
+        methods: names in `METHODS`.
         contexts: context lengths in tokens.
         k: selection budget; None means the model's own.
         batches: batch sizes to measure, in addition to the single question.
         memory: data types of SeDeM's slots; each is a method in the results, such as "sedem-int8".
         weights: weights of SeDeM's decoding steps; "int8" is "sedem-int8-weights" in the results.
-        checkpoint: folder or hub id.
         backbone: a public shape to measure with random weights, instead of the checkpoint.
         runs: number of measured rounds over each context.
         answer_tokens: tokens of every answer.
         device: None means a GPU if there is one.
         dtype: None means bfloat16 on a GPU and float32 elsewhere.
-        engine: the engine that runs SeDeM.
         kept: "cold" keeps no keys and values of blocks between answers; "warm" computes and keeps
             those of all blocks ahead, and is called "sedem-warm" in the results.
         block_context: replaces the setting of SeDeM's checkpoint, without training; times are
@@ -117,7 +109,6 @@ class Plan(Settings):
         online: whether documents are read again in every round. If not, they are read once, and
             only answers from the memory are timed.
         text: file that contexts are cut from; None means the demo's documents.
-        blocks: sizes of synthetic banks to score.
         cold_start: whether to measure a question in a fresh process.
 
     Raises:
@@ -125,10 +116,8 @@ class Plan(Settings):
     """
 
     methods: Annotated[
-        tuple[Annotated[str, AfterValidator(_method)], ...],
-        AfterValidator(_distinct),
-        AfterValidator(_or_all_untrained),
-    ] = Field(default=(), validate_default=True)
+        tuple[Annotated[str, AfterValidator(_method)], ...], AfterValidator(_distinct)
+    ] = tuple(name for name in METHODS if name not in TRAINED)
     contexts: Annotated[
         tuple[Annotated[Whole, AfterValidator(_length)], ...], AfterValidator(_distinct)
     ] = (1024, 8192)
@@ -155,14 +144,7 @@ class Plan(Settings):
     block_context: BlockContext | None = None
     online: Flag = True
     text: Path | None = None
-    blocks: Annotated[tuple[WholeAbove0, ...], AfterValidator(_distinct)] = ()
     cold_start: Flag = False
-
-    @model_validator(mode="after")
-    def _blocks_need_sedem(self) -> Self:
-        if self.blocks and "sedem" not in self.methods:
-            raise ValueError("blocks are scored by 'sedem', which is not among the methods; add it")
-        return self
 
     @property
     def place(self) -> torch.device:
@@ -179,10 +161,10 @@ class Plan(Settings):
     def settings(self) -> dict[str, Any]:
         """All settings that affect the results except the machine, as JSON types.
 
-        Context lengths, bank sizes and the cold start are left out, since they can be added to a
-        results folder later.
+        Context lengths and the cold start are left out, since they can be added to a results folder
+        later.
         """
-        entries = self.model_dump(mode="json", exclude={"contexts", "blocks", "text", "cold_start"})
+        entries = self.model_dump(mode="json", exclude={"contexts", "text", "cold_start"})
         text, description = source(self.text)
         return {
             **entries,

@@ -17,8 +17,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """Plot a bench, one panel per kind of time.
 
     Online times are solid, on the left; prebuilt times are dashed, on the right. Both are medians
-    with quartiles. Thin lines are floors. A marker is hollow if the method read only part of the
-    context.
+    with quartiles. Thin lines are floors, which only studies compute. A marker is hollow if the
+    method read only part of the context.
 
     Args:
         document: the document that `run_bench` returns.
@@ -37,11 +37,11 @@ def draw(document: dict[str, Any], path: Path) -> None:
     axes[0].set(title="online: documents and question arrive together", ylabel="ms to first token")
     axes[1].set(title="prebuilt: the memory is there")
     handles, labels = axes[0].get_legend_handles_labels()
-    handles += [
-        Line2D([], [], color="grey", linewidth=0.8),
-        Line2D([], [], color="grey", marker="o", markerfacecolor="white", linewidth=0),
-    ]
-    labels += ["computed floor", "reads only what fits or was picked"]
+    if any(row.get("floor") for rows in document["results"].values() for row in rows.values()):
+        handles.append(Line2D([], [], color="grey", linewidth=0.8))
+        labels.append("computed floor")
+    handles.append(Line2D([], [], color="grey", marker="o", markerfacecolor="white", linewidth=0))
+    labels.append("reads only what fits or was picked")
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(_title(document), fontsize=10)
     save(figure, path)
@@ -67,7 +67,7 @@ def _line(axis: Any, clock: str, method: str, rows: dict[str, Any], color: str) 
         read = rows[tokens]["reads_tokens"]
         whole = read is None or read >= place
         axis.plot(place, median, "o", color=color, markerfacecolor=color if whole else "white")
-    floors = [rows[tokens]["floor"] for tokens in lengths]
+    floors = [rows[tokens].get("floor") for tokens in lengths]
     if all(floors):
         axis.plot(places, [f[clock] for f in floors], CLOCKS[clock], color=color, linewidth=0.7)
 

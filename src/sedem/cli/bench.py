@@ -17,8 +17,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="METHOD",
-            help="Names of 'sedem eval --list', or hf, hf-prefix, hf-compiled, text-blocks. "
-            "[default: all but trained baselines]",
+            help="Names of 'sedem eval --list'. [default: all but trained baselines]",
         ),
     ] = None,
     context: Annotated[
@@ -57,10 +56,6 @@ def bench(
     ] = None,
     runs: Annotated[int, typer.Option(metavar="N", help="Measured runs of each method.")] = 20,
     answer_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens of each answer.")] = 33,
-    blocks: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="Also search a synthetic bank of N blocks; repeatable."),
-    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Text of the contexts. [default: the demo's]"),
@@ -106,10 +101,7 @@ def bench(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the speed and memory of methods.
-
-    Times and rates are shown next to the floors that the hardware sets.
-    """
+    """Measure the speed and memory of methods."""
     chosen_k = budget(k)
     from sedem.backbone.bars import hide_bars
     from sedem.bench.command import notes, run_bench
@@ -133,11 +125,10 @@ def bench(
         "block_context": block_context,
         "online": online,
         "text": text,
-        "blocks": blocks,
         "cold_start": cold_start,
     }
     plan = Plan.from_entries({n: v for n, v in given.items() if v not in (None, [])}, "sedem bench")
-    for caveat in (caveats := notes(plan)):
+    for caveat in notes(plan):
         output.note(caveat)
     hide_bars()
     with output.progress("measuring") as report_progress:
@@ -148,8 +139,8 @@ def bench(
         for ending in (".svg", ".png"):
             draw(document, out / f"ttft{ending}")
     left_out = [f"{name} is left out: {why}" for name, why in document["left_out"].items()]
-    for caveat in document["notes"][len(caveats) :] + left_out:
-        output.note(caveat)
+    for sentence in left_out:
+        output.note(sentence)
     if as_json:
         output.print_json(document)
         return

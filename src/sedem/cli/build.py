@@ -125,7 +125,7 @@ def _files(sources: list[str], encoding: str, keep_going: bool, on_ray: bool) ->
     from sedem.data.documents import DocumentFiles
 
     if on_ray:
-        from sedem.scale.sources import Sources
+        from sedem.ray.sources import Sources
 
         return Sources(sources, encoding, keep_going)
     for source in filter(is_remote, sources):
@@ -162,10 +162,10 @@ def _build_on_ray(
     options: dict[str, Any],
 ) -> Report:
     """Build on the workers of a cluster, whose address is tried before the model is opened."""
-    from sedem.scale.cluster import connected
+    from sedem.ray.cluster import connected
 
     with connected(address):
-        from sedem.scale.build import Workers, build_on_ray
+        from sedem.ray.build import Workers, build_on_ray
 
         name = model or model_of(bank)
         opened = open_model(name)

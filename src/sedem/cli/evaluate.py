@@ -147,7 +147,7 @@ def report(
 
     Each run over the same examples as the first is also compared with it example by example.
     """
-    from sedem.evaluation.plot import draw
+    from sedem.evaluation.report import draw
     from sedem.evaluation.report import report as compare_runs
 
     result = compare_runs(folders)

@@ -152,7 +152,7 @@ def _run(settings: Settings, ray: str | None, machines: Mapping[str, int]) -> No
 
         run(settings, _announce)
     else:
-        from sedem.scale import serving
+        from sedem.ray import serving
 
         serving.run(settings, serving.Machines(**machines), ray, _announce)
 

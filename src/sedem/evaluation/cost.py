@@ -1,14 +1,22 @@
-"""The cost of a model: parameters, counted on the meta device, and FLOPs, from formulas.
+"""The cost of a model: parameters and FLOPs, counted on the meta device.
 
 Appendix Efficiency and Overhead. Weights are neither needed nor created. One multiply-add is two
-FLOPs. Norms, activations, softmax and embedding look-ups are not counted, as is usual.
+FLOPs. Norms, activations, softmax, rotary angles and embedding look-ups are not counted, as is
+usual. Adapters count as merged.
+
+`torch.utils.flop_counter` counts one token through a layer, without a cached token and after one.
+A token after n others costs as much as those two say: attention to one more key always costs the
+same. So a causal layer over many tokens is a sum, without the half of attention that its mask
+hides.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,7 +24,8 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, DynamicCache, PretrainedConfig
 
 from sedem.backbone.decoder import FAMILIES
 from sedem.backbone.loading import empty_model, read_config
@@ -51,13 +60,21 @@ class Workload:
     answer: int = 16
     k: int = 2
 
+    def assumptions(self) -> dict[str, int]:
+        """The numbers of tokens by the names that results have."""
+        return {
+            "context_tokens": self.context,
+            "question_tokens": self.question,
+            "answer_tokens": self.answer,
+        }
+
 
 def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
     """Parameters and FLOPs of SeDeM on a backbone.
 
     Args:
         name: a preset, a checkpoint folder, a backbone folder or a hub id.
-        workload: the query; None means the paper's.
+        workload: the query; None means the paper's, with the model's own K.
 
     Returns:
         `backbone`, `parameters` (by part, `total`, `backbone`, `percent`) and `flops` (by stage,
@@ -67,7 +84,11 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
         ConfigError: the name is unknown.
     """
     config, encoder, decoder = model_shapes(name)
-    workload = workload or _own_workload(config)
+    if workload is None:
+        blocks = -(-Workload.context // config.segment_length)
+        # The maximum that "auto" may take, since the actual number depends on the question.
+        own = {"all": blocks, "auto": config.auto_max}
+        workload = Workload(k=own[config.k] if isinstance(config.k, str) else config.k)
     return {
         "backbone": name,
         "parameters": count_parameters(config, encoder, decoder),
@@ -75,12 +96,7 @@ def cost(name: str, workload: Workload | None = None) -> dict[str, Any]:
     }
 
 
-def _own_workload(config: SedemConfig) -> Workload:
-    """The paper's query with the model's own K."""
-    if config.k == "all":
-        return Workload(k=-(-Workload.context // config.segment_length))
-    # The maximum that "auto" may take, since the actual number depends on the question.
-    return Workload(k=config.auto_max if config.k == "auto" else config.k)
+# Parameters
 
 
 def count_parameters(
@@ -90,9 +106,9 @@ def count_parameters(
     with torch.device("meta"):
         widths = encoder.hidden_size, decoder.hidden_size
         counts = {
-            "compressor": _size(build_compressor(config, *widths)),
-            "decompressor": _size(build_decompressor(config, decoder.hidden_size)),
-            "selector": _size(build_selector(config, *widths)),
+            "compressor": size_of(build_compressor(config, *widths)),
+            "decompressor": size_of(build_decompressor(config, decoder.hidden_size)),
+            "selector": size_of(build_selector(config, *widths)),
         }
     size, lora = backbone_size(decoder, config.lora_rank, LORA_TARGETS)
     counts["lora"] = lora
@@ -107,11 +123,19 @@ def backbone_size(
     with torch.device("meta"):
         # A configuration may name an attention implementation that would have to be downloaded.
         backbone = empty_model(shape, attn_implementation="eager")
-        size = _size(backbone)
+        size = size_of(backbone)
         if not lora_rank:
             return size, 0
         backbone.add_adapter(LoraConfig(r=lora_rank, target_modules=list(lora_targets)))
         return size, sum(p.numel() for n, p in backbone.named_parameters() if "lora_" in n)
+
+
+def size_of(module: nn.Module) -> int:
+    """The parameters of a module."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# FLOPs
 
 
 def count_flops(
@@ -121,46 +145,46 @@ def count_flops(
     workload: Workload,
 ) -> dict[str, Any]:
     """The FLOPs of one query, online: read the context, select, restore, answer."""
-    T, D = config.segment_length, decoder.hidden_size
+    T, widths = config.segment_length, (encoder.hidden_size, decoder.hidden_size)
     segments = -(-workload.context // T)
-    # Without a decompressor a slot is one soft token.
-    states = workload.k * (config.slots if config.decompressor == "none" else T)
-    read = config.extract_layer * segments * layer_flops(encoder, T + 1)
-    write = 2 * segments * config.slots * encoder.hidden_size * D
-    question = config.extract_layer * layer_flops(encoder, workload.question + 1)
-    heads = config.selector_heads * (config.selector_dim or D // config.selector_heads)
-    project = 2 * heads * (workload.question * encoder.hidden_size + segments * config.slots * D)
-    match = 2 * workload.question * segments * config.slots * heads
-    hidden = config.decompressor_hidden or D
-    restore = 0
-    if config.decompressor == "mlp":
-        restore = 2 * workload.k * config.slots * hidden * D * (1 + config.compression)
-    lower, upper = config.inject_layer, decoder.num_hidden_layers - config.inject_layer
-    prefix = workload.question + 1
-    prefill = lower * layer_flops(decoder, prefix) + upper * layer_flops(decoder, states + prefix)
-    head = 2 * D * decoder.vocab_size
-    decode = sum(
-        lower * layer_flops(decoder, 1, prefix + i)
-        + upper * layer_flops(decoder, 1, states + prefix + i)
-        + head
-        for i in range(workload.answer - 1)
-    )
+    with torch.device("meta"):
+        compressor = build_compressor(config, *widths)
+        decompressor = build_decompressor(config, widths[1])
+        selector = build_selector(config, *widths)
+        hidden_STE = torch.empty(segments, T, widths[0])
+        every_ST = torch.ones(segments, T, dtype=torch.bool)
+        question_QE = torch.empty(workload.question, widths[0])
+        slots_JD = torch.empty(segments * config.slots, widths[1])
+        chosen_JD = torch.empty(workload.k * config.slots, widths[1])
+    states = len(chosen_JD) * decompressor.states_per_slot
+    prefix, lower = workload.question + 1, config.inject_layer
+    upper, head = decoder.num_hidden_layers - lower, head_flops(decoder)
+
+    def run(tokens: int, before: int) -> int:
+        """The prefix or a later token; the memory is before the injection layer in none of it."""
+        memory = (states, 0) if before == 0 else (0, states)
+        below = lower * layer_flops(decoder, tokens, before)
+        return below + upper * layer_flops(decoder, tokens + memory[0], before + memory[1]) + head
+
     stages = {
-        "read": read + write,
-        "select": question + project + match,
-        "restore": restore,
-        "prefill": prefill + head,
-        "decode": decode,
+        "read": config.extract_layer * segments * layer_flops(encoder, T + 1)
+        + counted(lambda: compressor(hidden_STE, every_ST)),
+        "select": config.extract_layer * layer_flops(encoder, prefix)
+        + counted(
+            lambda: torch.einsum(
+                "qrh,jrh->rqj", selector.queries(question_QE), selector.keys(slots_JD)
+            )
+        ),
+        "restore": counted(lambda: decompressor(chosen_JD)),
+        "prefill": run(prefix, 0),
+        "decode": sum(run(1, prefix + i) for i in range(workload.answer - 1)),
     }
-    full = answer_flops(decoder, workload.context + prefix, 0, workload.answer)
     return {
-        **{name: int(value) for name, value in stages.items()},
-        "total": int(sum(stages.values())),
-        "full_context_total": full,
+        **stages,
+        "total": sum(stages.values()),
+        "full_context_total": answer_flops(decoder, workload.context + prefix, 0, workload.answer),
         "assumptions": {
-            "context_tokens": workload.context,
-            "question_tokens": workload.question,
-            "answer_tokens": workload.answer,
+            **workload.assumptions(),
             "k": workload.k,
             "extract_layer": config.extract_layer,
             "inject_layer": config.inject_layer,
@@ -180,9 +204,8 @@ def answer_flops(shape: PretrainedConfig, prefix: int, before: int, answer: int)
         before: number of cached tokens before the prefix.
         answer: number of answer tokens.
     """
-    run = layer_flops(shape, prefix, before)
-    run += sum(layer_flops(shape, 1, before + prefix + i) for i in range(answer - 1))
-    return shape.num_hidden_layers * run + answer * 2 * shape.hidden_size * shape.vocab_size
+    run = layer_flops(shape, prefix + answer - 1, before)
+    return shape.num_hidden_layers * run + answer * head_flops(shape)
 
 
 def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
@@ -193,34 +216,66 @@ def layer_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
         tokens: number of new tokens.
         before: number of cached tokens before them.
     """
-    return projection_flops(shape, tokens) + attention_flops(shape, tokens, before)
+    return _sum(_one_token(shape)[0], tokens, before)
 
 
-def projection_flops(shape: PretrainedConfig, tokens: int) -> int:
-    """The FLOPs of the projections of attention and MLP in one layer."""
-    width, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = head_widths(shape)
-    return 2 * tokens * (2 * width * queries + 2 * width * keys + 3 * width * inner)
+def backward_flops(shape: PretrainedConfig, tokens: int) -> int:
+    """The FLOPs of the gradient through one frozen layer."""
+    return _sum(_one_token(shape)[1], tokens, 0)
 
 
-def attention_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> int:
-    """The FLOPs of causal attention in one layer, without its projections.
-
-    Token i attends to `before` + i + 1 keys, once for the scores and once for the values.
-
-    Args:
-        shape: configuration of the backbone.
-        tokens: number of new tokens.
-        before: number of cached tokens before them.
-    """
-    pairs = tokens * before + tokens * (tokens + 1) // 2
-    return 4 * pairs * head_widths(shape)[0]
+def head_flops(shape: PretrainedConfig) -> int:
+    """The FLOPs of the logits of one token."""
+    with torch.device("meta"):
+        head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+        return counted(lambda: head(torch.empty(1, shape.hidden_size)))
 
 
-def head_widths(shape: PretrainedConfig) -> tuple[int, int]:
-    """The widths of all query heads together, and of all key heads."""
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return head * shape.num_attention_heads, head * shape.num_key_value_heads
+def counted(run: Callable[[], object]) -> int:
+    """The FLOPs that torch counts in a call."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return int(counter.get_total_flops())
+
+
+def _sum(one_token: tuple[int, int], tokens: int, before: int) -> int:
+    """The sum over tokens: token i attends to `before` + i others and to itself."""
+    first, key = one_token
+    return tokens * first + key * (tokens * before + tokens * (tokens - 1) // 2)
+
+
+def _one_token(shape: PretrainedConfig) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Forward and backward: the FLOPs of a first token in a layer, and of each key before it."""
+    return _one_token_of(shape.model_type, json.dumps(shape.to_dict(), default=str))
+
+
+@lru_cache(16)
+def _one_token_of(layout: str, entries: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    shape = AutoConfig.for_model(**{**json.loads(entries), "model_type": layout})
+    single = deepcopy(shape)
+    single.num_hidden_layers, single.vocab_size = 1, 8
+    if getattr(single, "layer_types", None):
+        single.layer_types = single.layer_types[:1]
+    found = []
+    with torch.device("meta"):
+        decoder = empty_model(single, attn_implementation="eager").requires_grad_(False)
+        decoder = decoder.get_decoder()
+        hidden = torch.empty(1, 1, shape.hidden_size, requires_grad=True)
+        rope = decoder.rotary_emb(hidden, torch.zeros(1, 1, dtype=torch.long))
+        cache = DynamicCache()
+        for _ in range(2):
+            with FlopCounterMode(display=False) as forward:
+                after = decoder.layers[0](
+                    hidden, position_embeddings=rope, past_key_values=cache, use_cache=True
+                )
+            found.append((forward.get_total_flops(), counted(after.sum().backward)))
+            (kept,) = cache.layers
+            kept.keys, kept.values = kept.keys.detach(), kept.values.detach()
+    (first, back), (second, further) = found
+    return (first, second - first), (back, further - back)
+
+
+# Shapes
 
 
 def backbone_shape(name: str) -> PretrainedConfig:
@@ -296,7 +351,3 @@ def shape_file(name: str) -> PretrainedConfig:
     """The configuration of a public backbone, from a file of the package."""
     entries = json.loads((files("sedem") / "shapes" / f"{name}.json").read_text())
     return AutoConfig.for_model(**entries)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -31,7 +31,7 @@ from sedem.engine.device import chosen_device
 from sedem.engine.kept import KeptBudget
 from sedem.engine.warming import keeping_engine
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.method import Method, decoding_of, refuse
+from sedem.evaluation.registry import Method, decoding_of, refuse
 from sedem.evaluation.run import Progress, evaluate
 from sedem.guidance.budgets import Budget
 from sedem.method.selector import ALL, resolve_budget, select

@@ -1,4 +1,4 @@
-"""The methods that can be evaluated by name.
+"""The methods that can be evaluated, and the names they are opened by.
 
 A method's module is imported when the method is opened, because torch takes seconds to import.
 """
@@ -6,12 +6,39 @@ A method's module is imported when the method is opened, because torch takes sec
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
+from sedem.answering.decoding import Decoding
 from sedem.baselines.registry import TRAINED, reader_class
 from sedem.config import DEFAULT_MODEL
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.method import Method
+from sedem.types import Answer, Reader
+
+if TYPE_CHECKING:
+    from sedem.backbone.decoder import Backbone
+    from sedem.data.examples import Example
+
+
+class Method(Protocol):
+    """Answers batches of examples.
+
+    Attributes:
+        batch: number of examples answered together.
+        backbone: the backbone that answers, or None if unknown. Sizes of memory are compared with
+            its keys and values.
+        reader: the same method for one question at a time, which the bench measures.
+    """
+
+    batch: int
+    backbone: Backbone | None
+    reader: Reader
+
+    def answer(self, examples: Sequence[Example]) -> list[Answer]:
+        """Answer each example from its own documents."""
+        ...
+
 
 METHODS: dict[str, tuple[str, str]] = {
     "sedem": (
@@ -52,10 +79,35 @@ def open_method(name: str, settings: MethodSettings) -> Method:
     """
     if name not in METHODS:
         raise ConfigError(f"there is no method '{name}'; there are {', '.join(METHODS)}")
+    module, opener, given = "readers", METHODS[name][0], list[str]()
     if name in TRAINED:
-        from sedem.evaluation.trained import open_trained
-
-        return open_trained(name, settings)
-    readers = importlib.import_module("sedem.evaluation.readers")
-    method: Method = getattr(readers, METHODS[name][0])(settings)
+        module, opener, given = "trained", "open_trained", [name]
+    found = importlib.import_module(f"sedem.evaluation.{module}")
+    method: Method = getattr(found, opener)(*given, settings)
     return method
+
+
+def refuse(method: str, settings: MethodSettings, *names: str) -> None:
+    """Check that settings that a method ignores have their default values.
+
+    Otherwise a result would record a setting that had no effect.
+
+    Args:
+        method: its name.
+        settings: what the method is opened with.
+        names: the settings that it ignores.
+
+    Raises:
+        ConfigError: one of them is not the default.
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if value != MethodSettings.model_fields[name].default:
+            raise ConfigError(f"{name} is {value!r}, but {method} has no {name}; leave it out")
+
+
+def decoding_of(settings: MethodSettings) -> Decoding:
+    """Greedy decoding up to the answer limit."""
+    if settings.max_new_tokens is None:
+        return Decoding()
+    return Decoding(max_new_tokens=settings.max_new_tokens)

@@ -11,8 +11,8 @@ from typing import Any
 
 from sedem.data.examples import Example
 from sedem.errors import ConfigError, DataError, SedemError
-from sedem.evaluation.method import Method
 from sedem.evaluation.records import Prediction, Record, failed_record, measure, to_record
+from sedem.evaluation.registry import Method
 from sedem.evaluation.results import Signatures, claim, write_json
 from sedem.evaluation.storage import compression
 from sedem.untrusted import JSON_BYTES, parse_json, read_bytes

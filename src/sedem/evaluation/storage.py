@@ -15,8 +15,13 @@ BFLOAT16 = 2
 
 def kv_bytes_per_token(shape: PretrainedConfig) -> int:
     """Bytes of one token's keys and values in every layer, in bfloat16."""
-    head = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return int(2 * BFLOAT16 * shape.num_hidden_layers * shape.num_key_value_heads * head)
+    width = shape.num_key_value_heads * head_width(shape)
+    return int(2 * BFLOAT16 * shape.num_hidden_layers * width)
+
+
+def head_width(shape: PretrainedConfig) -> int:
+    """Width of one head of attention."""
+    return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
 
 
 def state_bytes_per_token(shape: PretrainedConfig) -> int:

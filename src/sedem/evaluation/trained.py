@@ -16,7 +16,7 @@ from sedem.data.examples import Example
 from sedem.data.labels import only_gold
 from sedem.errors import ConfigError
 from sedem.evaluation.config import MethodSettings
-from sedem.evaluation.method import Method, decoding_of, refuse
+from sedem.evaluation.registry import Method, decoding_of, refuse
 from sedem.types import Answer, Document, Reader
 
 SUPPORTED_CONTROLS = ("selected", "gold")

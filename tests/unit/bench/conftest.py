@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.bench import command
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +19,3 @@ def checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) ->
     model.decoder.add_lora(4, 8)
     model.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_ceilings() -> Iterator[None]:
-    """Fixed ceilings; measuring the machine takes seconds."""
-    ceilings = command.Ceilings(1e10, 1e11)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
-        yield

@@ -15,40 +15,55 @@ from sedem.backbone.decoder import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
-from sedem.bench.floors import busy
+from sedem.bench.keeping import WarmSedem, break_even_hit_rate, questions_to_pay
+from sedem.bench.measure import Subject, spread
 from sedem.bench.memory import measure_memory, weights_bytes
-from sedem.bench.peers import PEERS, QUESTION_ROOM, HuggingFace
 from sedem.bench.plan import Plan
 from sedem.bench.plot import draw
-from sedem.bench.table import HEADINGS, lines
+from sedem.bench.table import lines
 from sedem.engine import int8
+from sedem.engine.static import Static
 from sedem.errors import ConfigError
 from sedem.evaluation import results
+from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import BoundSedem
-from sedem.evaluation.storage import kv_bytes_per_token
-from sedem.method.encoder import encode
 
-METHODS = ("sedem", "full-context", "bm25", "hf", "hf-prefix")
+METHODS = ("sedem", "full-context", "bm25")
 FIGURES = ("online_ttft_ms", "prebuilt_ttft_ms", "decode_tok_s", "build_tok_s")
+QUESTION = "What is the rent?"
 
 
 @pytest.fixture(scope="module")
 def plan(checkpoint: str) -> Plan:
     return Plan(
-        methods=METHODS, contexts=(64, 600), checkpoint=checkpoint, runs=3, answer_tokens=4,
+        methods=METHODS, contexts=(64, 600), checkpoint=checkpoint, runs=2, answer_tokens=4,
         device="cpu",
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def one_run(plan: Plan) -> dict[str, Any]:
-    """The document of one round of every method, which no test may change."""
-    return run_bench(plan.with_changes(runs=1))
+def independent(plan: Plan) -> Plan:
+    return plan.with_changes(
+        methods=("sedem",), contexts=(120,), kept=("cold", "warm"), block_context="independent"
+    )
 
 
-def spreads(row: dict[str, Any]) -> list[dict[str, float]]:
-    named = [row[name] for name in FIGURES] + list(row["stages"].values())
-    return [entry for entry in named if entry is not None]
+def alone(plan: Plan, **changes: Any) -> Subject:
+    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",), **changes), plan.checkpoint)
+    return subject
+
+
+class Mute:
+    """A reader without weights or caches."""
+
+    name = "mute"
+
+    def read(self, documents: Sequence[Document]) -> list[Document]:
+        return list(documents)
+
+    def answer(self, memory: list[Document], question: str) -> Answer:
+        timings = {"ttft_ms": 1.0, "total_ms": 2.0}
+        return Answer("", (), 0, len(memory), timings, "end", self.name)
 
 
 def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
@@ -62,65 +77,82 @@ def test_k_applies_only_to_methods_with_a_selection_budget(plan: Plan) -> None:
 
 def test_the_document_has_every_figure_of_every_method(plan: Plan, tmp_path: Path) -> None:
     ticks: list[tuple[int, int]] = []
-    plan = plan.with_changes(batches=(1, 2), blocks=(40,))
-    document = run_bench(plan, tmp_path / "out", lambda *done: ticks.append(done))
+    document = run_bench(
+        plan.with_changes(batches=(1, 2)), tmp_path / "out", lambda *done: ticks.append(done)
+    )
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == document
     assert list(document["results"]) == list(METHODS)
     for method, rows in document["results"].items():
         assert list(rows) == ["64", "600"]
-        for tokens, row in rows.items():
-            for entry in spreads(row):
+        for row in rows.values():
+            named = [row[name] for name in FIGURES] + list(row["stages"].values())
+            for entry in filter(None, named):
                 assert entry["min"] <= entry["q1"] <= entry["median"] <= entry["q3"] <= entry["max"]
-                assert entry["n"] == 3
-            for name in FIGURES[:3]:
-                assert row[name]["min"] > 0
-                assert row["floor"][name] > 0
+                assert entry["n"] == 2
+            assert all(row[name]["min"] > 0 for name in FIGURES[:3])
+            assert (row["build_tok_s"] is not None) == (method != "full-context")
             memory = row["memory"]
-            assert memory["weights_bytes"] > 0 and (memory["caches_bytes"] > 0) == (
-                method == "sedem"
-            )
-            resident = memory["weights_bytes"] + memory["caches_bytes"]
+            caches = memory["caches_bytes"]
+            assert memory["weights_bytes"] > 0 and (caches > 0) == (method == "sedem")
+            resident = memory["weights_bytes"] + caches
             assert min(memory["peak_bytes"], memory["steady_bytes"]) >= resident
             assert list(row["batches"]) == ["1", "2"]
             for batch in row["batches"].values():
                 assert batch["together"] == (method == "sedem")
-                assert batch["questions_per_s"]["n"] == 3
-            assert row["stored_bytes_per_token"] > 0, (method, tokens)
-    (selection,) = document["selection"].values()
-    assert (selection["blocks"], selection["tokens"]) == (40, 640)
-    assert selection["score_ms"]["n"] == 3 and selection["floor_ms"] > 0
-    # Five methods, two contexts, two warm-up and three counted rounds; then those of the bank.
-    assert ticks[-1] == (5 * 2 * 5 + 5, 5 * 2 * 5 + 5)
+                assert batch["questions_per_s"]["n"] == 2
+            assert row["stored_bytes_per_token"] > 0
+    stages = document["results"]["sedem"]["64"]["stages"]
+    assert {"encode_ms", "score_ms", "gather_ms", "prefill_ms"} <= set(stages)
+    # Three methods, two contexts, two warm-up and two counted rounds.
+    assert ticks[-1] == (3 * 2 * 4, 3 * 2 * 4)
     assert any("no GPU" in note or "GPU is here" in note for note in document["notes"])
     assert document["machine"]["processor"] and document["settings"]["weights_sha256"]
 
-
-def test_the_table_says_how_much_a_method_reads(one_run: dict[str, Any]) -> None:
-    results = one_run["results"]
-    read = {name: [row["reads_tokens"] for row in rows.values()] for name, rows in results.items()}
+    read = {
+        name: [row["reads_tokens"] for row in rows.values()]
+        for name, rows in document["results"].items()
+    }
     assert read["sedem"] == [64, 600]
-    assert read["full-context"][0] == read["hf"][0] == 64
-    assert 64 < read["full-context"][1] < 512 and 64 < read["hf"][1] < 512
-    (shown,) = [line for line in lines({"results": results}) if line[:2] == ["600", "hf"]]
-    assert shown[2] == f"{read['hf'][1]} of 600"
-    assert all(len(line) == len(HEADINGS) for line in lines({"results": results}))
+    assert read["full-context"][0] == 64 < read["full-context"][1] < 512
+    headings, *table = lines(document)
+    (shown,) = [line for line in table if line[:2] == ["600", "full-context"]]
+    assert shown[2] == f"{read['full-context'][1]} of 600"
+    assert all(len(line) == len(headings) for line in table) and "floor" not in headings
+
+    for name in ("a.svg", "b.svg", "c.png"):
+        draw(document, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "c.png").stat().st_size > 10_000
+
+
+def test_a_study_adds_peers_and_entries_of_rows(plan: Plan) -> None:
+    def broken(settings: MethodSettings) -> Subject:
+        raise ConfigError("nothing can be compiled on this machine (no compiler)")
+
+    document = run_bench(
+        plan.with_changes(methods=("full-context",), contexts=(64,), runs=1),
+        peers={"mute": lambda settings: Subject("mute", Mute(), None), "broken": broken},
+        detail=lambda trial, documents: {"more": trial.subject.name},
+    )
+    rows = {name: found["64"]["more"] for name, found in document["results"].items()}
+    assert rows == {"full-context": "full-context", "mute": "mute"}
+    assert document["left_out"]["broken"].startswith("nothing can be compiled")
+    assert document["settings"]["peers"] == ["mute", "broken"]
+
+
+# Memory
 
 
 def test_merged_weights_count_in_addition_to_frozen_ones(plan: Plan) -> None:
-    (merged,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
-    (plain,), _ = open_subjects(
-        plan.with_changes(methods=("sedem",), engine="eager"), plan.checkpoint
-    )
+    merged, plain = alone(plan), alone(plan, engine="eager")
     assert weights_bytes(merged.reader) > weights_bytes(plain.reader)
 
 
 def test_memory_counts_only_the_caches_of_the_measured_pass(
     plan: Plan, documents: list[Document]
 ) -> None:
-    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
-    reader = subject.reader
+    reader, device = alone(plan).reader, torch.device("cpu")
     assert isinstance(reader, BoundSedem)
-    device = torch.device("cpu")
     first = measure_memory(reader, documents, "Rent?", device)
     assert first is not None
     engine = reader.model.engine
@@ -152,64 +184,10 @@ def test_memory_is_measured_on_the_given_gpu(
     assert len(asked) == 4 and set().union(*asked.values()) == {second}
 
 
-def test_memory_counts_hugging_faces_static_cache(
-    plan: Plan, documents: list[Document], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    plan = plan.with_changes(methods=("hf-compiled",))
-    (subject,), _ = open_subjects(plan, plan.checkpoint)
-    memory = subject.reader.read(documents)
-    subject.reader.answer(memory, "Rent?")
-    assert subject.backbone is not None
-    positions = memory.ids.shape[1] + QUESTION_ROOM + plan.answer_tokens
-    size = positions * kv_bytes_per_token(subject.backbone.model.config) // 2 * 4
-    found = measure_memory(subject.reader, documents, "Rent?", torch.device("cpu"))
-    assert found is not None and found["caches_bytes"] == size
-    assert min(found["steady_bytes"], found["peak_bytes"]) >= found["weights_bytes"] + size
+# Rows of SeDeM
 
 
-class Mute:
-    """A reader without weights or caches."""
-
-    name = "mute"
-
-    def read(self, documents: Sequence[Document]) -> list[Document]:
-        return list(documents)
-
-    def answer(self, memory: list[Document], question: str) -> Answer:
-        return Answer("", (), 0, len(memory), {}, "end", self.name)
-
-
-def test_build_speed_is_reported_for_a_bank_but_not_for_text(one_run: dict[str, Any]) -> None:
-    rows = {name: rows["64"] for name, rows in one_run["results"].items()}
-    assert rows["full-context"]["build_tok_s"] is None
-    assert rows["sedem"]["build_tok_s"]["median"] > 0
-    stages = rows["sedem"]["build_stages"]
-    assert set(stages) == {"segment_ms", "encode_ms", "compress_ms"}
-    # The encoder's time is a difference of two passes, so a busy machine can make it zero.
-    assert min(stages["segment_ms"], stages["compress_ms"]) > 0 <= stages["encode_ms"]
-    assert {"encode_ms", "score_ms", "gather_ms", "prefill_ms"} <= set(rows["sedem"]["stages"])
-    # A cached prefix stores keys and values of every layer, a bank a quarter of one state.
-    assert rows["hf-prefix"]["stored_bytes_per_token"] > 4 * rows["sedem"]["stored_bytes_per_token"]
-
-
-def test_memory_types_are_measured_as_methods_that_share_a_model(plan: Plan) -> None:
-    plan = plan.with_changes(
-        methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "int8")
-    )
-    subjects, _ = open_subjects(plan, plan.checkpoint)
-    plain, quantized = (subject.reader for subject in subjects)
-    assert isinstance(plain, BoundSedem) and isinstance(quantized, BoundSedem)
-    assert plain.model is quantized.model
-    results = run_bench(plan)["results"]
-    assert list(results) == ["sedem", "sedem-int8"]
-    sizes = [results[name]["64"]["stored_bytes_per_token"] for name in results]
-    # A slot of 32 values: 64 bytes, or 32 and a scale.
-    assert sizes[1] < 0.7 * sizes[0]
-    assert [line[1] for line in lines({"results": results})[1:]] == list(results)
-
-
-def test_int8_weights_are_measured_as_methods_of_their_own(
+def test_memory_types_and_int8_weights_are_methods_of_their_own(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(int8, "_multiplies_exactly", lambda: True)
@@ -217,16 +195,17 @@ def test_int8_weights_are_measured_as_methods_of_their_own(
         methods=("sedem",), contexts=(64,), runs=1, memory=("bfloat16", "fp8"),
         weights=("full", "int8"),
     )  # fmt: skip
-    results = run_bench(plan)["results"]
-    assert list(results) == [
-        "sedem", "sedem-fp8", "sedem-int8-weights", "sedem-fp8-int8-weights"
-    ]  # fmt: skip
-    full, rounded = (results[name]["64"] for name in ("sedem", "sedem-int8-weights"))
-    assert rounded["decode_tok_s"]["median"] > 0
-    assert rounded["floor"]["decode_tok_s"] > full["floor"]["decode_tok_s"]
-    assert rounded["floor"]["prebuilt_ttft_ms"] == full["floor"]["prebuilt_ttft_ms"]
+    subjects, _ = open_subjects(plan, plan.checkpoint)
+    plain, quantized = (subject.reader for subject in subjects[:2])
+    assert isinstance(plain, BoundSedem) and isinstance(quantized, BoundSedem)
+    assert plain.model is quantized.model
+    found = run_bench(plan)["results"]
+    assert list(found) == ["sedem", "sedem-fp8", "sedem-int8-weights", "sedem-fp8-int8-weights"]
+    rows = [found[name]["64"] for name in found]
+    # A slot of 32 values: 64 bytes, or 32 and a scale.
+    assert rows[1]["stored_bytes_per_token"] < 0.7 * rows[0]["stored_bytes_per_token"]
     # The int8 matrices stand beside the exact ones.
-    assert rounded["memory"]["weights_bytes"] > full["memory"]["weights_bytes"]
+    assert rows[2]["memory"]["weights_bytes"] > rows[0]["memory"]["weights_bytes"]
 
 
 def test_a_machine_without_int8_leaves_such_rows_out(
@@ -241,28 +220,88 @@ def test_a_machine_without_int8_leaves_such_rows_out(
         open_subjects(plan.with_changes(weights=("int8",)), plan.checkpoint)
 
 
-def test_hugging_faces_encoder_layers_are_timed_for_comparison(
-    plan: Plan, documents: list[Document]
+def test_the_cold_reader_finds_nothing_and_the_warm_one_everything(
+    independent: Plan, documents: list[Document]
 ) -> None:
-    (subject,), _ = open_subjects(plan.with_changes(methods=("sedem",)), plan.checkpoint)
-    assert isinstance(subject.reader, BoundSedem) and subject.layers is not None
-    model, layers = subject.reader.model, subject.layers
-    for ids_BP in layers.batches(documents):
-        expected = encode(model.encoder, ids_BP[:, 1:], model.config.extract_layers)[0]
-        torch.testing.assert_close(layers.states(ids_BP)[:, 1:], expected)
-    results = run_bench(plan.with_changes(methods=("sedem", "hf"), contexts=(64,), runs=1))[
-        "results"
-    ]
-    assert results["sedem"]["64"]["layers_tok_s"]["median"] > 0
-    assert results["hf"]["64"]["layers_tok_s"] is None
+    subjects, left_out = open_subjects(independent, independent.checkpoint)
+    assert [subject.name for subject in subjects] == ["sedem", "sedem-warm"] and not left_out
+    cold, warm = (subject.reader for subject in subjects)
+    assert isinstance(cold, BoundSedem) and not isinstance(cold, WarmSedem)
+    assert isinstance(warm, WarmSedem)
+    engines = cold.model.engine, warm.model.engine
+    assert isinstance(engines[0], Static) and isinstance(engines[1], Static)
+    kept_cold, kept_warm = (engine.kept for engine in engines)
+    bank = cold.read(documents)
+    texts = {cold.answer(bank, QUESTION).text for _ in range(2)}
+    assert (kept_cold.hits, kept_cold.misses, kept_cold.nbytes) == (0, 4, 0)
+    bank = warm.read(documents)
+    assert warm.warm(bank) == len(bank)
+    assert kept_warm.nbytes == warm.kept_bytes(bank)
+    for memory, counts in ((bank, (2, 0)), (warm.anew(bank), (0, 2))):
+        kept_warm.hits = kept_warm.misses = 0
+        texts.add(warm.answer(memory, QUESTION).text)
+        assert (kept_warm.hits, kept_warm.misses) == counts
+    assert len(texts) == 1
 
 
-def test_an_interrupted_run_resumes(
+def test_keeping_is_measured_side_by_side_with_documents_read_once(
+    independent: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = BoundSedem.read
+
+    def counted(self: BoundSedem, documents: Sequence[Document]) -> Any:
+        reads.append(len(documents))
+        return read(self, documents)
+
+    monkeypatch.setattr(BoundSedem, "read", counted)
+    document = run_bench(independent.with_changes(online=False))
+    assert len(reads) == 2
+    cold, warm = (document["results"][name]["120"] for name in ("sedem", "sedem-warm"))
+    for row in (cold, warm):
+        assert row["online_ttft_ms"] is None and row["memory"] is None
+        assert row["build_tok_s"]["n"] == 1 and row["prebuilt_ttft_ms"]["n"] == 2
+    assert cold["missed_ttft_ms"] is None and warm["missed_ttft_ms"]["min"] > 0
+    assert cold["kept"] is None and warm["kept"]["ready"] == warm["kept"]["blocks"] == 8
+    # Keys and values of two heads in two layers above injection; a state is a token.
+    assert warm["kept"]["bytes_per_token"] == 2 * 2 * 2 * 8 * 4
+    assert any("block_context is set to 'independent'" in note for note in document["notes"])
+
+
+def test_a_model_with_joint_blocks_has_no_warm_row_and_one_sentence_why(independent: Plan) -> None:
+    joint = independent.with_changes(block_context=None, runs=1)
+    document = run_bench(joint)
+    assert list(document["results"]) == ["sedem"]
+    assert document["left_out"]["sedem-warm"].startswith("block_context of this model is 'joint'")
+    with pytest.raises(ConfigError, match="block_context of this model is 'joint'"):
+        run_bench(joint.with_changes(kept=("warm",)))
+
+
+@pytest.mark.parametrize(
+    ("cold", "missed", "found", "share"),
+    [(10, 12, 4, 0.25), (10, 10, 4, 0.0), (10, 9, 4, 0.0), (10, 16, 10, 1.0), (10, 16, 11, None)],
+)
+def test_keeping_is_worth_it_from_some_share_of_blocks_found(
+    cold: float, missed: float, found: float, share: float | None
+) -> None:
+    assert break_even_hit_rate(cold, missed, found) == share
+    assert questions_to_pay(60, cold, found) == (None if found >= cold else 60 / (cold - found))
+
+
+def test_a_spread_has_its_quartiles_in_order() -> None:
+    found = spread([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert found == {"median": 3.0, "min": 1.0, "q1": 2.0, "q3": 4.0, "max": 5.0, "n": 5}
+    assert set(spread([7.0]).values()) == {7.0, 1}
+
+
+# Folders of results
+
+
+def test_an_interrupted_run_resumes_and_names_every_machine(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    first = plan.with_changes(contexts=(64,), runs=1)
-    before = run_bench(first, out)
+    plan = plan.with_changes(methods=("full-context",), runs=1)
     measured: list[int] = []
 
     def counted(text: str, backbone: Backbone, tokens: int) -> list[Document]:
@@ -270,112 +309,34 @@ def test_an_interrupted_run_resumes(
         return context(text, backbone, tokens)
 
     monkeypatch.setattr(command, "context", counted)
-    after = run_bench(first.with_changes(contexts=(64, 80)), out)
-    assert measured == [80]
-    for method in METHODS:
-        kept, again = before["results"][method]["64"], after["results"][method]["64"]
-        assert kept["online_ttft_ms"] == again["online_ttft_ms"]
-    with pytest.raises(ConfigError, match="results of other settings"):
-        run_bench(first.with_changes(runs=2), out)
-
-
-def test_provenance_names_every_machine_that_measured_a_part(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    plan = plan.with_changes(methods=("hf",), runs=1)
 
     def run(commit: str, *contexts: int) -> dict[str, Any]:
         made = {"machine": {"device": commit}, "versions": {}, "commit": {"id": commit}}
         monkeypatch.setattr(results, "provenance", lambda device: made)
-        ceilings = command.Ceilings(float(len(commit)), 1e11)
-        monkeypatch.setattr(command, "measure_ceilings", lambda device, dtype: ceilings)
         return run_bench(plan.with_changes(contexts=contexts), out)
 
     first = run("one", 64)
     assert first["commit"] == {"id": "one"} and "earlier" not in first
     both = run("three", 80, 64)
+    assert measured == [64, 80]
+    assert both["results"]["full-context"]["64"] == first["results"]["full-context"]["64"]
     assert both["commit"] == {"id": "three"}
     assert [made["commit"] for made in both["earlier"]] == [{"id": "one"}]
-    # Nothing is left to measure, so neither provenance nor ceilings change.
-    assert run("another", 80, 64) == both
     again = run("another", 64)
     assert again["commit"] == {"id": "one"} and "earlier" not in again
-    (out / "bench.json").write_text('{"ceil')
-    with pytest.raises(ConfigError, match=r"bench\.json' is damaged"):
-        run("another", 64)
-    (out / "bench.json").write_text(json.dumps(again))
+    with pytest.raises(ConfigError, match="results of other settings"):
+        run_bench(plan.with_changes(runs=2), out)
 
     (out / "provenance.json").unlink()
     old = run("another", 64, 96)
     assert old["commit"] == {"id": "another"}
     assert [made["commit"] for made in old["earlier"]] == [{"id": "one"}]
+    (out / "context-64.json").write_text('{"full')
+    with pytest.raises(ConfigError, match=r"context-64\.json' is damaged"):
+        run("another", 64)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be a folder for results"):
         run_bench(plan, tmp_path / "file" / "out")
-
-
-def test_a_peer_that_cannot_run_is_left_out_with_its_reason(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken(HuggingFace):
-        def __init__(self, *arguments: object) -> None:
-            raise ConfigError("nothing can be compiled on this machine (no compiler)")
-
-    monkeypatch.setitem(PEERS, "hf-compiled", (Broken, ""))
-    methods = ("full-context", "hf-compiled")
-    document = run_bench(plan.with_changes(methods=methods, contexts=(64,), runs=1))
-    assert list(document["results"]) == ["full-context"]
-    assert document["left_out"]["hf-compiled"].startswith("nothing can be compiled")
-
-
-def test_peers_give_the_same_answer_as_full_context() -> None:
-    methods = ("full-context", "hf", "hf-prefix")
-    subjects, _ = open_subjects(Plan(methods=methods, answer_tokens=8, device="cpu"), "sedem-nano")
-    documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
-    answers: list[list[Answer]] = []
-    for subject in subjects:
-        memory = subject.reader.read(documents)
-        answers.append([subject.reader.answer(memory, "Rent?") for _ in range(2)])
-    texts = {answer.text for pair in answers for answer in pair}
-    assert len(texts) == 1 and texts != {""}
-    assert len({answer.conditioning for pair in answers for answer in pair}) == 1
-
-
-@pytest.mark.slow
-def test_a_compiled_step_gives_the_same_answer() -> None:
-    plan = Plan(methods=("hf", "hf-compiled"), answer_tokens=8, device="cpu")
-    subjects, left_out = open_subjects(plan, "sedem-nano")
-    assert not left_out
-    for length in (40, 80):
-        documents = [Document("one", "The rent is 900 euros and no more. "[:length])]
-        for question in ("Rent?", "Euros?", "Rent?"):
-            one, other = (s.reader.answer(s.reader.read(documents), question) for s in subjects)
-            assert one.text == other.text != ""
-
-
-def test_the_plot_is_drawn_reproducibly(one_run: dict[str, Any], tmp_path: Path) -> None:
-    for name in ("a.svg", "b.svg", "c.png"):
-        draw(one_run, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    text = (tmp_path / "a.svg").read_text()
-    assert text.startswith("<?xml") and (tmp_path / "c.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize(
-    ("ttft", "rate", "is_busy"), [(2.0, 5.0, False), (0.9, 5.0, True), (2.0, 11.0, True)]
-)
-def test_a_figure_better_than_its_floor_tells_of_a_busy_machine(
-    ttft: float, rate: float, is_busy: bool
-) -> None:
-    row = {
-        "online_ttft_ms": None,
-        "prebuilt_ttft_ms": {"median": ttft},
-        "decode_tok_s": {"median": rate},
-        "floor": {"online_ttft_ms": 5.0, "prebuilt_ttft_ms": 1.0, "decode_tok_s": 10.0},
-    }
-    assert bool(busy({"sedem": {"512": row}, "hf": {"512": {**row, "floor": None}}})) == is_busy
-    assert not busy({"hf": {"512": {**row, "floor": None}}})

@@ -36,8 +36,6 @@ from sedem.evaluation.registry import METHODS
         ({"weights": ()}, "weights is empty; give at least one"),
         ({"answer_tokens": 1}, "answer_tokens is 1; it must be 2 or more"),
         ({"answer_tokens": 1000}, "answer_tokens is 1000; it must be 512 or less"),
-        ({"blocks": (0,)}, r"blocks\[0\] is 0; it must be above 0"),
-        ({"blocks": (5,), "methods": ("hf",)}, "scored by 'sedem'"),
         ({"kept": ("cold", "hot")}, r"kept\[1\] is 'hot'"),
         ({"kept": ("warm", "warm")}, r"kept is .*; give each entry once"),
         ({"kept": ()}, "kept is empty; give at least one"),
@@ -72,7 +70,7 @@ def test_a_missing_gpu_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_default_is_all_untrained_methods() -> None:
     untrained = [name for name in METHODS if name not in TRAINED]
-    assert Plan().methods == (*untrained, "hf", "hf-compiled", "hf-prefix", "text-blocks")
+    assert Plan().methods == tuple(untrained)
 
 
 def test_a_retrained_baseline_is_another_setting(
@@ -91,7 +89,7 @@ def test_a_retrained_baseline_is_another_setting(
 
 
 def test_lengths_are_not_settings_but_all_that_affects_figures_is() -> None:
-    one, other = Plan(contexts=(8,), blocks=(3,)).settings(), Plan(contexts=(9,)).settings()
+    one, other = Plan(contexts=(8,)).settings(), Plan(contexts=(9,)).settings()
     assert one == other
     assert one != Plan(runs=21).settings()
     assert Plan(k=3).settings()["k"] == 3

@@ -7,7 +7,7 @@ import json
 import pytest
 from transformers import AutoConfig
 
-from sedem.bench import command, random_weights
+from sedem.bench import random_weights
 from sedem.bench.command import run_bench
 from sedem.bench.plan import Plan
 
@@ -19,18 +19,17 @@ def test_a_shape_is_benched_on_random_weights(monkeypatch: pytest.MonkeyPatch) -
         max_position_embeddings=2048, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
     monkeypatch.setattr(random_weights, "shape_file", lambda name: shape)
-    monkeypatch.setattr(command, "measure_ceilings", lambda *_: command.Ceilings(1e10, 1e11))
     document = run_bench(
         Plan(
-            methods=("sedem", "hf"), contexts=(300,), runs=1, answer_tokens=3, device="cpu",
-            backbone="llama-3.2-1b",
+            methods=("sedem", "full-context"), contexts=(300,), runs=1, answer_tokens=3,
+            device="cpu", backbone="llama-3.2-1b",
         )
     )  # fmt: skip
     assert document["settings"]["weights_sha256"] is None
     assert any("llama-3.2-1b on random weights" in note for note in document["notes"])
     assert "answers are noise" in json.dumps(document["notes"])
     for rows in document["results"].values():
-        assert rows["300"]["reads_tokens"] == 300
+        assert rows["300"]["reads_tokens"] >= 300
         assert rows["300"]["online_ttft_ms"]["median"] > 0
     # Three blocks of 32 slots of width 32 in bfloat16 for 300 tokens.
     assert document["results"]["sedem"]["300"]["stored_bytes_per_token"] == 3 * 32 * 32 * 2 / 300

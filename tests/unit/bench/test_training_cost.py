@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.loading import open_backbone
-from sedem.bench.training_cost import Assumed, training_cost
-from sedem.bench.training_flops import Shapes, stage1_work, stage2_work
+from sedem.bench.training_cost import Assumed, Shapes, stage1_cost, stage2_cost, training_cost
 from sedem.errors import ConfigError
 from sedem.evaluation.cost import Workload
 from sedem.training.recipe import DataSource, Optimization, RunSettings, TextSource
@@ -65,7 +64,7 @@ def test_flops_of_stage1_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
         "continuation": torch.randint(2, 250, (BATCH, AFTER)),
     }
     found = counted(Stage1(model, weights), batch)
-    assert BATCH * stage1_work(recipe, shapes(model)).flops.total() == pytest.approx(found, 0.03)
+    assert BATCH * stage1_cost(recipe, shapes(model)).flops.total() == pytest.approx(found, 0.03)
 
 
 @pytest.mark.parametrize("losses", [{}, {"reconstruct": 0.0}], ids=str)
@@ -76,7 +75,7 @@ def test_flops_of_stage2_are_those_of_a_step(model: SeDeM, losses: dict[str, Any
     workload = Workload(context=BLOCKS * SEGMENT, question=QUESTION, answer=ANSWER)
     model.decoder.add_lora(model.config.lora_rank, model.config.lora_alpha)
     found = counted(Stage2(model, weights, None), stage2_batch(model))
-    work = stage2_work(recipe, shapes(model), workload)
+    work = stage2_cost(recipe, shapes(model), workload)
     assert BATCH * work.flops.total() == pytest.approx(found, 0.05)
 
 

@@ -13,8 +13,7 @@ from unit.evaluation.conftest import Echo, hill
 
 from sedem.cli.report import print_report
 from sedem.errors import ConfigError, DataError
-from sedem.evaluation.plot import draw, name_of
-from sedem.evaluation.report import load, report
+from sedem.evaluation.report import draw, load, name_of, report
 from sedem.evaluation.run import evaluate
 
 

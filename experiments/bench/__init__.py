@@ -1,0 +1,1 @@
+"""The bench of the studies: `sedem bench` with peers, floors, and scoring of large banks."""

@@ -1,0 +1,305 @@
+"""The computed floor of each measurement: the best that the measured machine could reach.
+
+A stage executes its FLOPs and moves its bytes, so it takes at least the longer of FLOPs / (FLOPs
+per second) and bytes / (bytes per second), at the speeds that this process measured. Stages run one
+after another, so their floors add up.
+
+These bytes count: the weights of a stage, read once; the keys and values that a decoding step
+reads; the bank, which the first question projects to keys; and the keys that every question is
+scored against, in the data type of their cache. Activations, launches, tokenization and Python are
+free, and adapters count as merged. FLOPs are those of `evaluation.cost`, minus those that a last
+layer can omit: before the first answer token nothing reads its states at other positions, so only
+its keys and values are needed there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from sedem.answering.prompts import question_ids
+from sedem.backbone.decoder import Backbone
+from sedem.bank.keys import cache_dtype
+from sedem.engine.int8 import replaced_matrices, step_bytes
+from sedem.engine.static import Static
+from sedem.evaluation.cost import Workload, count_flops, head_flops, layer_flops
+from sedem.evaluation.storage import BFLOAT16, kv_bytes_per_token
+from sedem.model import SeDeM
+from sedem.types import Answer
+
+TRIES = 10
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Highest measured speeds.
+
+    Attributes:
+        bytes_per_s: bytes per second that a copy reads and writes.
+        flops_per_s: FLOPs per second of a square matrix product.
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def best_with(self, other: Ceilings) -> Ceilings:
+        """The higher value of each ceiling."""
+        return Ceilings(
+            max(self.bytes_per_s, other.bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+        )
+
+
+def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
+    """Measure copy bandwidth and matrix throughput, on arrays larger than every cache.
+
+    A ceiling is the best of several tries, because a disturbed try is not an upper bound.
+    """
+    large = device.type == "cuda"
+    side, size = (8192, 2**31) if large else (1024, 2**27)
+    return Ceilings(
+        2 * size / _copy_seconds(size, device),
+        2 * side**3 / _product_seconds(side, device, dtype),
+    )
+
+
+def _copy_seconds(size: int, device: torch.device) -> float:
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return _shortest(lambda: target.copy_(source), device)
+
+
+def _product_seconds(side: int, device: torch.device, dtype: torch.dtype) -> float:
+    left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    return _shortest(lambda: left @ right, device)
+
+
+def _shortest(work: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(TRIES):
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The minimum work of one stage.
+
+    Attributes:
+        flops: FLOPs; a multiply-add counts as two.
+        bytes: bytes moved.
+    """
+
+    flops: float
+    bytes: float
+
+    def seconds(self, ceilings: Ceilings) -> float:
+        """The minimum time of the stage."""
+        return max(self.flops / ceilings.flops_per_s, self.bytes / ceilings.bytes_per_s)
+
+
+Stages = Mapping[str, Sequence[Work]]
+"""Work by stage: `read`, `first` (done once, by the first answer), `answer` (up to its first token)
+and `token` (one more token)."""
+
+
+def sedem_work(model: SeDeM, answer: Answer, question: str, *, found: bool = False) -> Stages:
+    """Work of SeDeM for an answer that it gave.
+
+    Args:
+        model: the model.
+        answer: the answer.
+        question: the question.
+        found: whether keys and values of the blocks were already kept.
+    """
+    config, encoder, decoder = model.config, model.encoder, model.decoder
+    assert answer.context_tokens is not None and answer.stored_bytes is not None
+    prefix, states = len(question_ids(decoder, question)), answer.k * config.segment_length
+    shapes = encoder.model.config, decoder.model.config
+
+    def flops(question_tokens: int) -> dict[str, int]:
+        workload = Workload(answer.context_tokens or 0, question_tokens, 1, answer.k)
+        return count_flops(config, *shapes, workload)
+
+    own = flops(len(encoder.token_ids(question)))
+    reading = _layer_bytes(encoder, config.extract_layer)
+    answering = _layer_bytes(decoder, decoder.depth) + _head_bytes(decoder)
+    upper = decoder.depth - config.inject_layer
+    cached = decoder.depth * prefix + upper * states
+    restoring = [] if found else [Work(own["restore"], _bytes(model.decompressor))]
+    if config.block_context == "joint":
+        prefill = flops(prefix - 1)["prefill"] - _omitted(decoder, states + prefix - 1)
+    else:
+        prefill = _prefill_apart(model, prefix, states)
+        prefill += 0 if found else _blocks_apart(model, answer.k)
+    read_kept = upper * states * _position_bytes(decoder) / decoder.depth if found else 0
+    to_keys = model.selector.w_key
+    slots = -(-answer.context_tokens // config.segment_length) * config.slots
+    project = 2 * slots * to_keys.weight.numel()
+    key_bytes = slots * to_keys.out_features * cache_dtype(to_keys.weight.device).itemsize
+    asking = _bytes(model.selector) - _bytes(to_keys)
+    return {
+        "read": [Work(own["read"], reading + _bytes(model.compressor))],
+        "first": [Work(project, _bytes(to_keys) + answer.stored_bytes)],
+        "answer": [
+            Work(own["select"] - project, reading + asking + key_bytes),
+            *restoring,
+            Work(prefill, answering + read_kept),
+        ],
+        "token": [_rounded(model, _token(decoder, cached, answering))],
+    }
+
+
+def _rounded(model: SeDeM, token: Work) -> Work:
+    """The work of a decoding step with the matrices that the model's engine uses in it.
+
+    int8 products count as free, since the ceiling of FLOPs is measured with other types.
+    """
+    if not isinstance(model.engine, Static):
+        return token
+    exact = replaced_matrices(model.engine.decoder)
+    saved = sum(matrix.nbytes for matrix in exact) - step_bytes(model.engine.decoder)
+    return Work(token.flops - 2 * sum(matrix.numel() for matrix in exact), token.bytes - saved)
+
+
+def _prefill_apart(model: SeDeM, prefix: int, states: int) -> int:
+    """FLOPs of the prefix alone, which attends to the states of blocks above injection.
+
+    Args:
+        model: the model.
+        prefix: number of prefix tokens.
+        states: number of states.
+    """
+    decoder, lower = model.decoder, model.config.inject_layer
+    shape = decoder.model.config
+    run = lower * layer_flops(shape, prefix)
+    run += (decoder.depth - lower) * layer_flops(shape, prefix, states)
+    return run + head_flops(shape) - _omitted(decoder, prefix - 1, states)
+
+
+def _blocks_apart(model: SeDeM, blocks: int) -> int:
+    """FLOPs of the keys and values of blocks, each run alone through the layers above injection."""
+    decoder, length = model.decoder, model.config.segment_length
+    upper = decoder.depth - model.config.inject_layer
+    run = upper * layer_flops(decoder.model.config, length) - _omitted(decoder, length)
+    return blocks * run
+
+
+def text_work(backbone: Backbone, answer: Answer, question: str, *, cached: bool) -> Stages:
+    """Work of a method whose decoder reads text, for an answer that it gave.
+
+    Args:
+        backbone: the decoder.
+        answer: the answer; gives the number of positions that the decoder saw.
+        question: the question.
+        cached: whether the context's keys and values are cached when it is read.
+    """
+    assert answer.conditioning is not None
+    shape, depth = backbone.model.config, backbone.depth
+    seen = answer.conditioning
+    weights = _layer_bytes(backbone, depth)
+    before = seen - (len(question_ids(backbone, question)) - 1) if cached else 0
+    reading = depth * layer_flops(shape, before) - _omitted(backbone, before)
+    read = [Work(reading, weights)] if cached else []
+    asked = depth * layer_flops(shape, seen - before, before) + head_flops(shape)
+    asked -= _omitted(backbone, seen - before - 1, before)
+    moved = weights + _head_bytes(backbone) + before * _position_bytes(backbone)
+    return {
+        "read": read,
+        "first": [],
+        "answer": [Work(asked, moved)],
+        "token": [_token(backbone, depth * seen, weights + _head_bytes(backbone))],
+    }
+
+
+def floors(work: Stages, tokens: int, ceilings: Ceilings) -> dict[str, float | None]:
+    """Floors by measurement name; for a rate, the highest possible value.
+
+    Args:
+        work: work of one method.
+        tokens: tokens of the context.
+        ceilings: the measured ceilings.
+    """
+    read, first, answer, token = (
+        sum(part.seconds(ceilings) for part in work[name])
+        for name in ("read", "first", "answer", "token")
+    )
+    return {
+        "online_ttft_ms": 1e3 * (read + first + answer),
+        "prebuilt_ttft_ms": 1e3 * answer,
+        "decode_tok_s": 1 / token,
+        "build_tok_s": tokens / read if read else None,
+    }
+
+
+def _token(decoder: Backbone, cached: int, weights: float) -> Work:
+    """Work of a decoding step that reads all weights and `cached` (layer, position) pairs."""
+    shape = decoder.model.config
+    flops = decoder.depth * layer_flops(shape, 1) + head_flops(shape)
+    return Work(flops, weights + cached * _position_bytes(decoder) / decoder.depth)
+
+
+def _omitted(decoder: Backbone, tokens: int, before: int = 0) -> int:
+    """FLOPs that the last layer can omit at positions where only keys and values are needed.
+
+    Args:
+        decoder: the decoder.
+        tokens: number of such positions.
+        before: number of positions before them.
+    """
+    shape = decoder.model.config
+    kv_width = kv_bytes_per_token(shape) // BFLOAT16 // decoder.depth
+    return layer_flops(shape, tokens, before) - 2 * tokens * decoder.width * kv_width
+
+
+def _position_bytes(backbone: Backbone) -> int:
+    """Bytes of the keys and values of one position in all layers, in the backbone's data type."""
+    return kv_bytes_per_token(backbone.model.config) // BFLOAT16 * backbone.dtype.itemsize
+
+
+def _layer_bytes(backbone: Backbone, layers: int) -> int:
+    return sum(_bytes(layer) for layer in backbone.model.get_decoder().layers[:layers])
+
+
+def _head_bytes(backbone: Backbone) -> int:
+    return _bytes(backbone.model.get_output_embeddings())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(
+        p.numel() * p.element_size() for n, p in module.named_parameters() if "lora_" not in n
+    )
+
+
+def busy(results: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[str]:
+    """A sentence if a measurement is better than its floor; empty otherwise.
+
+    Args:
+        results: rows by method and context length.
+    """
+    better = any(
+        row[name]["median"] * sign < row["floor"][name] * sign
+        for rows in results.values()
+        for row in rows.values()
+        for name, sign in (("online_ttft_ms", 1), ("prebuilt_ttft_ms", 1), ("decode_tok_s", -1))
+        if row["floor"] and row[name] and row["floor"].get(name)
+    )
+    if not better:
+        return []
+    return [
+        "some figures are better than their floors, so the machine was busier while its ceilings "
+        "were measured; measure again when it is quiet"
+    ]

@@ -1,0 +1,176 @@
+"""The bench of the studies: peers answer as they should, and every row has its floors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import run
+from experiments.bench.details import EncoderLayers
+from experiments.bench.floors import Ceilings
+from experiments.bench.peers import PEERS, QUESTION_ROOM
+from experiments.bench.run import run_bench
+from sedem import Answer, Document, SeDeM, SedemConfig
+from sedem.answering.prompts import question_ids
+from sedem.backbone.decoder import Backbone
+from sedem.backbone.loading import open_backbone
+from sedem.bench.measure import Subject
+from sedem.bench.memory import measure_memory
+from sedem.bench.plan import Plan
+from sedem.bench.table import lines
+from sedem.engine.interface import Start
+from sedem.evaluation.config import MethodSettings
+from sedem.evaluation.readers import open_full_context
+from sedem.evaluation.storage import kv_bytes_per_token
+from sedem.guidance import independent
+from sedem.method.encoder import encode
+
+QUESTION = "What is the rent?"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four layers of random weights, 512 positions, a byte tokenizer."""
+    folder = tmp_path_factory.mktemp("bench") / "tiny"
+    backbone = open_backbone(config.encoder)
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
+    model.decoder.add_lora(4, 8)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def peer(name: str, checkpoint: str, **settings: Any) -> Subject:
+    return PEERS[name](
+        MethodSettings(
+            **{"checkpoint": checkpoint, "max_new_tokens": 4, "device": "cpu"} | settings
+        )
+    )
+
+
+def test_rows_have_floors_and_large_banks_are_scored(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
+    plan = Plan(
+        methods=("sedem", "full-context"), contexts=(64, 600), checkpoint=checkpoint, runs=2,
+        answer_tokens=4, device="cpu", kept=("cold", "warm"), block_context="independent",
+    )  # fmt: skip
+    document = run_bench(plan, peers=("hf", "hf-prefix", "text-blocks"), blocks=(40,))
+    results = {name: rows["64"] for name, rows in document["results"].items()}
+    assert list(results) == [
+        "sedem", "sedem-warm", "full-context", "hf", "hf-prefix", "text-blocks"
+    ]  # fmt: skip
+    for name, row in results.items():
+        if name != "text-blocks":
+            assert all(row["floor"][clock] > 0 for clock in ("online_ttft_ms", "decode_tok_s"))
+    assert (
+        results["sedem-warm"]["floor"]["prebuilt_ttft_ms"]
+        < (results["sedem"]["floor"]["prebuilt_ttft_ms"])
+    )
+    assert set(results["sedem"]["build_stages"]) == {"segment_ms", "encode_ms", "compress_ms"}
+    assert results["sedem"]["layers_tok_s"]["n"] == 2 and results["hf"]["layers_tok_s"] is None
+    # Keys and values of two heads in all four layers; a character of several bytes at the edge of
+    # two blocks is in both texts.
+    for name in ("hf-prefix", "text-blocks"):
+        kept = results[name]["kept"]["bytes_per_token"]
+        assert kept == pytest.approx(4 * 2 * 2 * 8 * 4, rel=0.05)
+    assert results["hf"]["reads_tokens"] == 64
+    assert 64 < document["results"]["hf"]["600"]["reads_tokens"] < 512
+    (selection,) = document["selection"].values()
+    assert (selection["blocks"], selection["tokens"]) == (40, 640)
+    assert selection["score_ms"]["n"] == 2 and selection["floor_ms"] > 0
+    headings, *table = lines(document)
+    assert headings.count("floor") == headings.count("most") == 2
+    assert all(len(line) == len(headings) for line in table)
+
+
+def test_hugging_faces_encoder_layers_are_the_encoder(
+    model: SeDeM, documents: list[Document]
+) -> None:
+    layers = EncoderLayers(model.config, open_backbone(model.config.encoder))
+    for ids_BP in layers.batches(documents):
+        expected = encode(model.encoder, ids_BP[:, 1:], model.config.extract_layers)[0]
+        torch.testing.assert_close(layers.states(ids_BP)[:, 1:], expected)
+
+
+def test_memory_counts_hugging_faces_static_cache(
+    checkpoint: str, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    subject = peer("hf-compiled", checkpoint)
+    memory = subject.reader.read(documents)
+    subject.reader.answer(memory, "Rent?")
+    assert subject.backbone is not None
+    positions = memory.ids.shape[1] + QUESTION_ROOM + 4
+    size = positions * kv_bytes_per_token(subject.backbone.model.config) // 2 * 4
+    found = measure_memory(subject.reader, documents, "Rent?", torch.device("cpu"))
+    assert found is not None and found["caches_bytes"] == size
+
+
+def test_peers_give_the_same_answer_as_full_context() -> None:
+    settings = {"max_new_tokens": 8, "device": "cpu"}
+    full = open_full_context(MethodSettings(checkpoint="sedem-nano", **settings)).reader
+    peers = [peer(name, "sedem-nano", **settings).reader for name in ("hf", "hf-prefix")]
+    documents = [Document("one", "The rent is 900 euros."), Document("two", "Bake for an hour.")]
+    answers: list[Answer] = []
+    for reader in (full, *peers):
+        memory = reader.read(documents)
+        answers += [reader.answer(memory, "Rent?") for _ in range(2)]
+    assert len({answer.text for answer in answers}) == 1 and answers[0].text
+    assert len({answer.conditioning for answer in answers}) == 1
+
+
+@pytest.mark.slow
+def test_a_compiled_step_gives_the_same_answer() -> None:
+    readers = [peer(n, "sedem-nano", max_new_tokens=8).reader for n in ("hf", "hf-compiled")]
+    for length in (40, 80):
+        documents = [Document("one", "The rent is 900 euros and no more. "[:length])]
+        for question in ("Rent?", "Euros?", "Rent?"):
+            one, other = (reader.answer(reader.read(documents), question) for reader in readers)
+            assert one.text == other.text != ""
+
+
+def test_one_block_of_text_is_plain_text_before_the_question(
+    checkpoint: str, documents: list[Document]
+) -> None:
+    reader: Any = peer("text-blocks", checkpoint, k=1).reader
+    memory = reader.read(documents)
+    backbone: Backbone = reader.backbone
+    prefix = question_ids(backbone, QUESTION)
+    ids = [prefix[0], *memory.source.ids[3].tolist(), *prefix[1:]]
+    with torch.no_grad():
+        expected = backbone.model(torch.tensor([ids])).logits[:, -1]
+    start = Start(memory.source, [3], torch.zeros(1), torch.tensor(prefix))
+    with reader.engine.start([start], 1) as (logits_1V, _):
+        torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
+    checkpoint: str, documents: list[Document]
+) -> None:
+    reader: Any = peer("text-blocks", checkpoint).reader
+    memory = reader.read(documents)
+    backbone: Backbone = reader.backbone
+    prefix = torch.tensor(question_ids(backbone, QUESTION))
+    blocks = [1, 2]
+    with torch.no_grad():
+        states_NUD = memory.source.memory(blocks)
+        length = states_NUD.shape[1]
+        assert [len(memory.source.ids[block]) for block in blocks] == [length] * 2
+        entries = [
+            (torch.cat(list(key[:, None]), dim=2), torch.cat(list(value[:, None]), dim=2))
+            for key, value in independent.keys_values(backbone, 0, states_NUD)
+        ]
+        positions_1U = torch.arange(1, length + 1).repeat(2)[None]
+        valid_1U = torch.ones_like(positions_1U, dtype=torch.bool)
+        filled = independent.prefill(
+            backbone, 0, prefix[None], torch.ones_like(prefix[None], dtype=torch.bool), entries,
+            positions_1U, valid_1U,
+        )  # fmt: skip
+        expected = backbone.logits(filled.prefix[:, -1])
+    start = Start(memory.source, blocks, torch.zeros(2), prefix)
+    with reader.engine.start([start], 1) as (logits_1V, _):
+        torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,170 @@
+"""A server on a Ray cluster of this machine: the same routes, and the answers of one machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import torch
+from scale.serving import (
+    BANK,
+    MODEL,
+    TOKENS,
+    Counts,
+    Server,
+    body_of,
+    compare,
+    kill_replica,
+    same,
+    served,
+    streamed,
+    under_load,
+)
+from synthetic import synthetic_bank
+from typer.testing import CliRunner
+
+from sedem import MemoryBank
+from sedem.answering.decoding import Decoding
+from sedem.cli.main import app
+from sedem.errors import ConfigError
+from sedem.ray import serving
+from sedem.ray.serving import Machines
+
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with two partitions and one engine, on a cluster of its own."""
+    ray = pytest.importorskip("ray")
+    with (
+        tempfile.TemporaryDirectory(prefix="sd", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray would let everything else on this machine go before its workers.
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=150_000_000,
+            _temp_dir=folder,
+        )
+        try:
+            with served(tmp_path_factory.mktemp("served"), Machines(partitions=2)) as running:
+                yield running
+        finally:
+            ray.shutdown()
+
+
+def processes() -> list[tuple[int, str]]:
+    """Ids and command lines of the processes that this one has started."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            found.append((process.pid, " ".join(process.cmdline())))
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_routes_page_and_keys_are_those_of_one_machine(server: Server) -> None:
+    assert server.client.get("/health").json() == {"status": "ok"}
+    assert server.client.get("/ready").json() == {"status": "ready"}
+    assert "<html" in server.client.get("/").text
+    assert httpx.get(server.client.base_url.join("/v1/models"), timeout=60).status_code == 401
+    models = [one["id"] for one in server.client.get("/v1/models").json()["data"]]
+    assert models == [MODEL, f"{MODEL}@{BANK}"]
+    refused = server.client.post("/v1/chat/completions", json=body_of("rent?", k=0))
+    assert refused.status_code == 400 and "at least 1" in refused.text
+
+
+def test_answers_are_those_of_one_machine(server: Server) -> None:
+    assert compare(server, 6) == Counts(asked=6, same=6)
+    for fields in ({"k": "all"}, {"documents": [2, 5]}, {"ranking": True}):
+        found = server.ask("storm over the harbour", **fields)
+        options = {name: value for name, value in fields.items() if name != "ranking"}
+        wanted = server.model.answer(
+            MemoryBank.open(server.place),
+            "storm over the harbour",
+            **{"k": 2, **options},
+            decoding=Decoding(TOKENS),
+        )
+        assert same(found, wanted)
+
+
+def test_text_comes_token_by_token_and_is_the_same(server: Server) -> None:
+    text, error = streamed(server, "the captain and the ledger")
+    assert error is None
+    assert text == server.expected("the captain and the ledger").text
+
+
+def test_the_page_gets_the_scores_of_one_machine(server: Server) -> None:
+    found = server.client.post(f"/v1/banks/{BANK}/scores", json={"question": "cocoa"}).json()
+    scores = torch.tensor([one["score"] for one in found["data"]])
+    assert torch.equal(scores, server.model.scores(MemoryBank.open(server.place), "cocoa"))
+
+
+def test_a_text_that_comes_with_a_question_is_answered_by_one_engine(server: Server) -> None:
+    text = "The lease of the harbour house was signed by Ada Finch on 3 May. " * 8
+    body = body_of(f"{text}\n\nWho signed the lease?") | {"model": MODEL}
+    response = server.client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    assert response.json()["sedem"]["citations"]
+
+
+def test_documents_are_added_while_questions_run(server: Server) -> None:
+    question = "the garden of the captain"
+    before = server.expected(question)
+    bank = MemoryBank.open(server.place)
+    bank.append(synthetic_bank(server.model, 6, seed=23))
+    after = server.expected(question)
+    assert after.blocks == before.blocks + 24
+    seen: list[int] = []
+    until = time.monotonic() + SECONDS
+    while (not seen or seen[-1] != after.blocks) and time.monotonic() < until:
+        found = server.ask(question)
+        assert same(found, before) or same(found, after), "half of a version was asked"
+        seen.append(found["sedem"]["blocks"])
+    # Once the new version is seen, the last one is not any more.
+    assert seen[-1] == after.blocks and seen == sorted(seen)
+
+
+@pytest.mark.parametrize("name", [pytest.param("selector-1", marks=pytest.mark.slow), "engine"])
+def test_a_replica_is_killed_under_load_and_no_answer_is_wrong(server: Server, name: str) -> None:
+    counts = under_load(server, 8, lambda: kill_replica(name, processes), at_once=2)
+    assert counts.wrong == 0 and counts.same >= 3
+    assert compare(server, 2) == Counts(asked=2, same=2)
+
+
+def test_more_replicas_than_cpus_are_refused(server: Server) -> None:
+    with pytest.raises(ConfigError, match="need 10 CPUs, the cluster has 4"):
+        serving._check_room(Machines(partitions=4, engines=2, copies=2))
+    with pytest.raises(ConfigError, match="engines is 0"):
+        Machines(engines=0)
+
+
+@pytest.mark.parametrize("flag", ["--partitions", "--engines", "--copies"])
+def test_flags_of_a_cluster_need_one(flag: str) -> None:
+    result = CliRunner().invoke(app, ["serve", flag, "2"])
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {flag} belongs to --ray; add it\n"
+
+
+def test_an_address_where_no_cluster_is_gets_one_sentence(tmp_path: Path) -> None:
+    # In a process of its own: one that has joined a cluster stays in that.
+    words = ["serve", "--folder", str(tmp_path), "--port", "0", "--ray", "127.0.0.1:1"]
+    run = [sys.executable, "-c", "from sedem.cli.main import app; app()", *words]
+    result = subprocess.run(run, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "no Ray cluster answers at '127.0.0.1:1'" in result.stderr
