@@ -1,23 +1,15 @@
-"""Unit costs: the committed table is that of the results, and seconds follow from its figures."""
+"""Unit costs: seconds follow from the figures of the committed table."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from experiments.system import unit_costs as results
 from sedem.evaluation.cost import Workload
 from sedem.scale.unit_costs import UnitCosts, counted, from_entries, measured, table
 
 
 def entries(**values: float) -> dict[str, dict[str, float]]:
     return {name: {"value": value} for name, value in values.items()}
-
-
-def test_the_committed_table_is_that_of_the_committed_results() -> None:
-    text = results.TABLE.read_text(encoding="utf-8")
-    assert json.loads(text) == results.table(), "run `python -m experiments.scale_costs write`"
 
 
 def test_every_figure_names_a_file_whose_machine_is_known() -> None:
