@@ -20,7 +20,6 @@ from experiments.system.cells import Cell, checkpoint_of, examples_of
 from experiments.system.models import guided_model, main_model
 from experiments.system.scales import Scale
 from sedem import Decoding, SeDeM
-from sedem.answering.answer import respond
 from sedem.answering.prompts import answer_ids, question_ids
 from sedem.answering.requests import Request
 from sedem.bank.blocks import BlockRow, Blocks, partition
@@ -171,40 +170,18 @@ def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 # Questions arriving at random times: a running batch compared with static batches. In static
-# batches, as in `SeDeM.answer`, the questions that wait when a batch ends are answered in the next
-# one. Both ways answer the same questions at the same times. They alternate round by round, so that
-# other work on the machine affects both equally.
+# batches, the questions that wait when a batch ends are answered in the next one. Both ways answer
+# the same questions at the same times. They alternate round by round, so that other work on the
+# machine affects both equally.
 
 RATES = dict.fromkeys(("nano", "gpu", "paper"), (2, 8)) | {"smoke": (50,)}
 """Average questions per second, by scale."""
+WAYS = ("static batches", "running batch")
 TOKENS = 2048
 """Length of the context, in tokens."""
 LIMIT = 64
 """Maximum tokens of an answer."""
 SEED = 0
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A question and its arrival time, in seconds from the start."""
-
-    at: float
-    request: Request
-
-
-@dataclass(frozen=True)
-class Served:
-    """The outcome of one question.
-
-    Attributes:
-        first: seconds from its arrival to its first token.
-        end: time when its answer was complete, in seconds from the start.
-        text: the answer.
-    """
-
-    first: float
-    end: float
-    text: str
 
 
 def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
@@ -213,20 +190,22 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     count, rounds = (3, 1) if smoke else (64, 3)
     model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if smoke else DEFAULT_MODEL)
     bank = model.read(context(source(None)[0], model.encoder, TOKENS))
-    requests = _questions(bank.documents[0].text, count, bank)
+    random, words = Random(SEED), bank.documents[0].text.split()
+    requests = []
+    for _ in range(count):
+        start, length = random.randrange(len(words) - 12), random.randint(1, 12)
+        phrase = " ".join(words[start : start + length])
+        requests.append(Request(bank, f"What is said about '{phrase}'?", random.choice([1, 2, 4])))
     found: dict[str, Any] = {}
     for rate in RATES[scale.name]:
         clock = Random(SEED)
-        at, arriving = 0.0, []
-        for request in requests:
-            at += clock.expovariate(rate)
-            arriving.append(Arrival(at, request))
-        for serve in WAYS.values():
-            serve(model, arriving[: model.engine.batch_size])  # allocates what later runs use
+        times = np.cumsum([clock.expovariate(rate) for _ in requests]).tolist()
+        for way in WAYS:  # allocates what later runs use
+            _serve(model, way, requests[: model.engine.batch_size], times)
         runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for _ in range(rounds):
-            for way, serve in WAYS.items():
-                runs[way].append(_figures(model, arriving, serve(model, arriving)))
+            for way, of_way in runs.items():
+                of_way.append(_serve(model, way, requests, times))
         found[str(rate)] = {
             way: {name: median(run[name] for run in of_way) for name in of_way[0]}
             for way, of_way in runs.items()
@@ -243,79 +222,39 @@ def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
     }
 
 
-def _questions(text: str, count: int, bank: Any) -> list[Request]:
-    """Questions of different lengths and K, made of words of a text."""
-    random, words = Random(SEED), text.split()
-    made = []
-    for _ in range(count):
-        start, length = random.randrange(len(words) - 12), random.randint(1, 12)
-        phrase = " ".join(words[start : start + length])
-        made.append(Request(bank, f"What is said about '{phrase}'?", random.choice([1, 2, 4])))
-    return made
-
-
-def _figures(
-    model: SeDeM, arriving: Sequence[Arrival], served: Sequence[Served]
+def _serve(
+    model: SeDeM, way: str, requests: Sequence[Request], times: Sequence[float]
 ) -> dict[str, float]:
-    """Tokens per second, and times to the first token in milliseconds."""
-    lengths = [len(model.decoder.token_ids(one.text)) for one in served]
-    first = [1e3 * one.first for one in served]
+    """Tokens per second, and milliseconds from the arrival of a question to its first token."""
+    most = model.engine.batch_size if way == WAYS[0] else 1
+    first, ends, lengths = list[float](), list[float](), list[int]()
+    replies: list[tuple[float, float, Any]] = []
+    start = time.perf_counter()
+    with model.scheduler() as scheduler:
+        while len(replies) < len(requests):
+            at = len(replies)
+            time.sleep(max(0.0, times[at] - (time.perf_counter() - start)))
+            now = time.perf_counter() - start
+            batch = [n for n in range(at, min(at + most, len(requests))) if times[n] <= now]
+            for n in batch or [at]:
+                reply = scheduler.submit(requests[n], Decoding(LIMIT))
+                replies.append((times[n], time.perf_counter() - start, reply))
+            if way == WAYS[0]:
+                for _, _, reply in replies[at:]:
+                    reply.result()
+        for arrived, asked, reply in replies:
+            answer = reply.result()
+            first.append(1e3 * (asked - arrived) + answer.timings["ttft_ms"])
+            ends.append(asked + 1e-3 * answer.timings["total_ms"])
+            lengths.append(len(model.decoder.token_ids(answer.text)))
     return {
-        "tokens_s": sum(lengths) / (max(one.end for one in served) - arriving[0].at),
+        "tokens_s": sum(lengths) / (max(ends) - times[0]),
         "ttft_median_ms": median(first),
         "ttft_p99_ms": quantiles(first, n=100, method="inclusive")[-1],
-        "end_mean_ms": 1e3 * mean(o.end - a.at for o, a in zip(served, arriving, strict=True)),
+        "end_mean_ms": 1e3 * mean(end - at for end, at in zip(ends, times, strict=False)),
         "answer_tokens": mean(lengths),
     }
 
-
-def in_static_batches(model: SeDeM, arriving: Sequence[Arrival]) -> list[Served]:
-    """Answer waiting questions together, up to the engine's batch size; meanwhile others wait."""
-    start, served, done = time.perf_counter(), list[Served](), 0
-    while done < len(arriving):
-        time.sleep(max(0.0, arriving[done].at - (time.perf_counter() - start)))
-        now = time.perf_counter() - start
-        waiting = [a for a in arriving[done : done + model.engine.batch_size] if a.at <= now]
-        served += _in_one_batch(model, waiting, start)
-        done += len(waiting)
-    return served
-
-
-def _in_one_batch(model: SeDeM, batch: Sequence[Arrival], start: float) -> list[Served]:
-    requests = [arrival.request for arrival in batch]
-    first, ends = 0.0, dict[int, float]()
-    for transcripts in respond(model, model.engine, requests, Decoding(LIMIT), model.name):
-        now = time.perf_counter() - start
-        first = first or now
-        for row, transcript in enumerate(transcripts):
-            if transcript.finish_reason is not None:
-                ends.setdefault(row, now)
-    return [
-        Served(first - arrival.at, ends[row], transcripts[row].text)
-        for row, arrival in enumerate(batch)
-    ]
-
-
-def in_a_running_batch(model: SeDeM, arriving: Sequence[Arrival]) -> list[Served]:
-    """Submit every question to a scheduler when it arrives."""
-    start, replies = time.perf_counter(), []
-    with model.scheduler() as scheduler:
-        for arrival in arriving:
-            time.sleep(max(0.0, arrival.at - (time.perf_counter() - start)))
-            reply = scheduler.submit(arrival.request, Decoding(LIMIT))
-            replies.append((time.perf_counter(), reply))
-        served = []
-        for asked, reply in replies:
-            answer = reply.result()
-            end = asked - start + 1e-3 * answer.timings["total_ms"]
-            served.append(Served(1e-3 * answer.timings["ttft_ms"], end, answer.text))
-    return served
-
-
-WAYS: dict[str, Callable[[SeDeM, Sequence[Arrival]], list[Served]]] = {
-    "static batches": in_static_batches,
-    "running batch": in_a_running_batch,
-}
 
 # Blocks read as memory, as text, or as both
 
