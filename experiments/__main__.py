@@ -1,31 +1,72 @@
-"""Every study at once: `run` measures what is missing, `page` writes the tables and pictures."""
+"""The studies: run what is missing, print tables, draw pictures, and write the pages."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from experiments import STUDIES
-from experiments.system import pages
-from experiments.system.study import (
-    DataOption,
-    OnlyOption,
-    ScaleOption,
-    find,
-    measure_missing,
-    scale_named,
-)
+from experiments import pages
+from experiments.gpu import GPU
+from experiments.system.scales import SCALES, Scale
+from experiments.system.tables import Study
+
+CHOICES = {**SCALES, GPU.name: GPU}
+NameArgument = Annotated[str, typer.Argument(help="A study; see `list`.")]
+ScaleOption = Annotated[str, typer.Option(help=f"One of {', '.join(CHOICES)}.")]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 
 
 @app.command()
 def run(
-    scale: ScaleOption = "nano", data: DataOption = Path("data"), only: OnlyOption = None
+    names: Annotated[list[str] | None, typer.Argument(help="Studies. [default: all]")] = None,
+    scale: ScaleOption = "nano",
+    data: Annotated[Path, typer.Option(help="Folder of the data files.")] = Path("data"),
+    only: Annotated[str | None, typer.Option(help="Only cells whose name contains this.")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure cells with a result too.")
+    ] = False,
 ) -> None:
-    """Measure every missing cell of every study."""
-    measure_missing([find(name) for name in STUDIES], scale_named(scale), data, only)
+    """Measure every missing cell; train the models that it needs first."""
+    from experiments.system.measures import measure_missing
+
+    chosen = [_study(name) for name in names or pages.STUDIES]
+    measure_missing(chosen, _scale(scale), data, only, again)
+
+
+@app.command()
+def table(name: NameArgument, scale: ScaleOption = "nano") -> None:
+    """Print our numbers, and below them the paper's and the difference."""
+    study, of_scale = _study(name), _scale(scale)
+    columns, rows = study.rows(of_scale)
+    caption = " ".join(filter(None, [study.note, study.measured(of_scale)]))
+    shown = Table("", *columns, title=f"{study.title}, {scale} scale", caption=caption)
+    for label, places in rows:
+        shown.add_row(label, *("\n".join(place) for place in places))
+    Console(width=max(100, 24 + 22 * len(columns))).print(shown)
+
+
+@app.command()
+def plot(
+    name: NameArgument,
+    scale: ScaleOption = "nano",
+    out: Annotated[Path | None, typer.Option(help="The picture, .svg or .png.")] = None,
+) -> None:
+    """Draw the picture of a study."""
+    path = out or Path(f"{scale}-{name}.svg")
+    _study(name).plot(_scale(scale), path)
+    typer.echo(str(path))
+
+
+@app.command("list")
+def list_studies() -> None:
+    """Print the name and the title of every study."""
+    for name, study in pages.STUDIES.items():
+        typer.echo(f"{name:20} {study.title}")
 
 
 @app.command()
@@ -33,6 +74,18 @@ def page() -> None:
     """Write the tables and pictures of README.md, the model card and docs/."""
     for path in pages.PAGES:
         pages.write(path)
+
+
+def _study(name: str) -> Study:
+    if name not in pages.STUDIES:
+        raise typer.BadParameter(f"no study is called '{name}'; `list` prints their names")
+    return pages.STUDIES[name]
+
+
+def _scale(name: str) -> Scale:
+    if name not in CHOICES:
+        raise typer.BadParameter(f"scale is '{name}'; it can be {', '.join(CHOICES)}")
+    return CHOICES[name]
 
 
 if __name__ == "__main__":

@@ -1,61 +1,46 @@
-"""Appendix Controlled Comparisons: controls that separate selection from compression."""
+"""Controls: what separates selection, retrieval, compression and guessing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from experiments.system import ablation, paper
-from experiments.system.cells import Cell
-from experiments.system.constants import constant_cell
-from experiments.system.peers import answer_cell
+from experiments import ablations, quality, shipped, training
+from experiments.system import paper
+from experiments.system.cells import Cell, answer_cell
+from experiments.system.models import BASE, Variant, equal_budget, full_bank, main_model
 from experiments.system.scales import Scale
-from experiments.system.study import Number, Study, command, scores
-from experiments.system.variants import BASE, Variant, equal_budget, full_bank, main_model
+from experiments.system.tables import Number, markdown_table, scores, study
 
 SHIFT = 64
 METRICS = ("f1", "em")
 IDENTICAL, RAW = "inline_control_identical_input", "inline_control_raw_text_rag"
 
-Row = tuple[str, dict[str, Any], str, dict[str, Any]]
-"""A label, a cell's fields, and table and row of the paper's number; "" means no table."""
+Row = tuple[str, dict[str, Any], str, str]
+"""A label, a cell's fields, and table and method of the paper's number; "" means no table."""
 
-RETRIEVED: tuple[Row, ...] = (
-    (
-        "raw-text RAG, K=2: trained reader",
-        {"method": "rag", "k": 2},
-        RAW,
-        {"method": "raw-text RAG", "k": 2},
-    ),
-    (
-        "raw-text RAG, K=10: trained reader",
-        {"method": "rag", "k": 10},
-        RAW,
-        {"method": "raw-text RAG", "k": 10},
-    ),
+RETRIEVED: tuple[Row, ...] = tuple(
+    (f"raw-text RAG, K={k}: trained reader", {"method": "rag", "k": k}, RAW, "raw-text RAG")
+    for k in (2, 10)
 )
 GIVEN: tuple[Row, ...] = (
     (
         "identical gold input: SeDeM",
         {"control": "gold-documents", "k": "all"},
         IDENTICAL,
-        {"method": "SeDeM"},
+        "SeDeM",
     ),
-    (
-        "identical gold input: ICAE",
-        {"method": "icae", "control": "gold"},
-        IDENTICAL,
-        {"method": "ICAE"},
-    ),
-    ("evidence first, K=2: SeDeM", {"control": "gold"}, "", {}),
+    ("identical gold input: ICAE", {"method": "icae", "control": "gold"}, IDENTICAL, "ICAE"),
+    ("evidence first, K=2: SeDeM", {"control": "gold"}, "", ""),
     (
         "raw text, gold paragraphs: trained reader",
         {"method": "full-context-tuned", "control": "gold"},
         RAW,
-        {"method": "raw-text reader on gold paragraphs"},
+        "raw-text reader on gold paragraphs",
     ),
     *RETRIEVED,
-    ("raw text, BM25, K=2: frozen reader", {"method": "bm25"}, "", {}),
+    ("raw text, BM25, K=2: frozen reader", {"method": "bm25"}, "", ""),
 )
 MORE_GIVEN = {
     "HMT": "hmt",
@@ -66,7 +51,11 @@ MORE_GIVEN = {
 """Methods that do not get the identical input in the paper."""
 
 
-def numbers(scale: Scale) -> list[Number]:
+@study(
+    "Controls of selection, retrieval and compression (appendix Controlled Comparisons)",
+    "Rows differ in backbone, budget and supervision; only those of one group compare.",
+)
+def controls(scale: Scale) -> list[Number]:
     """Given input, full bank, distant supervision, moved boundaries, and the constant answer."""
     large = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else scale.backbones[0]
     result = [
@@ -80,18 +69,24 @@ def numbers(scale: Scale) -> list[Number]:
         cell = Cell(variant=full_bank(scale, key), questions=key, k="all", limit=limit)
         title = scale.sets[key].title
         result += scores("full bank: SeDeM", title, cell, paper={"f1": value})
-    return [*result, *_distant(scale), *_shifted(scale), *_constant(scale)]
+    result += [*_distant(scale), *_shifted(scale)]
+    for key in dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation)):
+        metrics = METRICS if key in ("hotpotqa", "2wiki") else ("f1",)
+        cell = quality.constant(key)
+        result += scores("constant answer", scale.sets[key].title, cell, metrics)
+    return result
 
 
 def _given(scale: Scale, backbone: str, key: str, rows: Sequence[Row]) -> list[Number]:
     """Answers of readers with a given input, on one set."""
     result = []
-    for label, fields, table, where in rows:
+    for label, fields, table, method in rows:
         cell = answer_cell(scale, main_model(scale, backbone), key, **fields)
         printed: dict[str, float | None] = {}
         if table:
-            dataset = paper.DATASETS[key]
-            printed = {m: paper.number(table, m, dataset=dataset, **where) for m in METRICS}
+            where = {"dataset": paper.DATASETS[key], "method": method}
+            where |= {"k": fields["k"]} if fields.get("method") == "rag" else {}
+            printed = {m: paper.number(table, m, **where) for m in METRICS}
         result += scores(label, scale.sets[key].title, cell, METRICS, printed)
     return result
 
@@ -104,14 +99,9 @@ def _more_given(scale: Scale) -> list[Number]:
         name: answer_cell(scale, main_model(scale), "hotpotqa", method, control="gold")
         for name, method in MORE_GIVEN.items()
     }
-    fields: dict[str, Any] = {
-        "control": "gold-documents",
-        "k": "all",
-        "limit": scale.costly_limit,
-    }
-    cells["SeDeM, trained as little"] = answer_cell(
-        scale, equal_budget(scale), "hotpotqa", **fields
-    )
+    fields = {"control": "gold-documents", "k": "all", "limit": scale.costly_limit}
+    equal = answer_cell(scale, equal_budget(scale), "hotpotqa", **fields)
+    cells["SeDeM, trained as little"] = equal
     title = scale.sets["hotpotqa"].title
     return [
         number
@@ -122,24 +112,6 @@ def _more_given(scale: Scale) -> list[Number]:
 
 def _distant(scale: Scale) -> list[Number]:
     """Labels from answer strings and from evidence; both are trained alike and select K=2."""
-    known = paper.number(
-        "inline_control_distant_supervision", "f1", method="SeDeM, answer-string selector"
-    )
-    result = []
-    for label, variant, value in (
-        ("labels from answer strings", distant(scale), known),
-        ("labels from evidence", BASE, None),
-    ):
-        for key in scale.ablation:
-            cell = ablation.answers(scale, variant, key, k=2)
-            printed = {"f1": value if key == "hotpotqa" else None}
-            title = scale.sets[key].title
-            result += scores(label, title, cell, ("f1", "recall@2"), printed)
-    return result
-
-
-def distant(scale: Scale) -> Variant:
-    """SeDeM trained on labels from answer strings."""
     sources = {
         "smoke": "[{path: squad.json, set: squad, label: answer}]",
         "nano": (
@@ -149,7 +121,20 @@ def distant(scale: Scale) -> Variant:
         ),
         "paper": '[{path: hotpotqa, records: "500:", label: answer}]',
     }
-    return Variant("distant-supervision", stage2=(f"data.training={sources[scale.name]}",))
+    distant = Variant("distant-supervision", stage2=(f"data.training={sources[scale.name]}",))
+    method = "SeDeM, answer-string selector"
+    known = paper.number("inline_control_distant_supervision", "f1", method=method)
+    result = []
+    for label, variant in (
+        ("labels from answer strings", distant),
+        ("labels from evidence", BASE),
+    ):
+        for key in scale.ablation:
+            cell = ablations.answers(scale, variant, key, k=2)
+            printed = {"f1": known if key == "hotpotqa" and variant is distant else None}
+            title = scale.sets[key].title
+            result += scores(label, title, cell, ("f1", "recall@2"), printed)
+    return result
 
 
 def _shifted(scale: Scale) -> list[Number]:
@@ -159,33 +144,70 @@ def _shifted(scale: Scale) -> list[Number]:
         label = f"boundaries moved by {shift} tokens"
         known = paper.number("inline_control_boundary_shift", column)
         for key in scale.ablation:
-            cell = ablation.answers(scale, BASE, key, shift=shift)
+            cell = ablations.answers(scale, BASE, key, shift=shift)
             printed = {"f1": known if key == "hotpotqa" else None}
             result += scores(label, scale.sets[key].title, cell, paper=printed)
     return result
 
 
-def _constant(scale: Scale) -> list[Number]:
-    """The constant answer for every set of the table."""
-    keys = dict.fromkeys(("hotpotqa", "2wiki", *scale.ablation))
+KINDS = {"yes_no": "yes/no questions", "other": "other questions"}
+"""Kinds of questions in a result, with their names in the table."""
+WHOLE = "not apart"
+"""Shown for a result without separate kinds if another result of its row has them."""
+
+
+def _by_kind(scale: Scale) -> str:
+    """The rows whose results contain both kinds, then the names of the others."""
+    found = yes_no.numbers(scale)
+    columns = list(dict.fromkeys(number.column for number in found))
+    table, whole = [["", *columns]], []
+    for row in dict.fromkeys(number.row for number in found):
+        places = {n.column: _place(n, scale) for n in found if n.row == row}
+        if set(places.values()) != {WHOLE}:
+            table.append([row, *(places.get(column, "") for column in columns)])
+        else:
+            whole.append(row)
+    missing = f"\n\nNot measured apart: {'; '.join(whole)}." if whole else ""
+    return markdown_table(table) + missing
+
+
+def _place(number: Number, scale: Scale) -> str:
+    """F1 with its interval, and the number of questions, if the result contains them."""
+    value = number.value(scale)
+    return f"{number.lines(scale)[0]}<br>{value['n']} questions" if value else WHOLE
+
+
+@study(
+    "Yes/no questions apart from the others",
+    "The paper gives no numbers. A question is one of yes or no if its reference is.",
+    render=_by_kind,
+)
+def yes_no(scale: Scale) -> list[Number]:
+    """F1 by kind of question: rows of other tables, and two constant answers."""
+    # The HotpotQA fixture has no yes/no questions.
+    sets = ("2wiki",) if scale.name == "smoke" else ("hotpotqa", "2wiki")
+    rows: dict[tuple[Cell, str], str] = {}
+    for row, cell, metric in _answered(scale, sets):
+        if cell is not None and cell.questions in sets:
+            rows.setdefault((cell, metric.removesuffix("f1")), row)
     return [
-        number
-        for key in keys
-        for number in scores(
-            "constant answer",
-            scale.sets[key].title,
-            constant_cell(key),
-            METRICS if key in ("hotpotqa", "2wiki") else ("f1",),
-        )
+        Number(row, f"{scale.sets[cell.questions].title}, {name}", None, cell, f"{place}{kind}.f1")
+        for (cell, place), row in rows.items()
+        for kind, name in KINDS.items()
     ]
 
 
-STUDY = Study(
-    "controls",
-    "Controls of selection, retrieval and compression (appendix Controlled Comparisons)",
-    numbers,
-    "Rows differ in backbone, budget and supervision; only those of one group compare.",
-)
-
-if __name__ == "__main__":
-    command(STUDY)()
+def _answered(scale: Scale, sets: Sequence[str]) -> Iterator[tuple[str, Cell | None, str]]:
+    """Rows with their cells and the key of F1 in them; an answer in two tables appears twice."""
+    for one in (quality.main_qa, controls, quality.more_memory, training.equal_training):
+        for number in one.numbers(scale):
+            if number.metric == "f1" or number.metric.endswith(".f1"):
+                yield number.row, number.cell, number.metric
+    for answer in ("yes", "no"):
+        for key in sets:
+            yield f'always "{answer}"', quality.constant(key, answer), "f1"
+    for number in shipped.shipped_baselines.numbers(scale):
+        if number.cell and number.cell.shipped:
+            # A CPU without bfloat16 units is several times as fast in float32.
+            cell = replace(number.cell, dtype="float32")
+            yield f"{number.row}, as shipped", cell, number.metric

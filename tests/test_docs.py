@@ -19,7 +19,7 @@ from servers import serving
 from serving import SECRET
 from typer.testing import CliRunner
 
-from experiments.system import pages
+from experiments import pages
 from sedem import Document, MemoryBank, SeDeM
 from sedem.checkpoint.folder import embedded
 from sedem.cli.main import app

@@ -1,1 +1,1 @@
-"""Code that all studies share: cells, scales, training, tables, pictures, pages."""
+"""The code that all studies share."""

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.system.scales import Scale
-from experiments.system.variants import Variant
+from experiments.system.models import PAPER_FORM, Variant, baseline_checkpoint, checkpoint
+from experiments.system.scales import SHIPPED, Scale, recipe_exists
+from sedem.baselines.registry import TRAINED
+from sedem.data.examples import Example
+from sedem.evaluation.registry import METHODS, default_checkpoint
+from sedem.evaluation.run import sample
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -40,7 +44,7 @@ class Cell:
         dtype: data type of the backbone; empty means the scale's.
         slots: type of the stored slots; empty means bfloat16.
         limit: number of questions; None means the set's own.
-        form: a key of `forms.FORMS`; empty means the paper's form.
+        form: a key of `models.FORMS`; empty means the paper's form.
         condition: form in which the decoder reads blocks; empty means the model's own.
         kept: type in which keys and values of blocks are kept; empty means unchanged.
         answer: for "constant", the answer; empty means the best one on training questions.
@@ -107,3 +111,111 @@ def results_of(scale: Scale) -> Path:
     """The folder of a scale's results; nano's and paper's are committed, others are with runs."""
     committed = scale.name in ("nano", "paper")
     return RESULTS / scale.name if committed else scale.runs / "results"
+
+
+def checkpoint_of(cell: Cell, scale: Scale, data: Path) -> Path:
+    """The checkpoint of a cell's method; it is trained first if it is missing."""
+    variant = cell.variant
+    assert variant is not None, f"{cell.name} needs a variant"
+    trained_for = cell.trained_for or cell.questions or scale.ablation[0]
+    if cell.method not in TRAINED:
+        return checkpoint(variant, scale, trained_for, data, cell.form or PAPER_FORM)
+    if cell.shipped:
+        return SHIPPED.with_name(default_checkpoint(cell.method))
+    return baseline_checkpoint(
+        cell.method,
+        scale,
+        variant.backbone or scale.backbones[0],
+        trained_for,
+        data,
+        setting=cell.setting,
+        gold=cell.control == "gold" and scale.gold_trained,
+    )
+
+
+def examples_of(cell: Cell, scale: Scale, data: Path) -> list[Example]:
+    """The sample of questions of a cell."""
+    questions = {**scale.sets, **scale.held_out}[cell.questions]
+    return sample(questions.examples(data), cell.limit or questions.limit, 0)
+
+
+# The methods of the paper's tables, by the paper's names and ours.
+
+PEERS = {
+    "Backbone (Frozen)": "full-context",
+    "Backbone (Fine-Tuned)": "full-context-tuned",
+    "LongLLMLingua": "longllmlingua",
+    "HMT": "hmt",
+    "ICAE": "icae",
+    "500xCompressor": "500x",
+    "Activation Beacon": "beacon",
+    "ComprExIT (reference)": "comprexit",
+    "ComprExIT (matched)": "comprexit",
+    "SeDeM": "sedem",
+}
+SETTINGS = {"ComprExIT (matched)": "128"}
+"""The recipes of a method that has several; the first recipe has no name."""
+PAPER_SETS = {"comprexit": ("hotpotqa", "2wiki")}
+"""The sets that the paper trains a method for, if not all; the paper scale trains no others."""
+SELECTING = ("sedem", "bm25", "rag")
+"""Methods with a selection budget."""
+
+
+def paper_cell(scale: Scale, method: str, variant: Variant, questions: str) -> Cell | None:
+    """The answers of a method, by the paper's name, at the set's own K; see `answer_cell`."""
+    name = PEERS[method]
+    k = scale.sets[questions].k if name == "sedem" else None
+    setting = SETTINGS.get(method, "")
+    return answer_cell(scale, variant, questions, name, k=k, setting=setting)
+
+
+def answer_cell(
+    scale: Scale, variant: Variant, questions: str, method: str = "sedem", **fields: Any
+) -> Cell | None:
+    """The answers of a method to a set; None if sedem lacks the method.
+
+    Args:
+        scale: gives sets, recipes and limits.
+        variant: the model, or the one whose backbone the method uses.
+        questions: the set.
+        method: its name in `sedem eval --list`. A trained one has no cell without a recipe for the
+            backbone, nor at paper scale on a set that the paper does not train it for.
+        fields: other fields of the cell. Without `limit`, `_limit` sets the number of questions.
+            Without `k`, raw-text RAG picks as many paragraphs as SeDeM picks blocks.
+    """
+    if method not in METHODS:
+        return None
+    backbone = variant.backbone or scale.backbones[0]
+    recipe = scale.baseline_recipe(method, "questions", backbone, fields.get("setting", ""))
+    if method in TRAINED and not recipe_exists(recipe):
+        return None
+    if scale.name == "paper" and questions not in PAPER_SETS.get(method, (questions,)):
+        return None
+    fields = {"limit": _limit(scale, questions, method), **fields}
+    if method == "rag":
+        fields.setdefault("k", scale.sets[questions].k)
+    return Cell(method=method, variant=variant, questions=questions, **fields)
+
+
+def _limit(scale: Scale, questions: str, method: str) -> int | None:
+    """The number of questions for a method; None means the set's own limit."""
+    limit, of_set = None, scale.sets[questions].limit
+    if method == "longllmlingua":
+        limit = scale.slowest_limit
+    elif method == "bm25" or method in TRAINED:
+        limit = scale.costly_limit
+    return None if limit is None or (of_set is not None and of_set <= limit) else limit
+
+
+def answers_by_k(scale: Scale, questions: str, variant: Variant, limit: int, **fields: Any) -> Cell:
+    """Answers at every K over the same banks, in at most 32 tokens at nano; see "budgets"."""
+    nano = scale.name == "nano"
+    return Cell(
+        "budgets",
+        variant=variant,
+        questions=questions,
+        limit=limit if nano else scale.limit,
+        max_new_tokens=32 if nano else None,
+        dtype="float32",
+        **fields,
+    )

@@ -1,4 +1,4 @@
-"""The counting that reproduces the FLOPs printed in the paper.
+"""Parameters and FLOPs of methods, and the counting that reproduces the FLOPs of the paper.
 
 The paper states 2,048 context, 30 question and 16 answer tokens. It states neither K nor the
 layers. This counting was found by trial. It gives both numbers of SeDeM on both backbones to the
@@ -11,11 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from sedem.evaluation.cost import backbone_shape
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+from sedem.baselines.registry import TRAINED
+from sedem.evaluation import cost as counting
+from sedem.evaluation.baseline_cost import baseline_cost
+from sedem.provenance import provenance
+
+
+def cost(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Parameters and FLOPs, counted on the meta device."""
+    if cell.method in TRAINED:
+        return {**baseline_cost(cell.method, cell.backbone), **provenance()}
+    result = counting.cost(cell.backbone)
+    parameters = result["parameters"]
+    memory = parameters["total"] - parameters["lora"]
+    parameters["without_lora"] = memory
+    parameters["percent_without_lora"] = 100 * memory / parameters["backbone"]
+    return {**result, "paper": counted_as_paper(cell.backbone, result["flops"]), **provenance()}
 
 
 @dataclass(frozen=True)
@@ -73,14 +91,10 @@ def all_pairs_flops(shape: PretrainedConfig, tokens: int, before: int = 0) -> in
 def counted_as_paper(backbone: str, flops: Mapping[str, Any]) -> dict[str, Any]:
     """Our FLOPs of SeDeM in the paper's two stages, and those of its convention.
 
-    Args:
-        backbone: a preset of one backbone.
-        flops: the result of `sedem.evaluation.cost.count_flops`.
-
-    Returns:
-        By stage (`encode`, `decode`, `total`), `ours` and `convention`, under `flops.stages`.
+    `flops` is the result of `sedem.evaluation.cost.count_flops`. By stage (`encode`, `decode`,
+    `total`), `ours` and `convention` are under `flops.stages`.
     """
-    convention = convention_flops(backbone_shape(backbone))
+    convention = convention_flops(counting.backbone_shape(backbone))
     ours = {
         "encode": flops["read"] + flops["select"],
         "decode": flops["restore"] + flops["prefill"] + flops["decode"],

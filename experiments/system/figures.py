@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.system.scales import Scale
 from sedem.pictures import pyplot_module, save
 
-if TYPE_CHECKING:
-    from experiments.system.study import Number
+Number = Any
+"""`tables.Number`, which uses this module."""
 
 OURS, PAPER = "#1b6ca8", "#9a9a9a"
 ACROSS = 4
@@ -136,3 +136,94 @@ def _mark(
         axis.errorbar(mean, place, xerr=spread, fmt="o", color=colour, markersize=5, capsize=2)
     else:
         axis.errorbar(place, mean, yerr=spread, fmt="o", color=colour, markersize=5, capsize=2)
+
+
+def draw_against_time(
+    numbers: Sequence[Number],
+    scale: Scale,
+    title: str,
+    path: Path,
+    labels: Sequence[str],
+    time: str,
+    size: str,
+) -> None:
+    """Draw scores against times to the first token: one curve over K per label.
+
+    Args:
+        numbers: rows are like "LABEL, K=4"; there is a column of a score per set of the ablations.
+        scale: the scale.
+        title: what is drawn.
+        path: the picture.
+        labels: the labels of the curves.
+        time: the column of times.
+        size: the column of bytes per token.
+    """
+    pyplot = pyplot_module()
+    count = len(scale.ablation)
+    figure, axes = pyplot.subplots(1, count, figsize=(1 + 4.6 * count, 4.2), squeeze=False)
+    found = {(n.row, n.column): n.ours(scale) for n in numbers}
+    for axis, key in zip(axes.flat, scale.ablation, strict=True):
+        (column,) = {n.column for n in numbers if n.column.startswith(scale.sets[key].title)}
+        for colour, label in zip(SERIES, labels, strict=False):
+            rows = dict.fromkeys(n.row for n in numbers if n.row.startswith(f"{label}, K="))
+            points = [
+                (row.split(", ")[-1], at[0], *score)
+                for row in rows
+                if (at := found[row, time]) and (score := found[row, column])
+            ]
+            if not points:
+                continue
+            stored = found[next(iter(rows)), size]
+            legend = f"{label} ({stored[0]:,.0f} bytes a token)" if stored else label
+            xs, ys = [x for _, x, _, _ in points], [y for _, _, y, _ in points]
+            axis.plot(xs, ys, "o-", color=colour, alpha=0.8, label=legend)
+            for _, x, _, interval in points:
+                if interval:
+                    axis.plot([x, x], interval, color=colour, alpha=0.25)
+            # Label only the ends of a curve; more labels would overlap.
+            for name, x, y, _ in points[:1] + points[1:][-1:]:
+                axis.annotate(
+                    name, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=colour
+                )
+        axis.set_title(column, fontsize=9)
+        axis.set_xlabel("time to the first token, prebuilt bank, ms", fontsize=8)
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="lower center", ncols=2, frameon=False, fontsize=8)
+    figure.suptitle(f"{title}, {scale.name} scale, 95 %", fontsize=10)
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    save(figure, path)
+
+
+def draw_training(
+    curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
+    methods: Sequence[str],
+    path: Path,
+) -> None:
+    """Draw one panel per stage and one line per method.
+
+    Args:
+        curves: examples seen and loss, by stage (such as "text, windows") and method.
+        methods: the methods, in the order of their colours.
+        path: the picture.
+    """
+    pyplot = pyplot_module()
+    figure, axes = pyplot.subplots(1, len(curves), figsize=(9, 3.6))
+    colours = dict(zip(methods, pyplot.get_cmap("tab10").colors, strict=False))
+    for axis, (name, lines) in zip(axes, curves.items(), strict=True):
+        stage, unit = name.split(", ")
+        for method, points in lines.items():
+            axis.plot(*zip(*points, strict=True), color=colours[method], label=method)
+        axis.set_xlabel(f"{unit} seen")
+        axis.set_ylabel("training loss")
+        axis.set_title(f"on {stage}", fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    # Every method is trained on questions, so the last panel labels them all.
+    shown = axes[-1].get_legend_handles_labels()
+    figure.legend(*shown, loc="lower center", ncols=len(methods), fontsize=8, frameon=False)
+    save(figure, path)

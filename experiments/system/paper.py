@@ -44,11 +44,7 @@ def number(table: str, column: str, **where: Any) -> float | None:
 
 
 def row(table: str, key: str, **where: Any) -> dict[str, Any]:
-    """The row of a set; some tables shorten the set's name.
-
-    Raises:
-        LookupError: no row matches, or several do.
-    """
+    """The row of a set, as in `number`; some tables shorten the set's name."""
     start = DATASETS[key][:5]
     found = [r for r in rows(table) if r["dataset"].startswith(start) and _fits(r, where)]
     if len(found) != 1:

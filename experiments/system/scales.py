@@ -14,10 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sedem.data.examples import Example
+import torch
+
+from sedem.backbone.loading import empty_model, read_config
+from sedem.data.examples import Example
+from sedem.data.question_sets import open_examples
+from sedem.durable_files import build_once
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("runs")
@@ -32,15 +36,10 @@ class Questions:
     """Evaluation questions of one set; no training recipe reads these records.
 
     Attributes:
-        title: for tables.
         source: file under the data folder, or public name.
-        schema: schema of the file.
-        records: which records of the file.
         limit: size of a seeded sample.
         k: the paper's K for this set.
-        max_new_tokens: answer limit.
         split: split of a public name.
-        options: options of the reader.
     """
 
     title: str
@@ -60,8 +59,6 @@ class Questions:
 
     def examples(self, data: Path) -> list[Example]:
         """Every question of the set."""
-        from sedem.data.question_sets import open_examples
-
         opened = open_examples(
             self.found(data), self.schema, records=self.records, split=self.split, **self.options
         )
@@ -73,7 +70,6 @@ class Scale:
     """One scale.
 
     Attributes:
-        name: smoke, nano or paper.
         backbones: backbones by the paper's short names; the small ones are `nano` and `smoke`.
         depth: number of decoder layers of the backbone of the ablations.
         sets: evaluation questions by the paper's keys.
@@ -87,16 +83,11 @@ class Scale:
             its base if it trains with the same data.
         shipped: checkpoint of the guided model by backbone, if there is one.
         stages: recipes that train the main configuration, in order.
-        segment_lengths: T of the granularity study.
-        compressions: C of the granularity study.
-        budgets: K of the budget study.
         limit: questions of an ablation.
         costly_limit: questions of what is slow on a CPU: every block, BM25's paragraphs as text,
             and trained baselines.
         slowest_limit: questions of methods that read a context several times.
-        overrides: overrides of both study recipes.
-        stage1: overrides of the stage-1 recipe.
-        stage2: overrides of the stage-2 recipe.
+        overrides: overrides of both study recipes; `stage1` and `stage2` have those of one.
         baselines: overrides of the recipes of trained baselines, by "text" and "questions".
         rates: learning rates that are tried for a trained baseline, in ascending order.
         search: overrides of its recipe for that search, by "text" and "questions".
@@ -150,7 +141,7 @@ class Scale:
             stage: "stage1" or "stage2".
             backbone: a backbone of the scale.
             questions: set that the paper's stage 2 is trained for.
-            every_block: the paper's stage 2 that restores every block instead of selecting.
+            every_block: the stage 2 that restores every block instead of selecting.
         """
         if self.name != "paper":
             return ROOT / "recipes" / "nano" / f"{stage}-study.yaml"
@@ -163,12 +154,8 @@ class Scale:
     def baseline_recipe(self, method: str, stage: str, backbone: str, setting: str = "") -> Path:
         """The recipe of a trained baseline; not every method has one on text.
 
-        Args:
-            method: its name.
-            stage: "text" or "questions".
-            backbone: a backbone of the scale.
-            setting: follows the stage in the file's name. Without a text recipe of its own, a
-                setting starts from the common one.
+        The setting follows the stage ("text" or "questions") in the file's name. Without a text
+        recipe of its own, a setting starts from the common one.
         """
         folder = ROOT / "recipes" / (f"paper/{backbone}" if self.name == "paper" else "nano")
         own = folder / f"{method}-{stage}{setting}.yaml"
@@ -208,22 +195,17 @@ def ruler(
 
 def tiny_backbone() -> Path:
     """A random backbone with sedem-nano's tokenizer, written once."""
-    from sedem.durable_files import build_once
-
     folder = RUNS / "smoke" / "backbone"
-    build_once(folder, _has_weights, _write_tiny_backbone, "the tiny backbone")
+    build_once(
+        folder,
+        lambda place: (place / "model.safetensors").is_file(),
+        _write_tiny_backbone,
+        "the tiny backbone",
+    )
     return folder
 
 
-def _has_weights(folder: Path) -> bool:
-    return (folder / "model.safetensors").is_file()
-
-
 def _write_tiny_backbone(folder: Path) -> None:
-    import torch
-
-    from sedem.backbone.loading import empty_model, read_config
-
     own = SHIPPED / "backbone"
     config = read_config(str(own))
     config.update(

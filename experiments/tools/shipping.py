@@ -16,8 +16,8 @@ import torch
 import typer
 from torch import Tensor
 
+from experiments.system.models import GUIDED
 from experiments.system.scales import NANO, SHIPPED
-from experiments.system.variants import GUIDED
 from sedem import SeDeM
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone

@@ -20,7 +20,7 @@ from sedem.bench.measure import Subject
 from sedem.bench.memory import measure_memory
 from sedem.bench.plan import Plan
 from sedem.bench.table import lines
-from sedem.engine.interface import Start
+from sedem.engine.interface import AnswerInputs
 from sedem.evaluation.config import MethodSettings
 from sedem.evaluation.readers import open_full_context
 from sedem.evaluation.storage import kv_bytes_per_token
@@ -143,8 +143,9 @@ def test_one_block_of_text_is_plain_text_before_the_question(
     ids = [prefix[0], *memory.source.ids[3].tolist(), *prefix[1:]]
     with torch.no_grad():
         expected = backbone.model(torch.tensor([ids])).logits[:, -1]
-    start = Start(memory.source, [3], torch.zeros(1), torch.tensor(prefix))
-    with reader.engine.start([start], 1) as (logits_1V, _):
+    start = AnswerInputs(memory.source, [3], torch.zeros(1), torch.tensor(prefix))
+    with reader.engine.open_rows(1) as rows:
+        logits_1V = rows.join([0], [start], [1])
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -171,6 +172,7 @@ def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
             positions_1U, valid_1U,
         )  # fmt: skip
         expected = backbone.logits(filled.prefix[:, -1])
-    start = Start(memory.source, blocks, torch.zeros(2), prefix)
-    with reader.engine.start([start], 1) as (logits_1V, _):
+    start = AnswerInputs(memory.source, blocks, torch.zeros(2), prefix)
+    with reader.engine.open_rows(1) as rows:
+        logits_1V = rows.join([0], [start], [1])
         torch.testing.assert_close(logits_1V, expected, rtol=1e-4, atol=1e-4)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from experiments.system import confidence
-from experiments.system.confidence import measure_confidence
+from experiments.system import search
+from experiments.system.search import measure_confidence
 from sedem.guidance.confidence import Confidence
 
 
 def test_figures_are_those_of_plain_loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confidence, "RESAMPLES", 50)
+    monkeypatch.setattr(search, "RESAMPLES", 50)
     part = Confidence()
     with torch.no_grad():
         part.weight.copy_(torch.tensor([4.0, 1.0]))

@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments import yes_no
-from experiments.system import cells
-from experiments.system.constants import (
-    Constant,
-    best_constant,
-    constant_cell,
-    measure_constant,
-    training_questions,
-)
+from experiments.controls import WHOLE, yes_no
+from experiments.quality import constant
+from experiments.system import answers, cells
+from experiments.system.answers import best_constant, training_questions
 from experiments.system.scales import NANO, ROOT, SMOKE, Questions
 from sedem import Document
 from sedem.data.examples import Example
@@ -44,28 +39,17 @@ def test_among_equals_the_most_frequent_constant_is_taken_then_the_first() -> No
     assert best_constant(pairs)[0] == "Oslo"
 
 
-def test_the_best_constant_of_answers_without_tokens_is_one_of_them() -> None:
-    assert best_constant([asked("The")]) == ("The", 0.0)
-
-
-def test_a_constant_reader_reads_nothing() -> None:
-    reader = Constant("no")
-    assert reader.read([Document("d", "text")]) is None
-    answer = reader.answer(None, "What?")
-    assert (answer.text, answer.citations, dict(answer.timings)) == ("no", (), {})
-
-
 def test_a_constant_is_scored_by_the_harness(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = measure_constant(constant_cell("2wiki", "yes"), SMOKE, FIXTURES)
+    result = answers.constant(constant("2wiki", "yes"), SMOKE, FIXTURES)
     # The fixture has the answers "yes" and "Rome".
     assert result["em"]["mean"] == 50 and result["counts"]["examples"] == 2
     assert (result["yes_no"]["em"]["mean"], result["other"]["em"]["mean"]) == (100, 0)
     assert result["settings"]["answer"] == "yes" and "chosen" not in result["settings"]
     assert {"machine", "versions", "commit"} <= set(result)
-    chosen = measure_constant(constant_cell("2wiki"), SMOKE, FIXTURES)["settings"]
+    chosen = answers.constant(constant("2wiki"), SMOKE, FIXTURES)["settings"]
     assert chosen["chosen"] == {"sources": [], "questions": 2, "f1": 50.0}
     assert chosen["method"] == "constant" and chosen["answer"] == "yes"
 
@@ -94,7 +78,7 @@ def test_a_constant_is_chosen_on_the_sources_of_the_recipe_alone(
 def test_no_training_source_of_a_constant_has_evaluation_questions() -> None:
     """A committed constant names its sources; an evaluation file is another, or another part."""
     for key, questions in NANO.sets.items():
-        result = constant_cell(key).read(NANO)
+        result = constant(key).read(NANO)
         if result is None:
             continue
         chosen = result["settings"]["chosen"]
@@ -121,12 +105,12 @@ def test_rows_without_both_kinds_are_named_below_the_table(
     split = {"f1": {"mean": 28.0}, "yes_no": kind, "other": other}
     (folder / "constant.2wiki.no.json").write_text(json.dumps(split))
     (folder / "hmt.sedem-nano.2wiki.n100.json").write_text(json.dumps({"f1": {"mean": 22.0}}))
-    table, below = yes_no.STUDY.markdown(NANO).split("\n\n")
+    table, below = yes_no.markdown(NANO).split("\n\n")
     head, _, row = table.splitlines()
     columns = [place.strip() for place in head.strip("|").split("|")]
     places = [place.strip() for place in row.strip("|").split("|")]
     assert places[0] == 'always "no"'
     assert places[columns.index("2Wiki, yes/no questions")] == "100.0 (90.0-100.0)<br>28 questions"
     assert places[columns.index("2Wiki, other questions")] == "0.0 (0.0-0.0)<br>72 questions"
-    assert places[columns.index("HotpotQA, other questions")] == yes_no.WHOLE
+    assert places[columns.index("HotpotQA, other questions")] == WHOLE
     assert below.startswith("Not measured apart: ") and "; HMT;" in below

@@ -1,129 +1,68 @@
-"""The script for an hour on a GPU: interrupted and resumed on a CPU, at a tiny size."""
+"""The script for an hour on a GPU: its steps, their order, and their budgets."""
 
 from __future__ import annotations
 
-import io
-import json
 import os
-import tarfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
-from experiments.gpu import app
-from experiments.system.gpu_scale import (
+from experiments import gpu
+from experiments.gpu import (
     CANDIDATE,
     GPU,
     TIMES,
+    Step,
+    Work,
+    app,
     candidate_overrides,
     gpu_scale,
+    run_missing,
+    steps,
 )
-from experiments.system.gpu_steps import steps
+from experiments.system.models import equal_budget
 from experiments.system.scales import NANO, ROOT
-from experiments.system.step_archive import archive
-from experiments.system.step_processes import LOG, Step, Work, run_missing
-from experiments.system.study import find
-from experiments.system.variants import equal_budget
+from experiments.training import equal_training
 from sedem.baselines.registry import TRAINED
 from sedem.training.recipe import read_entries
 
 FIXTURES = ROOT / "tests" / "fixtures"
 
 
-def call(out: Path, *options: str, data: Path = FIXTURES) -> Result:
-    entries = ["--out", str(out), "--data", str(data), "--device", "cpu", "--smoke", *options]
-    return CliRunner().invoke(app, entries)
-
-
-def test_a_call_goes_on_where_one_that_was_stopped_or_failed_ended(tmp_path: Path) -> None:
-    only = ("--only", "train stage1-regress")
-    stopped = call(tmp_path, *only, "--minutes", "0.005")
-    assert stopped.exit_code == 75, stopped.output
-    assert "0 of 1 steps are done\ngive the same command again" in stopped.output
-
-    failed = call(tmp_path, *only, data=tmp_path / "nowhere")
-    assert failed.exit_code == 1
-    assert "failed: train stage1-regress" in failed.output and "nowhere" in failed.output
-
-    done = call(tmp_path, *only, "--archive", str(tmp_path / "packed"))
-    assert done.exit_code == 0, done.output
-    assert "1 of 1 steps are done" in done.output
-    assert (tmp_path / "runs/smoke/stage1-regress/final").is_dir()
-    outcomes = [json.loads(line)["outcome"] for line in (tmp_path / LOG).read_text().splitlines()]
-    assert outcomes == ["stopped", "failed", "done"]
-
-    listed = call(tmp_path, "--list").output.splitlines()
-    assert listed[0].split() == ["done", "train", "stage1-regress"]
-    assert listed[1].split() == ["missing", "train", "stage1"]
-    assert listed[2].split() == ["waiting", "train", "stage2"]
-    made = ["logs/train-stage1-regress.log", "runs/smoke/stage1-regress/training.json", LOG]
-    assert unpacked(tmp_path / "packed") == made
-
-    stuck = call(tmp_path, "--only", "train stage2", "--skip", "stage2-")
-    assert stuck.exit_code == 1
-    assert "waiting for a step that was not chosen: train stage2" in stuck.output
-
-    other = call(tmp_path, *only, "--budget", "0.5")
-    assert other.exit_code == 1 and "other settings" in other.output
-
-
-def unpacked(path: Path) -> list[str]:
-    """The names in an archive of several parts."""
-    parts = sorted(path.parent.glob(f"{path.name}.*"))
-    content = io.BytesIO(b"".join(part.read_bytes() for part in parts))
-    with tarfile.open(fileobj=content) as tar:
-        return tar.getnames()
-
-
-def shell(name: str, command: str, *needs: str, alone: bool = False) -> Step:
-    run = partial(os.system, f"{command} && touch {name}")
-    return Step(name, run, Path(name), tuple(map(Path, needs)), alone)
-
-
-def test_steps_run_at_once_after_what_they_need_or_alone(tmp_path: Path) -> None:
+def test_steps_run_at_once_after_what_they_need_or_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    # In place of the script: a step is a command of the shell.
+    (tmp_path / "experiments" / "gpu.py").write_text(
+        "import subprocess, sys\n"
+        "name, command = sys.argv[2].split(': ')\n"
+        "sys.exit(subprocess.run(f'{command} && touch {name}', shell=True).returncode)\n"
+    )
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
     os.mkfifo(tmp_path / "pipe")
+
+    def shell(name: str, command: str, *needs: str, alone: bool = False) -> Step:
+        return Step(f"{name}: {command}", print, Path(name), tuple(map(Path, needs)), alone)
+
     chosen = [
-        Step("broken", partial(Path.unlink, Path("nothing")), Path("broken")),
+        shell("broken", "echo nothing; false"),
         shell("never", "true", "broken"),
-        shell("reading", "cat pipe", "first"),
         shell("first", "test ! -e writing"),
+        shell("reading", "cat pipe", "first"),
         # Of a pipe, neither end can be opened without the other.
         shell("writing", "echo > pipe"),
         shell("alone", "test -e reading && test -e writing", alone=True),
     ]
     failed = run_missing(Work(tmp_path, FIXTURES, 1.0, True, "cpu", 3), chosen, 1.0)
-    assert list(failed) == ["broken"] and "nothing" in failed["broken"]
-    assert {step.name for step in chosen if not step.is_done(tmp_path)} == {"broken", "never"}
-
-
-def test_the_archive_has_the_last_two_checkpoints_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = Path("runs")
-    for name in CANDIDATE:
-        for file in ("sedem.safetensors", "backbone/model.safetensors"):
-            path = tmp_path / runs / name / "final" / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(os.urandom(100))
-    packed = tmp_path / "packed"
-    packed.with_name("packed.99").write_bytes(b"of an earlier call")
-    monkeypatch.setattr("experiments.system.step_archive.PART", 64)
-    parts = archive(tmp_path, [], runs, packed)
-    assert len(parts) > 1 and all(part.stat().st_size <= 64 for part in parts)
-    expected = [f"runs/{name}/final/sedem.safetensors" for name in CANDIDATE[-2:]]
-    assert unpacked(packed) == sorted(expected)
-    assert not packed.with_name("packed.99").exists()
-
-
-@pytest.mark.slow
-def test_every_step_runs_at_a_tiny_size(tmp_path: Path) -> None:
-    done = call(tmp_path, "--minutes", "60", "--processes", "2")
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "runs/smoke" / CANDIDATE[-1] / "final").is_dir()
+    (name,) = failed
+    assert name.startswith("broken") and "nothing" in failed[name]
+    left = [step.made.name for step in chosen if step.state(tmp_path) != "done"]
+    assert left == ["broken", "never"]
 
 
 def test_a_machine_without_a_gpu_is_refused_in_one_sentence(
@@ -176,7 +115,7 @@ def test_every_method_has_fifty_times_the_examples_of_nano(stage: str) -> None:
 
 
 def test_every_row_is_asked_the_same_questions() -> None:
-    cells = find("equal_training").cells(GPU)
+    cells = equal_training.cells(GPU)
     assert {cell.limit for cell in cells} == {None}
     assert all(GPU.sets[cell.questions].limit == 200 for cell in cells)
 

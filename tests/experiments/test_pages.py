@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import STUDIES
-from experiments.system import cells, pages
-from experiments.system.bench import bench_cells, worth
+from experiments import pages
+from experiments.system import cells
 from experiments.system.scales import NANO
+from experiments.system.timing import bench_cells, worth
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: f"{page.parent.name}-{page.name}")
@@ -24,7 +24,7 @@ def test_a_page_links_to_pictures_of_studies_that_it_shows(page: Path) -> None:
 
 def test_every_study_is_on_a_page() -> None:
     texts = [page.read_text(encoding="utf-8") for page in pages.PAGES]
-    assert {name for text in texts for name in pages.studies_of(text)} == set(STUDIES)
+    assert {name for text in texts for name in pages.studies_of(text)} == set(pages.STUDIES)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments import STUDIES
+from experiments.pages import STUDIES
 from experiments.system.cells import Cell
-from experiments.system.rate_search import best, search
-from experiments.system.scales import NANO, PAPER
-from experiments.system.study import find
-from experiments.system.variants import main_model, supervision
+from experiments.system.learning import best_rate, search
+from experiments.system.models import main_model, supervision
+from experiments.system.scales import NANO, PAPER, ROOT
 from sedem.baselines.registry import TRAINED
 from sedem.training.baseline import BaselineRecipe, load_baseline_recipe
 from sedem.training.recipe import load_recipe
-from sedem.training.shipped_recipes import shipped_recipe, shipped_recipes
 from sedem.training.stages import Stage2Recipe
 
 
@@ -50,8 +48,8 @@ def test_a_baseline_learns_at_paper_scale_what_sedem_learns_for_a_set(method: st
 def test_the_paper_scale_trains_a_baseline_for_the_papers_sets(method: str) -> None:
     asked = {
         cell.questions
-        for name in STUDIES
-        for cell in find(name).cells(PAPER)
+        for study in STUDIES.values()
+        for cell in study.cells(PAPER)
         if cell.method == method and cell.questions
     }
     if method == "comprexit":
@@ -65,9 +63,8 @@ def test_recipes_take_the_rate_that_was_found(method: str) -> None:
     result = Cell("search", method, main_model(NANO)).read(NANO)
     if result is None:
         pytest.skip(f"no rate of {method} has been searched for")
-    found = best(result)
-    names = [name for name in shipped_recipes() if name.startswith(f"nano/{method}-")]
-    for path in map(shipped_recipe, names):
+    found = best_rate(result)
+    for path in sorted((ROOT / "recipes" / "nano").glob(f"{method}-*.yaml")):
         recipe = load_baseline_recipe(method, path)
         after_text = recipe.data is not None and recipe.start_from is not None
         rates = set(recipe.optimization.learning_rates.values())
@@ -96,6 +93,6 @@ def test_a_search_goes_on_while_the_highest_rate_is_the_best(
         (folder / "training.json").write_text(json.dumps(summary))
 
     monkeypatch.setattr("sedem.training.baseline.train_baseline", train)
-    result = search("icae", scale, "nano", tmp_path)
+    result = search(Cell("search", "icae", main_model(scale)), scale, tmp_path)
     assert [entry["loss"] for entry in result["rates"].values()] == losses[:tried]
-    assert best(result) == scale.rates[losses.index(min(losses[:tried]))]
+    assert best_rate(result) == scale.rates[losses.index(min(losses[:tried]))]

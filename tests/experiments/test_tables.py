@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from experiments import arrivals, preparation
+from experiments.speed import arrivals, preparation
 from experiments.system import cells, paper
 from experiments.system.cells import Cell
-from experiments.system.few_digits import few_digits
-from experiments.system.measured import load_of, made_on
+from experiments.system.models import Variant
 from experiments.system.scales import NANO, PAPER, SMOKE
-from experiments.system.study import NOT_RUN, Number, Study
-from experiments.system.variants import Variant
+from experiments.system.tables import NOT_RUN, Number, Study, load_of, made_on
 
 
 @pytest.fixture
@@ -102,12 +100,12 @@ def test_where_it_was_measured_is_said_for_each_kind_of_result() -> None:
 def test_a_table_of_arrivals_says_what_was_asked_and_when_the_first_token_came(
     write_result: Callable[..., None],
 ) -> None:
-    assert arrivals.STUDY.markdown(NANO).startswith("| | tokens a second | median TTFT, ms |")
+    assert arrivals.markdown(NANO).startswith("| | tokens a second | median TTFT, ms |")
     figures = {"tokens_s": 15.3, "ttft_median_ms": 357, "ttft_p99_ms": 722, "end_mean_ms": 2060}
     asked = {"questions": 64, "rounds": 3, "tokens": 2048, "rows": 16, "seed": 0}
     rates = {"2": {"running batch": figures}}
-    write_result(arrivals.STUDY, {**MACHINE, **asked, "load_average": 10.3, "rates": rates})
-    about, table = arrivals.STUDY.markdown(NANO).split("\n\n")
+    write_result(arrivals, {**MACHINE, **asked, "load_average": 10.3, "rates": rates})
+    about, table = arrivals.markdown(NANO).split("\n\n")
     assert about.startswith("Abacus, 2 cores, 1 threads; torch 2, transformers 5. 64 questions")
     assert "a context of 2,048 tokens, up to 16 at once, seed 0; medians of 3 rounds" in about
     assert about.endswith("to its first token. Load of the machine: 10.3.")
@@ -124,20 +122,9 @@ def test_a_table_of_preparation_says_what_was_prepared(write_result: Callable[..
         "milliseconds": ways,
         "times_sooner": {way: 18.0 / time for way, time in ways.items()},
     }
-    write_result(preparation.STUDY, {**MACHINE, **found, "load_average": 5.6})
-    about, table = preparation.STUDY.markdown(NANO).split("\n\n")
+    write_result(preparation, {**MACHINE, **found, "load_average": 5.6})
+    about, table = preparation.markdown(NANO).split("\n\n")
     assert "300 examples of 478,651 tokens in all; medians of processor time" in about
     assert about.endswith("Load of the machine: 5.6.")
     assert "| together | 6.00 | 3.0 | 13,264 |" in table.splitlines()
     assert "| one by one | 18.00 | 1.0 |  |" in table.splitlines()
-
-
-def test_results_keep_six_digits_and_training_logs_three() -> None:
-    log = [{"loss": 1.23456789, "grad_norm": 2.0, "epoch": 0.5, "step": 1234567}]
-    result = {"f1": 12.3456789, "epoch": 2.0, "log": log, "values": [1234567.8, 7, "x", None]}
-    assert few_digits(result) == {
-        "f1": 12.3457,
-        "epoch": 2.0,
-        "log": [{"loss": 1.23, "step": 1234567}],
-        "values": [1234570.0, 7, "x", None],
-    }

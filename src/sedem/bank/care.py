@@ -377,7 +377,7 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     new.name = file.name
     try:
         with database_errors(file), _alone(file, file.path):
-            lost = _copy(file, file.path, new)
+            lost, traceless = _copy(file, file.path, new)
             read_again = list(again(new, lost)) if lost else []
             aside = _exchange(file.path, new)
     finally:
@@ -386,7 +386,10 @@ def repair(file: BankFile, again: Again = lambda bank, lost: ()) -> Repaired:
     names = [one.name for one in lost]
     repaired = [name for name in damage.documents if name not in names]
     dropped = [name for name in names if name not in read_again]
-    return Repaired(damage.problems, [aside.name], repaired, dropped, read_again)
+    problems = damage.problems
+    if traceless:
+        problems = [*problems, f"nothing can be read of {traceless:,} documents, not even a name"]
+    return Repaired(problems, [aside.name], repaired, dropped, read_again)
 
 
 def _fill_last_page(file: BankFile, path: Path) -> None:
@@ -426,8 +429,15 @@ def _alone(file: BankFile, path: Path) -> Iterator[None]:
         time.sleep(0.1)
 
 
-def _copy(file: BankFile, path: Path, new: BankFile) -> list[DamagedDocument]:
-    """Copy intact documents into a new file; returns the others."""
+def _copy(file: BankFile, path: Path, new: BankFile) -> tuple[list[DamagedDocument], int]:
+    """Copy intact documents into a new file.
+
+    Returns:
+        The others, and how many more the bank had.
+
+    Raises:
+        BankError: no document can be found.
+    """
     with closing(connect(path, frozen=True, verify=False)) as loose, ExitStack() as stack:
         try:
             check_tables(file, loose)
@@ -438,7 +448,7 @@ def _copy(file: BankFile, path: Path, new: BankFile) -> list[DamagedDocument]:
             strict = connect(path, frozen=True) if _hold_rows(loose, pages) else loose
             stack.callback(strict.close)
             meta = rows.read_meta(file, strict)
-            head = strict.execute("SELECT id, version FROM bank").fetchone()
+            *head, total = next(strict.execute("SELECT id, version, documents FROM bank"))
         except (*UNREADABLE, apsw.SQLError, BankError) as error:
             raise _hopeless(file, error) from None
         # The index of words is made from the texts.
@@ -447,15 +457,18 @@ def _copy(file: BankFile, path: Path, new: BankFile) -> list[DamagedDocument]:
             writing.execute("UPDATE bank SET id = ?, version = ?", head)
             version = rows.next_version(writing)
             writing.execute("UPDATE bank SET oldest = version")
-            lost = []
+            lost, count = [], total
             for one in _documents(strict, loose, meta, pages):
+                count -= one.added is not None
                 if not one.problem:
                     _copy_document(strict, one, meta, writing, version)
                 elif one.added is not None:
                     lost.append(
                         DamagedDocument(one.name, one.sha256, one.text, one.first_characters())
                     )
-            return lost
+            if count == total > 0:
+                raise _hopeless(file, "none of its documents can be found")
+            return lost, max(count, 0)
 
 
 def _hold_rows(loose: apsw.Connection, pages: Sequence[int]) -> bool:
@@ -470,7 +483,7 @@ def _hold_rows(loose: apsw.Connection, pages: Sequence[int]) -> bool:
     return True
 
 
-def _hopeless(file: BankFile, error: Exception) -> BankError:
+def _hopeless(file: BankFile, error: Exception | str) -> BankError:
     return BankError(
         f"bank '{file}' cannot be repaired ({error}); restore it from a backup, or build it again"
     )

@@ -242,6 +242,18 @@ def test_what_a_cut_file_lacks_is_dropped(more: int, file: BankFile) -> None:
     assert sorted(contents(file)) == sorted(f for f in expected if f[0] not in done.dropped)
 
 
+def test_documents_that_left_no_trace_are_counted(file: BankFile) -> None:
+    for table, column in (("documents", "id"), ("texts", "document"), ("blocks", "document")):
+        change(file, f"DELETE FROM {table} WHERE {column} > 20")
+    found = repair(file)
+    assert found.problems[-1] == "nothing can be read of 21 documents, not even a name"
+    assert len(contents(file)) == 19 and not found.dropped
+    for table in ("documents", "texts", "blocks"):
+        change(file, f"DELETE FROM {table}")
+    with pytest.raises(BankError, match="none of its documents can be found"):
+        repair(file)
+
+
 def test_without_reading_again_documents_are_dropped_and_words_are_found(file: BankFile) -> None:
     path = path_of(file)
     file.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from unit.training.blocks import block_dataset, collator, model_of_shape
 
-from experiments.system.preparation import one_by_one
+from experiments.system.timing import one_by_one
 from sedem import SeDeM, SedemConfig
 from sedem.backbone.decoder import Backbone
 from sedem.data.examples import ExampleSet

@@ -1,0 +1,271 @@
+"""Ablations: parts of SeDeM left out or exchanged, each trained on one equal budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.system import paper
+from experiments.system.cells import Cell
+from experiments.system.learning import ends_of_grid, steps_of
+from experiments.system.models import (
+    BASE,
+    NEXT_TOKEN_ALONE,
+    Variant,
+    main_model,
+    without_selector,
+)
+from experiments.system.scales import Scale
+from experiments.system.tables import SCORES, Number, entries, scores, study
+from sedem.training.recipe import read_entries
+
+Row = tuple[str, Variant, Mapping[str, float | None]]
+"""A label, its variant, and the paper's scores by set and metric, such as "hotpotqa f1"."""
+
+
+def ablation(
+    scale: Scale, rows: Sequence[Row], metrics: Sequence[str] = ("f1",), only: str | None = None
+) -> list[Number]:
+    """Scores and losses of answers, and losses of memory.
+
+    Args:
+        scale: sets and limits.
+        rows: the variants, with the paper's scores.
+        metrics: answer scores to show.
+        only: the one set that the paper uses; at paper scale it is the only one.
+    """
+    names = {"hotpotqa": "HotpotQA", "qasper": "QASPER"}
+    result: list[Number] = []
+    for label, variant, printed in rows:
+        left, trained = dict(printed), without_selector(scale, variant)
+        for questions in _asked(scale, only):
+            title = scale.sets[questions].title
+            own = {m: left.pop(f"{questions} {m}", None) for m in metrics}
+            result += scores(label, title, answers(scale, variant, questions), metrics, own)
+            loss = Cell("loss", variant=trained, questions=questions, limit=scale.limit)
+            result += entries(label, loss, (f"{title} answer loss", "answer_loss", 3))
+        for key, value in left.items():
+            questions, metric = key.split()
+            column = f"{names[questions]} {SCORES[metric]} (28 layers)"
+            result.append(Number(label, column, value, metric=""))
+        losses = ((f"{kind} loss", f"{kind}.memory", 3) for kind in ("continuation", "recall"))
+        result += entries(label, Cell("memory", variant=trained), *losses)
+    return result
+
+
+def answers(
+    scale: Scale, variant: Variant, questions: str, k: int | str | None = None, shift: int = 0
+) -> Cell:
+    """Answers of a variant: without selection, or with a budget K if one is given."""
+    disabled, control = scale.disabled
+    if variant.k and disabled != "all":
+        disabled = variant.k
+    return Cell(
+        variant=without_selector(scale, variant) if k is None else variant,
+        questions=questions,
+        k=disabled if k is None else k,
+        control=control if k is None else "selected",
+        shift=shift,
+        limit=scale.limit,
+    )
+
+
+def _asked(scale: Scale, only: str | None) -> tuple[str, ...]:
+    return (only,) if only and scale.name == "paper" else scale.ablation
+
+
+def _subset(scale: Scale) -> tuple[str, ...]:
+    """Stage-2 overrides of the depth studies: 3,000 training questions of HotpotQA.
+
+    The first 500 choose the checkpoint, as in the recipe.
+    """
+    if scale.name != "paper":
+        return ()
+    return ("data.training=[{path: hotpotqa, records: '500:3500'}]",)
+
+
+DIRECT = ("model.decompressor=none", "model.inject_layer=0")
+WITHOUT = ("losses.reconstruct=0",)
+DECOMPRESSION = {
+    "No decomp. (lin.)": Variant("direct-linear", DIRECT, NEXT_TOKEN_ALONE, WITHOUT),
+    "No decomp. (MLP)": Variant(
+        "direct-mlp", (*DIRECT, "model.compressor=mlp"), NEXT_TOKEN_ALONE, WITHOUT
+    ),
+    "SeDeM": BASE,
+}
+
+
+@study(
+    "Is decompression necessary? (Table decompressor_ablation)",
+    "The variants without a decompressor see as many windows and questions. They learn from the "
+    "next token alone.",
+)
+def decompression(scale: Scale) -> list[Number]:
+    """Slots as soft prompt at the decoder's input, not decompressed."""
+    table = "tab:decompressor_ablation"
+    return ablation(
+        scale,
+        [
+            (
+                label,
+                variant,
+                {
+                    f"{key} f1": paper.number(table, f"{key}_f1", method=label)
+                    for key in ("hotpotqa", "qasper")
+                },
+            )
+            for label, variant in DECOMPRESSION.items()
+        ],
+    )
+
+
+@study("Adapters on the decoder (Table lora_ablation)")
+def lora(scale: Scale) -> list[Number]:
+    """SeDeM with a frozen and with an adapted decoder."""
+    decoders = {"frozen": Variant("frozen-decoder", stage2=("model.lora_rank=0",)), "adapted": BASE}
+    rows = []
+    for name, variant in decoders.items():
+        column = f"{name}_decoder_f1"
+        printed = {
+            f"{key} f1": paper.number("tab:lora_ablation", column, dataset=paper.DATASETS[key])
+            for key in ("hotpotqa", "qasper")
+        }
+        rows.append((f"{name} decoder", variant, printed))
+    return ablation(scale, rows)
+
+
+@study("The learned-query compressor by K (Table query-ksweep)")
+def learned_queries(scale: Scale) -> list[Number]:
+    """Learned queries and the block compressor at each budget; both are trained alike."""
+    queries = Variant("query", ("model.compressor=query",))
+    result = []
+    for k in (2, 4, 8, "all"):
+        label, blocks = f"K={k}", "ALL" if k == "all" else f"K={k}"
+        printed = paper.number("tab:query-ksweep", "token_f1", selected_blocks=blocks)
+        for name, variant in (("learned queries", queries), ("mean pooling", BASE)):
+            for key in _asked(scale, "hotpotqa"):
+                column = f"{scale.sets[key].title} F1, {name}"
+                known = variant is queries and key == "hotpotqa"
+                cell = answers(scale, variant, key, k=k)
+                result.append(Number(label, column, printed if known else None, cell))
+        if "hotpotqa" not in scale.ablation:
+            result.append(Number(label, "HotpotQA F1, learned queries", printed, metric=""))
+    return result
+
+
+@study("Extraction and injection depth, layers run (Table layer_extraction_injection)")
+def depth(scale: Scale) -> list[Number]:
+    """The paper's grid; a smaller backbone uses layers at the same relative depth."""
+    rows = []
+    for row in paper.rows("tab:layer_extraction_injection"):
+        extract, inject = scale.layer(row["l_extract"]), scale.layer(row["l_inject"])
+        label = f"{row['l_extract']} to {row['l_inject']} of 28"
+        if scale.depth != 28:
+            label += f"; {extract} to {inject} of {scale.depth}"
+        printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
+        rows.append((label, _at_layers(scale, extract, inject), printed))
+    return ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
+
+
+def _at_layers(scale: Scale, extract: int, inject: int) -> Variant:
+    """A variant with one extraction and one injection layer."""
+    if (extract, inject) == scale.layers:
+        return BASE
+    changes = (f"model.extract_layers=[{extract}]", f"model.inject_layer={inject}")
+    return Variant(f"layers-{extract}-{inject}", changes, stage2=_subset(scale))
+
+
+@study(
+    "A probe at the ends of the depth grid",
+    "The paper gives no numbers. Losses of the text after a segment, on held-out windows. Those of "
+    "a probe and of a training are on different windows, so only the order of rows compares.",
+)
+def probe(scale: Scale) -> list[Number]:
+    """Continuation loss after the training of the depth study, and after each probe budget."""
+    cell, result = Cell("probe", variant=main_model(scale)), []
+    budgets = [f"{steps} steps" for steps in steps_of(scale)]
+    for (extract, inject), end in zip(ends_of_grid(scale), ("best", "worst"), strict=True):
+        row = f"{extract} to {inject} of {scale.depth}, {end} when trained"
+        trained = Cell("memory", variant=_at_layers(scale, extract, inject))
+        result += entries(row, trained, ("trained", "continuation.memory", 3))
+        place = f"{extract}-{inject}.continuation"
+        columns = [(f"probe, {b}", f"{b}.{place}.memory", 3) for b in budgets]
+        # The decoder's own states need no training, so one budget is enough.
+        columns.append(("probe, own states", f"{budgets[0]}.{place}.true_states", 3))
+        result += entries(row, cell, *columns)
+    return result
+
+
+@study("Mixtures of extraction layers (Table mixed_extraction_layers)")
+def mixed_layers(scale: Scale) -> list[Number]:
+    """The three mixtures, learned and uniform, and the learned weights of the first."""
+    rows = []
+    for row in paper.rows("tab:mixed_extraction_layers"):
+        printed = {"hotpotqa f1": row["f1"], "hotpotqa rouge_l": row["rouge_l"]}
+        label = f"{_list(row['layers'])} of 28, {row['mixing']}"
+        if scale.depth != 28:
+            label += f"; {_list(map(scale.layer, row['layers']))} of {scale.depth}"
+        rows.append((label, _mixture(scale, row["layers"], row["mixing"]), printed))
+    result = ablation(scale, rows, ("f1", "rouge_l"), only="hotpotqa")
+    weights = paper.rows("inline_mixed_layer_weights")
+    variant = _mixture(scale, [row["layer"] for row in weights], "learned")
+    trained = without_selector(scale, variant)
+    cell = Cell("loss", variant=trained, questions=scale.ablation[0], limit=scale.limit)
+    for row in weights:
+        label, metric = f"weight of layer {row['layer']} of 28", scale.layer(row["layer"])
+        weight = float(row["weight"])
+        result.append(Number(label, "weight", weight, cell, f"mixture.{metric}", digits=3))
+    return result
+
+
+def _mixture(scale: Scale, studied: list[int], mixing: str) -> Variant:
+    layers = list(dict.fromkeys(scale.layer(layer) for layer in studied))
+    changes = (
+        f"model.extract_layers={layers}",
+        f"model.inject_layer={scale.layer(10)}",
+        f"model.layer_mixing={mixing}",
+    )
+    name = f"mixed-{'-'.join(map(str, layers))}-{mixing}"
+    return Variant(name, changes, stage2=_subset(scale))
+
+
+def _list(layers: Any) -> str:
+    return ", ".join(map(str, layers))
+
+
+T, C, A = 128, 4, 64
+
+
+@study(
+    "Granularity: segment length at C=4, compression at T=128 (Figure codec_granularity_ablation)",
+    "The paper gives no numbers: quality falls with C, and grows with T up to 512. At T=32 losses "
+    "are over 32 tokens, elsewhere over 64.",
+    drawn=("loss",),
+)
+def granularity(scale: Scale) -> list[Number]:
+    """Two sweeps; the paper draws them without printing numbers."""
+    rows: list[Row] = [(f"T={t}", _of_size(scale, t, C), {}) for t in scale.segment_lengths]
+    rows += [(f"C={c}", _of_size(scale, T, c), {}) for c in scale.compressions]
+    return ablation(scale, rows)
+
+
+def _of_size(scale: Scale, segment_length: int, compression: int) -> Variant:
+    if (segment_length, compression) == (T, C):
+        return BASE
+    changes = (f"model.segment_length={segment_length}", f"model.compression={compression}")
+    # A recalled passage must fit into a segment.
+    after = min(A, segment_length)
+    stage1: tuple[str, ...] = (f"text.continuation={after}",)
+    stage2: tuple[str, ...] = ()
+    # The selected blocks contain the same amount of text, whatever their size.
+    k = max(1, 2 * T // segment_length)
+    if scale.disabled[0] != "all":
+        stage2 = (f"data.budgets=[{k}]", f"data.max_blocks={k + 2}")
+    if scale.name == "paper":
+        # As many tokens of text for every window width; a text contains fewer long windows.
+        text = read_entries(scale.recipe("stage1", scale.backbones[0], ""))["text"]
+        width = segment_length + after
+        windows, read = text["windows"] * (T + A) // width, text["tokens"] * (1 + width // 512)
+        stage1 += (f"text.windows={windows}", f"text.tokens={read}")
+    name = f"t{segment_length}-c{compression}"
+    return Variant(name, changes, stage1, stage2, k=k)

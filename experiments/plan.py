@@ -1,0 +1,148 @@
+"""The plan for banks of up to 10^12 tokens: measured costs of one core, multiplied by counts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from experiments.selection import made_banks
+from experiments.speed import bank_size
+from experiments.system.cells import Cell
+from experiments.system.scales import SHIPPED, Scale
+from experiments.system.search import BANK_SIZES, BEST
+from experiments.system.tables import NOT_RUN, Number, entries, made_on, markdown_table, study
+from experiments.system.timing import BATCHES, CONTEXTS, GROWN, SEDEM_CONTEXTS, bench_cells
+from sedem.backbone.loading import read_config
+from sedem.bank.search import CANDIDATES, COARSE_FROM, GROUPS
+from sedem.checkpoint.folder import EXTRA_ENTRIES
+from sedem.config import SedemConfig
+from sedem.durable_files import bytes_text
+from sedem.quantization import BFLOAT16, vector_bytes
+
+SIZES = tuple(10**power for power in range(7, 13))
+"""Sizes of the banks, in tokens."""
+MANY = 10**7
+"""Tokens of each of many banks; a question searches one of them."""
+DEVICES, MEMORY_GB, LOAD, DAYS = 16, 64, 0.7, 7
+"""Assumed, not measured: cores and GB for keys of a machine, and how much and long it works."""
+
+
+def _columns(scale: Scale) -> dict[str, tuple[Cell, str, str, int]]:
+    """The measured costs of one core by name: cell, metric, title and decimals."""
+    model, bench = next(iter(bench_cells(scale).items()))
+    batches = bench_cells(scale, "batches")[model]
+    row = f"results.sedem.{SEDEM_CONTEXTS[scale.name][0]}"
+    most, blocks = max(BATCHES[scale.name]), max(BANK_SIZES[scale.name])
+    text = f"results.full-context.{min(CONTEXTS[scale.name])}.stored_bytes_per_token"
+    answered = f"{row}.batches.{most}.questions_per_s.median"
+    made, place = made_banks(scale), f"sizes.{blocks}.cpu_ms_per_question"
+    (grown,) = bank_size.cells(scale)
+    opened, size = f"sizes.{max(GROWN[scale.name])}", max(GROWN[scale.name])
+    candidates = "candidates_cpu_ms_per_question"
+    return {
+        "read": (batches, f"{row}.build_tok_s.median", "reading, tokens a second", 0),
+        "text": (bench, text, "text, bytes a token", 1),
+        "answers": (batches, answered, f"answers a second, {most} questions at once", 2),
+        "exact": (made, f"{place}.exact", f"scoring all keys of {blocks:,} blocks, ms", 1),
+        "coarse": (made, f"{place}.coarse", f"scoring pooled keys of {blocks:,} blocks, ms", 1),
+        "candidates": (made, candidates, f"scoring {CANDIDATES:,} candidates, ms", 1),
+        "open": (grown, f"{opened}.open_s", f"opening a bank of {size:,} blocks, s", 3),
+        "memory": (grown, f"{opened}.open_mb", f"memory of {size:,} opened blocks, MB", 1),
+    }
+
+
+def _plan(scale: Scale) -> str:
+    """The measured costs with their machines, the assumptions, and the table."""
+    shown = plan.numbers(scale) if scale.name == "nano" else []
+    if not shown or any(number.ours(scale) is None for number in shown):
+        return NOT_RUN
+    values = {name: n.value(scale) for name, n in zip(_columns(scale), shown, strict=True)}
+    costs = [["one core, sedem-nano", "measured", "on"]]
+    for number in shown:
+        assert number.cell is not None
+        made = made_on(number.cell.read(scale) or {})
+        costs.append([number.column, *number.lines(scale), made])
+    assumed = (
+        f"Assumed, not measured: machines of {DEVICES} cores with {MEMORY_GB} GB for keys, busy "
+        f"{LOAD:.0%} of the time; a bank is read within {DAYS} days. Blocks are full."
+    )
+    head = ["tokens", "blocks", "slots", "slots, int8", "pooled keys", "text"]
+    head += ["core days to read", "machines", "search", f"% of the best {BEST} among candidates"]
+    head += ["core s a question, exact", "coarse", "machines for 1 question a second"]
+    rows = [_row(scale, values, tokens, tokens) for tokens in SIZES]
+    many = _row(scale, values, SIZES[-1], MANY)
+    many[0] = f"{many[0]} in banks of {_power(MANY)}"
+    machines = math.ceil(10_000 / values["answers"] / LOAD / DEVICES)
+    after = (
+        f"{machines:,} more machines answer 10,000 questions a second, from a bank of any size: "
+        f"an answer takes {1 / values['answers']:.2g} s of a core."
+    )
+    tables = [markdown_table(costs), assumed, markdown_table([head, *rows, many]), after]
+    return "\n\n".join(tables)
+
+
+def _row(scale: Scale, costs: dict[str, float], tokens: int, searched: int) -> list[str]:
+    """A bank of some tokens, or many banks of which a question searches one."""
+    config = SedemConfig.load(SHIPPED, extra=EXTRA_ENTRIES)
+    width, slots = read_config(str(SHIPPED / "backbone")).hidden_size, config.slots_per_block
+    heads = config.selector_heads
+    head_width = config.selector_dim or width // heads
+    blocks, of_one = (-(-count // (slots * config.compression)) for count in (tokens, searched))
+    # As selectors keep them on a CPU: all keys in float32, pooled ones in bfloat16.
+    keys = {"exact": 4 * slots * heads * head_width}
+    keys["coarse"] = math.gcd(slots, GROUPS) * heads * vector_bytes(head_width, BFLOAT16)
+    sizes = [blocks * slots * vector_bytes(width, dtype) for dtype in (BFLOAT16, "int8")]
+    sizes += [blocks * keys["coarse"], round(tokens * costs["text"])]
+    largest = max(BANK_SIZES[scale.name])
+    seconds = {"exact": of_one * costs["exact"] / largest / 1e3}
+    seconds["coarse"] = (of_one * costs["coarse"] / largest + costs["candidates"]) / 1e3
+    search = "exact" if of_one <= COARSE_FROM else "coarse"
+    days = tokens / costs["read"] / 86400
+    # A question must be scored within a second, and every block's keys are in some memory.
+    needed = max(seconds[search] / LOAD / DEVICES, blocks * keys[search] / (MEMORY_GB * 1e9))
+    return [
+        _power(tokens),
+        f"{blocks:,}",
+        *map(bytes_text, sizes),
+        f"{days:,.3g}",
+        f"{math.ceil(days / DEVICES / DAYS):,}",
+        search,
+        "all" if search == "exact" else _recall(scale, of_one),
+        *(f"{spent:,.3g}" for spent in seconds.values()),
+        f"{math.ceil(needed):,}",
+    ]
+
+
+def _recall(scale: Scale, blocks: int) -> str:
+    """The recall of the coarse search, by a line through the log-odds over the log of the size.
+
+    Half a block is added to each kind, because 100 % would have infinite odds.
+    """
+    result: dict[str, Any] = made_banks(scale).read(scale) or {}
+    best = result["questions"]["limit"] * BEST
+    measured = {int(n): found["recall"][str(CANDIDATES)] for n, found in result["sizes"].items()}
+    hits = np.array([percent / 100 * best + 0.5 for percent in measured.values()])
+    line = np.polyfit(np.log([*measured]), np.log(hits / (best + 1 - hits)), 1)
+    percent = 100 / (1 + math.exp(-np.polyval(line, math.log(blocks))))
+    inside = min(measured) <= blocks <= max(measured)
+    return f"{percent:.0f}, {'between measured sizes' if inside else 'extrapolated'}"
+
+
+def _power(tokens: int) -> str:
+    return f"1e{round(math.log10(tokens))}"
+
+
+@study(
+    "What banks of up to 10^12 tokens take",
+    "The paper gives no numbers of this kind.",
+    render=_plan,
+)
+def plan(scale: Scale) -> list[Number]:
+    """The measurements behind the plan."""
+    return [
+        number
+        for cell, metric, title, digits in _columns(scale).values()
+        for number in entries("one core", cell, (title, metric, digits))
+    ]

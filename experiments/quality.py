@@ -1,0 +1,265 @@
+"""Quality of answers: methods, amounts of memory, and forms in which blocks are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.system import figures, paper
+from experiments.system.answers import BUDGETS
+from experiments.system.cells import Cell, answer_cell, answers_by_k, paper_cell
+from experiments.system.models import (
+    BASE,
+    FORMS,
+    PAPER_FORM,
+    Variant,
+    equal_budget,
+    further_trained,
+    guided_model,
+    main_model,
+)
+from experiments.system.scales import Scale
+from experiments.system.tables import Number, entries, metric_of, scores, study
+
+SETS = ("2wiki", "musique", "qasper", "hotpotqa")
+METRICS = ("f1", "rouge_l", "em")
+
+
+@study(
+    "Main long-context QA (Tables main_qa_results and sedem_em)",
+    "Answers have at most 64 new tokens, 128 on QASPER. K is 2, 2, 4 and 8 as in the paper.",
+    drawn=("F1",),
+)
+def main_qa(scale: Scale) -> list[Number]:
+    """Every method on every backbone; a smaller one is compared with the paper's 1B numbers."""
+    result = [
+        number
+        for label, answer in {"constant answer": "", 'always "no"': "no"}.items()
+        for key in SETS
+        for number in scores(label, scale.sets[key].title, constant(key, answer), METRICS)
+    ]
+    for backbone in scale.backbones:
+        variant = main_model(scale, backbone)
+        source = backbone if backbone in paper.BACKBONES else "llama-3.2-1b"
+        prefix = "" if len(scale.backbones) == 1 else f"{backbone}: "
+        for row in paper.rows("tab:main_qa_results"):
+            if row["backbone"] != paper.BACKBONES[source]:
+                continue
+            method = row["method"]
+            for key in SETS:
+                printed = {m: row.get(f"{key}_{m}") for m in METRICS}
+                printed["em"] = _em(source, method, key)
+                title, cell = scale.sets[key].title, paper_cell(scale, method, variant, key)
+                result += scores(prefix + method, title, cell, METRICS, printed)
+        for label, model, fields in _more_rows(scale, variant):
+            for key in SETS:
+                cell = answer_cell(scale, model, key, **fields)
+                if cell is not None:
+                    result += scores(prefix + label, scale.sets[key].title, cell, METRICS)
+    return result
+
+
+def _more_rows(scale: Scale, variant: Variant) -> list[tuple[str, Variant, dict[str, Any]]]:
+    """Rows that the paper's table lacks: a label, a model, and fields of its cells."""
+    few: dict[str, Any] = {"limit": scale.costly_limit}
+    windows = {"method": "beacon", "setting": "1024"}
+    rows: list[tuple[str, Variant, dict[str, Any]]] = [
+        ("SeDeM, evidence selected", variant, {"control": "gold"}),
+        ("SeDeM, every block", variant, {"k": "all", **few}),
+        ("SeDeM, no memory", variant, {"control": "none"}),
+        ("frozen backbone, BM25's paragraphs as text", variant, {"method": "bm25"}),
+        ("raw-text RAG with matched supervision", variant, {"method": "rag"}),
+        ("ComprExIT, pieces of 512 tokens", variant, {"method": "comprexit"}),
+        ("Activation Beacon, windows of 1,024 tokens", variant, windows),
+    ]
+    if scale.name != "paper":
+        equal = equal_budget(scale)
+        budgets = (("one block", 1), ("two blocks", 2), ("four blocks", 4))
+        rows += [(f"SeDeM with {blocks}", variant, {"k": k}) for blocks, k in budgets]
+        rows += [
+            ("SeDeM, trained as little as the methods above", equal, few),
+            ("the same, no memory", equal, {"control": "none", **few}),
+        ]
+    return rows
+
+
+def _em(backbone: str, method: str, key: str) -> float | None:
+    names = {"llama-3.2-1b": "Llama-3.2-1B", "llama-3.2-3b": "Llama-3.2-3B"}
+    if method != "SeDeM" or backbone not in names:
+        return None
+    return paper.number("tab:sedem_em", f"{key}_em", backbone=names[backbone])
+
+
+def constant(questions: str, answer: str = "") -> Cell:
+    """The same answer to every question; if it is empty, the best one on training questions."""
+    return Cell("constant", questions=questions, answer=answer)
+
+
+@study(
+    "The constant answer of every set",
+    "The paper gives no numbers. The answer has the best mean F1 on training questions.",
+    drawn=("F1",),
+)
+def constant_answers(scale: Scale) -> list[Number]:
+    """The answer chosen on training questions, its score there, and its score in evaluation."""
+    result = []
+    for key, questions in scale.sets.items():
+        if questions.schema == "ruler-qa2":  # no training questions
+            continue
+        cell, row = constant(key), questions.title
+        columns: list[tuple[Any, ...]] = [("constant answer", "settings.answer")]
+        if scale.name != "smoke":
+            chosen = "settings.chosen"
+            columns.append(("training questions", f"{chosen}.questions", 0))
+            columns.append(("F1 on them", f"{chosen}.f1"))
+        columns.append(("evaluation questions", "counts.examples", 0))
+        result += entries(row, cell, *columns) + scores(row, "", cell, METRICS)
+    return result
+
+
+LIMITS = {"squad-10": 100, "exact-facts": 100, "hotpotqa": 300, "2wiki": 100, "musique": 40}
+"""Number of questions of each set in guided form."""
+
+
+@study(
+    "More memory: answers by K, with and without guided attention",
+    "The paper gives no numbers. Guided answers have at most 32 new tokens.",
+)
+def more_memory(scale: Scale) -> list[Number]:
+    """F1, or EM of exact facts, by form and K."""
+    result = []
+    forms = {
+        "the paper's form": None,
+        "guided, same weights": False,
+        "guided, trained further": True,
+    }
+    for form, trained in forms.items():
+        for k in BUDGETS:
+            for key in (key for key in LIMITS if key in scale.sets):
+                row, metric, title = f"{form}, K={k}", metric_of(key), scale.sets[key].title
+                if trained is None:
+                    cell = _in_paper_form(scale, key, k)
+                    result += scores(row, title, cell, (metric,)) if cell else []
+                else:
+                    result.append(by_k(row, scale, guided_answers(scale, key, trained), k))
+    return result
+
+
+def by_k(row: str, scale: Scale, cell: Cell, k: int | str, column: str = "") -> Number:
+    """The score at one K of a cell of answers at every K; `column` follows the set and metric."""
+    metric = metric_of(cell.questions)
+    title = f"{scale.sets[cell.questions].title} {metric.upper()}{column}"
+    return Number(row, title, None, cell, f"budgets.{k}.{metric}")
+
+
+def guided_answers(scale: Scale, questions: str, trained: bool = True, **fields: Any) -> Cell:
+    """Guided answers to a set at every K, by the model trained with guidance or before that."""
+    model = guided_model(scale) if trained else main_model(scale)
+    form = "" if trained else "guided"
+    return answers_by_k(scale, questions, model, LIMITS.get(questions, 0), form=form, **fields)
+
+
+def _in_paper_form(scale: Scale, questions: str, k: int | str) -> Cell | None:
+    """Answers to a set in the paper's form, as measured by other studies; None if missing."""
+    model = main_model(scale)
+    if k == 8 and questions in (*scale.ablation, "musique"):
+        return None
+    if questions in scale.ablation:
+        limit = {4: 500, "all": 200}.get(k) if scale.name == "nano" else scale.limit
+        return Cell(variant=model, questions=questions, k=k, limit=limit, max_new_tokens=32)
+    limit = scale.costly_limit if k == "all" else None
+    return Cell(variant=model, questions=questions, k=k, limit=limit)
+
+
+MIXED, ALONE = "guided-conditions", "guided-text"
+CONDITIONS = {
+    "memory": (MIXED, "memory"),
+    "text": (MIXED, "text"),
+    "the best as text, the others as memory": (MIXED, "both"),
+    "text, trained on text alone": (ALONE, "text"),
+}
+"""The model and the form in which it reads blocks, by label."""
+TIME, BYTES = "TTFT, ms", "stored bytes a token"
+
+
+@study(
+    "The same blocks as memory, as text, or as both",
+    "The paper gives no numbers. Answers have at most 32 new tokens.",
+    draw=lambda one, scale, path: figures.draw_against_time(
+        one.numbers(scale), scale, one.title, path, [*CONDITIONS], TIME, BYTES
+    ),
+)
+def conditions(scale: Scale) -> list[Number]:
+    """Score, time to the first token and stored bytes, by condition and K.
+
+    One model is trained on all three conditions, another on text alone with as many steps.
+    """
+    models = {
+        MIXED: further_trained(scale, MIXED, "stage2-conditions"),
+        ALONE: further_trained(scale, ALONE, "stage2-text", start=tuple(FORMS[PAPER_FORM].items())),
+    }
+    times = Cell(
+        "condition-times",
+        variant=models[MIXED],
+        questions=scale.ablation[0],
+        limit=10 if scale.name == "nano" else scale.limit,
+        dtype="float32",
+    )
+    result = []
+    for label, (name, condition) in CONDITIONS.items():
+        for k in (1, 2, 4, 8):
+            row = f"{label}, K={k}"
+            for key in scale.ablation:
+                cell = answers_by_k(scale, key, models[name], 100, condition=condition)
+                result.append(by_k(row, scale, cell, k))
+            columns = (TIME, f"times.{condition}.{k}"), (BYTES, f"bytes.{condition}", 0)
+            result += entries(row, times, *columns)
+    return result
+
+
+@study(
+    "Selected paragraphs read as text, together and apart",
+    "The paper gives no numbers. Both readers were trained on two of four paragraphs.",
+)
+def paragraphs_apart(scale: Scale) -> list[Number]:
+    """F1, or EM of exact facts, by form and K; the two recipes of raw-text RAG differ in it."""
+    result = []
+    for label, setting in {"together": "", "apart": "_apart"}.items():
+        for k in (1, 2, 4, 8):
+            for key in (*scale.ablation, "hotpotqa"):
+                fields = {"k": k, "setting": setting, "limit": scale.costly_limit}
+                cell = answer_cell(scale, main_model(scale), key, "rag", **fields)
+                title = scale.sets[key].title
+                result += scores(f"{label}, K={k}", title, cell, (metric_of(key),))
+    return result
+
+
+@study(
+    "RULER qa_2 by context length (Table ruler_qa2)",
+    "Lengths are counted in the backbone's own tokens. Text beyond its positions is cut off, and "
+    "the result counts it.",
+)
+def ruler(scale: Scale) -> list[Number]:
+    """string_match_part by method and length; the paper uses the 3B backbone."""
+    backbone = "llama-3.2-3b" if "llama-3.2-3b" in scale.backbones else None
+    methods = {"Full-context reference": "Backbone (Frozen)", "SeDeM": "SeDeM", "ICAE": "ICAE"}
+    result = []
+    for printed, method in methods.items():
+        for length in ("4k", "8k", "16k"):
+            key = f"ruler-{length}"
+            if key in scale.sets:
+                value = paper.number("tab:ruler_qa2", length, method=printed)
+                cell = paper_cell(scale, method, main_model(scale, backbone), key)
+                title = scale.sets[key].title
+                result.append(Number(printed, title, value, cell, "string_match"))
+    return result
+
+
+@study("Transfer to a set that was not trained for (appendix OOD Transfer)")
+def transfer(scale: Scale) -> list[Number]:
+    """SeDeM and ICAE, trained on a mixture without QASPER, on QASPER."""
+    result = []
+    for method, fields in (("SeDeM", {"limit": scale.limit}), ("ICAE", {"method": "icae"})):
+        printed = {"f1": paper.number("inline_ood_transfer", "token_f1", method=method)}
+        cell = answer_cell(scale, BASE, "qasper", trained_for="mixture", **fields)
+        result += scores(method, scale.sets["qasper"].title, cell, paper=printed)
+    return result

@@ -1,0 +1,395 @@
+"""Speed: times and memory of methods, batches, kept keys and values, and growing banks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.system import paper
+from experiments.system.cells import Cell
+from experiments.system.models import main_model
+from experiments.system.scales import Scale
+from experiments.system.tables import (
+    NOT_RUN,
+    Number,
+    Study,
+    entries,
+    load_of,
+    made_on,
+    markdown_table,
+    study,
+    versions_of,
+)
+from experiments.system.timing import (
+    BATCHES,
+    CONTEXTS,
+    GROWN,
+    KEPT_CONTEXTS,
+    METHODS,
+    RATES,
+    SEDEM_CONTEXTS,
+    SLOT_TYPES,
+    WAYS,
+    bench_cells,
+)
+from sedem.bench.plot import draw as draw_bench
+from sedem.bench.table import lines
+from sedem.evaluation.registry import METHODS as EVERY
+
+NONE_PRINTED = "The paper gives no numbers of this kind."
+KEPT_ROWS = {
+    "sedem": "sedem, cold",
+    "sedem-warm": "sedem, warm",
+    "text-blocks": "text-blocks",
+    "hf-prefix": "hf-prefix",
+}
+"""Rows of the comparison of kept keys and values, and their labels."""
+
+
+@study(
+    "Online time to the first token and decoding speed (Table efficiency_varb_icae)",
+    "The paper's times are of one A100-SXM4-40GB and its own sets. Ours are of the bench, on "
+    "another backbone and the machine that docs/performance.md names. The two do not compare.",
+)
+def efficiency(scale: Scale) -> list[Number]:
+    """Online times: the paper's on its four sets, the bench's at its own lengths."""
+    printed = ("TTFT, ms (paper, A100)", "tok/s (paper, A100)")
+    result = []
+    for row in paper.rows("tab:efficiency_varb_icae"):
+        for backbone, short in (("1B", "1b"), ("3B", "3b")):
+            for method, column in (("SeDeM", "ours"), ("ICAE", "icae")):
+                label = f"{backbone}, {row['dataset']}: {method}"
+                found = (row.get(f"{short}_ttft_{column}_ms"), row.get(f"{short}_tok_s_{column}"))
+                result += [
+                    Number(label, heading, value, metric="")
+                    for heading, value in zip(printed, found, strict=True)
+                ]
+    for name, cell in bench_cells(scale).items():
+        for tokens in CONTEXTS[scale.name]:
+            place = f"results.sedem.{tokens}"
+            result += entries(
+                f"{name}, {tokens:,} tokens: SeDeM",
+                cell,
+                ("TTFT, ms (bench)", f"{place}.online_ttft_ms.median"),
+                ("tok/s (bench)", f"{place}.decode_tok_s.median"),
+            )
+    return result
+
+
+def _draw_bench(one: Study, scale: Scale, path: Path) -> None:
+    """Draw the times of the scale's first model against context length.
+
+    Raises:
+        FileNotFoundError: the bench has not been run.
+    """
+    cell = next(iter(bench_cells(scale).values()))
+    result = cell.read(scale)
+    if result is None:
+        raise FileNotFoundError(f"'{cell.name}' has no result at {scale.name} scale; run it first")
+    draw_bench(result, path)
+
+
+@study(
+    "Times of every method",
+    NONE_PRINTED,
+    render=lambda scale: _blocks(scale, "bench", f"{scale.name}-performance.svg"),
+    draw=_draw_bench,
+)
+def performance(scale: Scale) -> list[Number]:
+    """Time to the first token, decoding and building, by method and context length."""
+    result = []
+    for name, cell in bench_cells(scale).items():
+        for tokens in CONTEXTS[scale.name]:
+            for method in METHODS.get(scale.name, tuple(EVERY)):
+                place = f"results.{method}.{tokens}"
+                result += entries(
+                    f"{name}, {tokens:,} tokens: {method}",
+                    cell,
+                    ("online TTFT, ms", f"{place}.online_ttft_ms.median"),
+                    ("prebuilt TTFT, ms", f"{place}.prebuilt_ttft_ms.median"),
+                    ("decode tok/s", f"{place}.decode_tok_s.median"),
+                )
+    return result
+
+
+@study("Many questions over one bank", NONE_PRINTED, render=lambda scale: _blocks(scale, "batches"))
+def batches(scale: Scale) -> list[Number]:
+    """Medians by the number of questions asked together."""
+    result = []
+    for name, cell in bench_cells(scale, "batches").items():
+        for tokens in SEDEM_CONTEXTS[scale.name]:
+            for count in BATCHES[scale.name]:
+                row = f"{name}, {tokens:,} tokens: {count} together"
+                metric = f"results.sedem.{tokens}.batches.{count}.questions_per_s.median"
+                result += entries(row, cell, ("questions a second", metric, 2))
+    return result
+
+
+@study(
+    "Times with slots in fewer bytes",
+    NONE_PRINTED,
+    render=lambda scale: _blocks(scale, "memories"),
+)
+def memories(scale: Scale) -> list[Number]:
+    """Times and bytes by the type of the stored slots."""
+    result = []
+    for name, cell in bench_cells(scale, "memories").items():
+        for tokens in SEDEM_CONTEXTS[scale.name]:
+            for slots in SLOT_TYPES:
+                method = "sedem" if slots == "bfloat16" else f"sedem-{slots}"
+                place = f"results.{method}.{tokens}"
+                result += entries(
+                    f"{name}, {tokens:,} tokens: {slots}",
+                    cell,
+                    ("online TTFT, ms", f"{place}.online_ttft_ms.median"),
+                    ("prebuilt TTFT, ms", f"{place}.prebuilt_ttft_ms.median"),
+                    ("bytes a token", f"{place}.stored_bytes_per_token"),
+                )
+    return result
+
+
+@study(
+    "Keys and values that are kept",
+    NONE_PRINTED,
+    drawn=("TTFT", "kept bytes"),
+    render=lambda scale: _blocks(scale, "kept"),
+)
+def kept(scale: Scale) -> list[Number]:
+    """Times and bytes by method, and the point from which keeping pays off."""
+    result = []
+    for name, cell in bench_cells(scale, "kept").items():
+        for tokens in KEPT_CONTEXTS[scale.name]:
+            row, worth = f"{name}, {tokens:,} tokens", f"worth.{tokens}"
+            for method, label in KEPT_ROWS.items():
+                place = f"results.{method}.{tokens}"
+                columns = [
+                    ("prebuilt TTFT, ms", f"{place}.prebuilt_ttft_ms.median", 1),
+                    ("times warm's", f"{worth}.ratio.{method}", 2),
+                    ("kept bytes a token", f"{place}.kept.bytes_per_token", 0),
+                ]
+                shown = columns[:2] if method == "sedem" else columns
+                result += entries(f"{row}: {label}", cell, *shown)
+            result += entries(
+                f"{row}: sedem, warm",
+                cell,
+                ("hit rate that pays, %", f"{worth}.hit_rate", 0),
+                ("questions that pay for warming", f"{worth}.questions", 0),
+            )
+    return result
+
+
+def _about_arrivals(result: Mapping[str, Any]) -> str:
+    """The questions and how often they were asked."""
+    return (
+        f"{result['questions']} questions with K of 1, 2 or 4 to a context of "
+        f"{result['tokens']:,} tokens, up to {result['rows']} at once, seed {result['seed']}; "
+        f"medians of {result['rounds']} rounds, in turn. TTFT is the time from the arrival of a "
+        "question to its first token."
+    )
+
+
+@study("Questions that arrive at random", NONE_PRINTED, about=_about_arrivals)
+def arrivals(scale: Scale) -> list[Number]:
+    """Throughput and waiting time by rate and kind of batch; sedem-nano answers, if not smoke."""
+    cell = Cell("arrivals", variant=main_model(scale) if scale.name == "smoke" else None)
+    return [
+        number
+        for rate in RATES[scale.name]
+        for way in WAYS
+        for number in entries(
+            f"{rate} a second, {way}",
+            cell,
+            ("tokens a second", f"rates.{rate}.{way}.tokens_s"),
+            ("median TTFT, ms", f"rates.{rate}.{way}.ttft_median_ms", 0),
+            ("p99 TTFT, ms", f"rates.{rate}.{way}.ttft_p99_ms", 0),
+            ("mean time to the end, ms", f"rates.{rate}.{way}.end_mean_ms", 0),
+        )
+    ]
+
+
+def _about_preparation(result: Mapping[str, Any]) -> str:
+    """The questions, and which kind of time is reported."""
+    return (
+        f"{result['examples']} examples of {result['tokens']:,} tokens in all; medians of "
+        "processor time, the ways in turn."
+    )
+
+
+@study("Preparing questions for stage 2", NONE_PRINTED, about=_about_preparation)
+def preparation(scale: Scale) -> list[Number]:
+    """Milliseconds per example by preparation method, and bytes per example in the arrays."""
+    cell, result = Cell("preparation", variant=main_model(scale), questions="hotpotqa"), []
+    for way in ("one by one", "together", "from disk"):
+        result += entries(
+            way,
+            cell,
+            ("ms an example", f"milliseconds.{way}", 2),
+            ("times sooner", f"times_sooner.{way}"),
+            *([] if way == "one by one" else [("bytes an example", "bytes", 0)]),
+        )
+    return result
+
+
+def _about_bank_size(result: Mapping[str, Any]) -> str:
+    """The blocks, and which kind of time is reported."""
+    return (
+        f"Blocks of {result['slots']} slots, ten a document, {result['commit_blocks']} a commit; "
+        "processor time."
+    )
+
+
+@study("Opening, appending and reading by the size of a bank", NONE_PRINTED, about=_about_bank_size)
+def bank_size(scale: Scale) -> list[Number]:
+    """Costs by the number of blocks."""
+    return [
+        number
+        for size in GROWN[scale.name]
+        for number in entries(
+            f"N={size}",
+            Cell("bank-size"),
+            ("opening, s", f"sizes.{size}.open_s", 3),
+            ("memory of opening, MB", f"sizes.{size}.open_mb", 1),
+            ("spans of all blocks, s", f"sizes.{size}.spans_s", 3),
+            ("memory of them, MB", f"sizes.{size}.spans_mb", 1),
+            ("8 blocks, ms", f"sizes.{size}.select_ms", 2),
+            ("a commit of 800 blocks, ms", f"sizes.{size}.commit_ms", 1),
+            ("seeing another's commit, ms", f"sizes.{size}.reload_ms", 1),
+        )
+    ]
+
+
+# Blocks of docs/performance.md
+
+
+def _blocks(scale: Scale, kind: str, picture: str = "") -> str:
+    """The bench's measurements for each model of a scale, one model after another.
+
+    Args:
+        scale: nano shows sedem-nano, paper the shapes of Llama.
+        kind: "bench", "batches", "memories" or "kept".
+        picture: file of the first model's picture; empty for none.
+    """
+    cells, shown = bench_cells(scale, kind), []
+    for name, cell in cells.items():
+        result = cell.read(scale)
+        parts = [] if len(cells) == 1 else [f"{name}:"]
+        if result is None:
+            parts.append(NOT_RUN)
+        else:
+            if picture:
+                parts.append(f"![Time to the first token against context length]({picture})")
+            parts.append(_measured_on(result))
+            tables = [_kept(result), _worth(result)] if kind == "kept" else [lines(result)]
+            tables += _details(result) if kind == "bench" else []
+            parts += map(markdown_table, tables)
+        shown.append("\n\n".join(parts))
+        picture = ""
+    return "\n\n".join(shown)
+
+
+def _measured_on(result: Mapping[str, Any]) -> str:
+    """Machine, versions, ceilings and load of a result, and its notes."""
+    settings, ceilings = result["settings"], result["ceilings"]
+    commit = result["commit"] or {"id": "unknown", "dirty": False}
+    device = "processor" if settings["device"] == "cpu" else "device"
+    shown = [
+        f"{made_on(result, device, settings['dtype'])}; "
+        f"commit {commit['id'][:10]}{' with changes' if commit['dirty'] else ''}. "
+        f"Medians of {settings['runs']} runs (quartiles), {settings['answer_tokens']} answer "
+        f"tokens. Ceilings of the same process: {ceilings['bytes_per_s'] / 1e9:,.1f} GB/s copied, "
+        f"{ceilings['flops_per_s'] / 1e12:,.2f} TFLOP/s. {load_of(result)}",
+        *(f"- a part is older: {_made(made)}" for made in result.get("earlier", [])),
+        *(f"- {note}" for note in result["notes"]),
+        *(f"- {name}: {reason}" for name, reason in result["left_out"].items()),
+    ]
+    return "\n".join(shown)
+
+
+def _made(signature: Mapping[str, Any] | None) -> str:
+    """Commit, machine and versions of an older part."""
+    if signature is None:
+        return "its machine and versions are not known"
+    commit = signature["commit"] or {"id": "unknown"}
+    return (
+        f"commit {commit['id'][:10]} on {signature['machine']['device']}, {versions_of(signature)}"
+    )
+
+
+def _details(result: Mapping[str, Any]) -> Iterator[list[list[str]]]:
+    """Tables of building, of SeDeM's stages, and of scoring large banks."""
+    sedem = result["results"].get("sedem", {})
+    building = [["tokens", "build tok/s", "Hugging Face's forward of these layers, tok/s", "ratio"]]
+    for tokens, row in sedem.items():
+        if row["layers_tok_s"] is not None:
+            own, rival = row["build_tok_s"]["median"], row["layers_tok_s"]["median"]
+            ratio = f"{own / rival:.2f}"
+            building.append([f"{int(tokens):,}", f"{own:,.0f}", f"{rival:,.0f}", ratio])
+    yield building
+    names = ("segment", "encode", "compress", "question", "score", "gather", "prefill")
+    stages = [["tokens", *(f"{name}, ms" for name in names)]]
+    for tokens, row in sedem.items():
+        asked = {name: entry["median"] for name, entry in row["stages"].items() if entry}
+        found = [row["build_stages"][f"{name}_ms"] for name in names[:3]]
+        found += [asked.get(f"{name}_ms") for name in ("encode", "score", "gather", "prefill")]
+        times = ["-" if value is None else f"{value:,.1f}" for value in found]
+        stages.append([f"{int(tokens):,}", *times])
+    yield stages
+    selection = [["blocks", "tokens", "MB", "score, ms", "floor"]]
+    for row in result["selection"].values():
+        counts = [f"{row['blocks']:,}", f"{row['tokens']:,}", f"{row['bytes'] / 1e6:,.0f}"]
+        selection.append([*counts, _quartiles(row["score_ms"]), f"{row['floor_ms']:,.1f}"])
+    if len(selection) > 1:
+        yield selection
+
+
+def _quartiles(times: Mapping[str, float]) -> str:
+    return f"{times['median']:,.1f} ({times['q1']:,.1f}-{times['q3']:,.1f})"
+
+
+def _kept(result: Mapping[str, Any]) -> list[list[str]]:
+    """Times and bytes of every row of the comparison, by context length."""
+    head = ["tokens", "method", "decoder reads", "prebuilt TTFT ms", "times warm's"]
+    shown = [[*head, "bank, B/token", "kept, B/token"]]
+    for tokens, found in result["worth"].items():
+        for name, label in KEPT_ROWS.items():
+            row = result["results"][name][tokens]
+            # For a prefix, only the cache is stored.
+            bank = 0 if name == "hf-prefix" else row["stored_bytes_per_token"]
+            kept_bytes = row["kept"]["bytes_per_token"] if row["kept"] else 0
+            shown.append(
+                [
+                    f"{int(tokens):,}",
+                    label,
+                    f"{row['decoder_tokens']:,}",
+                    _quartiles(row["prebuilt_ttft_ms"]),
+                    f"{found['ratio'][name]:.2f}",
+                    f"{bank:,.0f}" if bank else "-",
+                    f"{kept_bytes:,.0f}" if kept_bytes else "-",
+                ]
+            )
+    return shown
+
+
+def _worth(result: Mapping[str, Any]) -> list[list[str]]:
+    """Times of SeDeM by what is found, and the point from which keeping pays off."""
+    head = ["tokens", "nothing kept, ms", "nothing found, ms", "all found, ms"]
+    head += ["hit rate that pays, %", "warming the bank, ms", "questions that pay for it"]
+    shown = [head]
+    for tokens, found in result["worth"].items():
+        cold, warm = (result["results"][name][tokens] for name in ("sedem", "sedem-warm"))
+        times = [cold["prebuilt_ttft_ms"], warm["missed_ttft_ms"], warm["prebuilt_ttft_ms"]]
+        shown.append(
+            [
+                f"{int(tokens):,}",
+                *(f"{time['median']:,.1f}" for time in times),
+                _number(found["hit_rate"]),
+                f"{warm['warm_ms']['median']:,.0f}",
+                _number(found["questions"]),
+            ]
+        )
+    return shown
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.0f}"

@@ -1,0 +1,210 @@
+"""Measures of answers: the harness of `sedem eval`, constant answers, and answers at several K."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.system.cells import SELECTING, Cell, checkpoint_of, examples_of
+from experiments.system.models import FORMS, PAPER_FORM, budget
+from experiments.system.scales import ROOT, SHIPPED, Scale
+from sedem.baselines.registry import TRAINED
+from sedem.data.examples import Example
+from sedem.data.question_sets import identify, open_examples, sniff
+from sedem.evaluation.command import run_evaluation
+from sedem.evaluation.compare import compare
+from sedem.evaluation.config import EvaluationConfig, MethodSettings
+from sedem.evaluation.metrics import normalize, token_f1
+from sedem.evaluation.readers import SedemMethod, evaluate_reader, open_sedem
+from sedem.evaluation.records import Record, measure, to_record
+from sedem.guidance.budgets import Budget
+from sedem.provenance import provenance
+from sedem.training.recipe import DataSource, load_recipe
+from sedem.training.sources import located
+from sedem.training.stages import Stage2Recipe
+from sedem.types import Answer, Document
+
+BUDGETS: tuple[Budget, ...] = (1, 2, 4, 8, "all")
+BATCH = 16
+
+
+def answers(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """The result of the harness of `sedem eval`, and what the model's training cost."""
+    questions, folder = scale.sets[cell.questions], checkpoint_of(cell, scale, data)
+    config = EvaluationConfig(
+        method=cell.method,
+        data=questions.found(data),
+        checkpoint=str(folder),
+        schema_name=questions.schema,
+        records=questions.records,
+        split=questions.split,
+        options=questions.options,
+        limit=cell.limit or questions.limit,
+        k=questions.k if cell.k is None and cell.method in SELECTING else cell.k,
+        control=cell.control,
+        shift=cell.shift,
+        max_new_tokens=cell.max_new_tokens or questions.max_new_tokens,
+        dtype=cell.dtype or scale.dtype,
+        **({"memory": cell.slots} if cell.slots else {}),
+    )
+    result = run_evaluation(config, out=scale.runs / "evaluation" / cell.name)
+    # Checkpoint folders differ between machines; the result contains the digest of the weights.
+    assert cell.variant is not None
+    own = f"{cell.method}{cell.setting}" if cell.method in TRAINED else cell.variant.name
+    shipped = folder.parent == SHIPPED.parent
+    result["settings"]["checkpoint"] = folder.name if shipped else own
+    return {**result, "training": budget(folder)}
+
+
+def budgets(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Scores at every K of `BUDGETS` over the same banks, and paired differences to K=1.
+
+    All blocks as text do not fit a small decoder's positions, so text has no K "all".
+    """
+    dtype = cell.dtype or scale.dtype
+    settings = MethodSettings(
+        checkpoint=str(checkpoint_of(cell, scale, data)),
+        k=1,
+        dtype=dtype,
+        max_new_tokens=cell.max_new_tokens or scale.sets[cell.questions].max_new_tokens,
+        batch=BATCH,
+        kept_dtype=cell.kept or None,
+    )
+    method = open_sedem(settings)
+    assert isinstance(method, SedemMethod)
+    tried = [k for k in BUDGETS if k != "all" or cell.condition != "text"]
+    records: dict[str, list[Record]] = {str(k): [] for k in tried}
+    examples = examples_of(cell, scale, data)
+    for start in range(0, len(examples), BATCH):
+        batch = examples[start : start + BATCH]
+        # The same banks for every K: blocks are read once, and kept keys and values are reused.
+        asked = method.requests(batch)
+        for k in tried:
+            requests = [
+                replace(
+                    request,
+                    k=k,
+                    blocks=method.best_that_fit(request.bank, example) if k == "all" else None,
+                    condition=cell.condition or None,
+                )
+                for request, example in zip(asked, batch, strict=True)
+            ]
+            found = method.model.answer_requests(requests, method.decoding)
+            records[str(k)] += [to_record(*pair) for pair in zip(batch, found, strict=True)]
+    first = records[str(tried[0])]
+    config, guidance = method.model.config, method.model.guidance
+    return {
+        "budgets": {k: measure(found) for k, found in records.items()},
+        "change": {
+            k: {name: one.to_dict() for name, one in compare(first, found, ("f1", "em")).items()}
+            for k, found in records.items()
+            if found is not first
+        },
+        "form": {
+            **{name: getattr(config, name) for name in FORMS[PAPER_FORM]},
+            "tau": None if guidance is None else float(guidance.tau),
+            "condition": cell.condition or config.condition,
+            "dtype": dtype,
+            "kept_dtype": cell.kept or None,
+            "max_new_tokens": settings.max_new_tokens,
+            "examples": len(examples),
+        },
+        **provenance(),
+    }
+
+
+def constant(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """The score of one answer to every question, by the same harness: reached without reading.
+
+    The settings contain the answer. If it was chosen on training questions, they also contain those
+    questions, and its mean F1 on them.
+    """
+    questions = scale.sets[cell.questions]
+    settings: dict[str, Any] = {
+        **identify(questions.found(data), questions.split),
+        "schema": questions.schema,
+        "records": questions.records,
+        "options": dict(questions.options),
+        "limit": questions.limit,
+        "seed": 0,
+        "answer": cell.answer,
+    }
+    if not cell.answer:
+        training, sources = training_questions(scale, cell.questions, data)
+        settings["answer"], f1 = best_constant(training)
+        settings["chosen"] = {"sources": sources, "questions": len(training), "f1": round(f1, 2)}
+    out = scale.runs / "evaluation" / cell.name
+    reader = Constant(settings["answer"])
+    return evaluate_reader(reader, examples_of(cell, scale, data), out, settings=settings)
+
+
+class Constant:
+    """A reader that never reads and always gives the same answer."""
+
+    name = "constant"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def read(self, documents: Sequence[Document]) -> None:
+        """Keep nothing."""
+
+    def answer(self, memory: None, question: str) -> Answer:
+        """Return the constant answer; nothing is timed."""
+        return Answer(self.text, (), 0, 0, {}, "end", self.name)
+
+
+def best_constant(examples: Sequence[Example]) -> tuple[str, float]:
+    """The reference with the highest mean F1 over all questions, and that F1.
+
+    Ties are broken by frequency, then by order.
+    """
+    spelled: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    holders: defaultdict[str, set[int]] = defaultdict(set)
+    for place, example in enumerate(examples):
+        for reference in example.answers:
+            plain = normalize(reference)
+            spelled.setdefault(plain, reference)
+            counts[plain] += 1
+            for token in plain.split():
+                holders[token].add(place)
+    best, total = "", -1.0
+    for plain, _ in counts.most_common():
+        # Only questions that share a token can score, and each scores at most 100.
+        sharing = sorted(set().union(*(holders[token] for token in plain.split())))
+        if 100.0 * len(sharing) <= total:
+            continue
+        found = sum(token_f1(plain, examples[place].answers) for place in sharing)
+        if found > total:
+            best, total = spelled[plain], found
+    return best, total / len(examples)
+
+
+def training_questions(
+    scale: Scale, questions: str, data: Path
+) -> tuple[list[Example], list[dict[str, Any]]]:
+    """The stage-2 training questions with the schema of an evaluation set, and their sources."""
+    if scale.name == "smoke":
+        # Every model of this scale is trained on the fixtures.
+        return scale.sets[questions].examples(data), []
+    path = ROOT / "recipes" / "nano" / "stage2.yaml"
+    if scale.name == "paper":
+        path = scale.recipe("stage2", scale.backbones[0], questions)
+    found, sources = [], []
+    for source in load_recipe(Stage2Recipe, path).data.training:
+        if _schema(source, data) not in (scale.sets[questions].schema, questions):
+            continue
+        location, options = located(source, data)
+        found += open_examples(location, source.set, records=source.records, **options).examples
+        sources.append(source.model_dump(include={"path", "set", "records", "options"}))
+    return found, sources
+
+
+def _schema(source: DataSource, data: Path) -> str:
+    """The schema of a recipe's data source; public names are schemas."""
+    path = data / source.path
+    return source.set or (sniff(path) if path.exists() else source.path)

@@ -1,0 +1,484 @@
+"""The models of the studies: variants of SeDeM, baselines, and their training on one equal budget.
+
+A finished run is reused, a missing one is trained. A run is finished when its folder contains
+training.json; its model is in `final`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from experiments.system.scales import ROOT, Scale, recipe_exists, tiny_backbone
+from sedem import Document, SeDeM
+from sedem.checkpoint.folder import ADAPTER, EXTRA_ENTRIES, WEIGHTS_FILE, unfinished, write
+from sedem.checkpoint.untrained import untrained
+from sedem.config import SedemConfig
+from sedem.data.articles import read_articles
+from sedem.data.question_sets import open_examples
+from sedem.guidance.bias import Guidance
+from sedem.method.selector import build_selector
+from sedem.training.baseline import load_baseline_recipe, train_baseline
+from sedem.training.recipe import DataSource, load_recipe, read_entries
+from sedem.training.sources import located
+from sedem.training.stages import STAGES
+
+PAPER_FORM = "joint"
+FORMS = {
+    PAPER_FORM: {"block_context": "joint", "guidance": False},
+    "guided": {"block_context": "independent", "guidance": True},
+}
+"""Settings of a checkpoint that can be changed without training, by form of attention."""
+TAU = "guidance.log_tau"
+GUIDED = ("stage2-guided",)
+"""The recipes that train the main model further, with guided attention, in order."""
+SHORT = ("optimization.steps=200", "run.save_every=100", "run.keep=1")
+"""Overrides that set the stage-2 steps of a model that is trained further for a comparison."""
+NEXT_TOKEN_ALONE = (
+    "losses.distill=0",
+    "losses.reconstruct=0",
+    "losses.regress=0",
+    "losses.regress_first=0",
+)
+"""Stage 1 of a model without restored states (section Is Decompression Necessary?)."""
+FOLLOWED = {"qasper": 50}
+"""Records that choose the checkpoint instead of training: papers of QASPER; 500 of other sets."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model to train for a comparison.
+
+    Attributes:
+        name: name of its folder and its cells.
+        changes: overrides of both recipes, as `--set` takes them; `stage1` and `stage2` have those
+            of one stage.
+        main: whether it is the main configuration, or that trained further with guided attention; a
+            scale may ship the latter.
+        backbone: a backbone of the scale; None means its first.
+        k: number of blocks without selection; None means the scale's.
+        every_block: stage 2 restores every block and trains no selector; see `without_selector`.
+        further: recipes that train it from the main model in its guided form, in order; empty means
+            the recipes of the study, from the beginning.
+        start: settings of the main model that are changed, with their values, before `further`.
+        new_selector: replace the main model's selector with an untrained one before `further`.
+        adapted: a model of `sedem adapt`, or one compared with it: "untrained", "without labels" or
+            "with labels".
+    """
+
+    name: str
+    changes: tuple[str, ...] = ()
+    stage1: tuple[str, ...] = ()
+    stage2: tuple[str, ...] = ()
+    main: bool = False
+    backbone: str | None = None
+    k: int | None = None
+    every_block: bool = False
+    further: tuple[str, ...] = ()
+    start: tuple[tuple[str, Any], ...] = ()
+    new_selector: bool = False
+    adapted: str = ""
+
+
+BASE = Variant("base")
+"""The model that the variants differ from; it is trained like them."""
+
+
+def main_model(scale: Scale, backbone: str | None = None) -> Variant:
+    """SeDeM as in the paper, on a backbone of the scale; None means the first."""
+    backbone = backbone or scale.backbones[0]
+    return Variant(f"sedem-{backbone}", main=True, backbone=backbone)
+
+
+def guided_model(scale: Scale) -> Variant:
+    """The main model on the first backbone of a scale, trained further with guided attention."""
+    return replace(main_model(scale), name=f"{main_model(scale).name}-guided", further=GUIDED)
+
+
+def further_trained(scale: Scale, name: str, recipe: str = GUIDED[0], **fields: Any) -> Variant:
+    """A variant that a short stage 2 trains from the main model; `fields` are others of it."""
+    short = SHORT if scale.name == "nano" else ()
+    stage2 = (*short, *fields.pop("stage2", ()))
+    return Variant(name, stage2=stage2, further=(recipe,), **fields)
+
+
+def without_selector(scale: Scale, variant: Variant) -> Variant:
+    """A variant trained like the paper's ablations: all blocks are restored, and none is ranked.
+
+    If the evidence is put among few blocks instead (`Scale.disabled`), it is the variant itself.
+    """
+    if scale.disabled[0] != "all":
+        return variant
+    return replace(variant, name=f"{variant.name}-all", every_block=True)
+
+
+def full_bank(scale: Scale, questions: str) -> Variant:
+    """The model of the paper's full bank: trained without selector on HotpotQA, main on 2Wiki."""
+    if scale.disabled[0] != "all" or questions != "hotpotqa":
+        return main_model(scale)
+    return without_selector(scale, BASE)
+
+
+def equal_budget(scale: Scale, compression: int | None = None) -> Variant:
+    """SeDeM trained on the same windows and questions, and as many, as a trained baseline.
+
+    Args:
+        scale: gives recipes, with its overrides of the baselines' budgets.
+        compression: C; None means that of the study recipes.
+    """
+    name = "equal-budget"
+    changes: tuple[str, ...] = ()
+    if compression is not None:
+        name, changes = f"equal-c{compression}", (f"model.compression={compression}",)
+    if scale.name == "smoke":
+        return Variant(name, changes)  # every model of this scale is trained on the fixtures
+    text, questions = (
+        _entries(scale.baseline_recipe("icae", stage, scale.backbones[0]), scale.baselines[stage])
+        for stage in ("text", "questions")
+    )
+    return Variant(
+        name,
+        changes,
+        stage1=_as_long(text),
+        stage2=(
+            *_as_long(questions),
+            f"data.training={flow(questions['data']['training'])}",
+            "losses.conditioning=gold-then-selected",
+        ),
+    )
+
+
+@cache
+def _entries(recipe: Path, overrides: tuple[str, ...]) -> Mapping[str, Any]:
+    """The entries of a recipe; many variants need the same, and YAML is slow to read."""
+    return read_entries(recipe, overrides)
+
+
+def _as_long(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    optimization = {"accumulation": 1, "warmup_ratio": 0, **recipe["optimization"]}
+    names = ("steps", "batch_size", "accumulation", "warmup", "warmup_ratio")
+    return tuple(f"optimization.{name}={optimization[name]}" for name in names)
+
+
+def flow(value: Any) -> str:
+    """A value as one line of YAML, for an override."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()
+
+
+def checkpoint(
+    variant: Variant, scale: Scale, questions: str, data: Path, form: str = PAPER_FORM
+) -> Path:
+    """The trained checkpoint of a variant.
+
+    Args:
+        variant: the model.
+        scale: gives recipes and budget.
+        questions: set that stage 2 is trained for; at smoke and nano one mixture serves all sets.
+        data: folder that the recipes' data paths are relative to.
+        form: a key of `FORMS`. A model that was trained further has the form of its recipes.
+    """
+    if variant.adapted:
+        return _adapted(variant.adapted, scale, data)
+    if variant.further:
+        return _shipped(variant, scale) or _further(variant, scale, data)
+    if _has_own_recipes(variant, scale):
+        folder = run_of_stage(variant, scale, scale.stages[-1], data) / "final"
+    else:
+        folder = _stage(variant, scale, "stage2", questions, data)
+    if form == PAPER_FORM:
+        return folder  # the recipes keep the paper's form
+    return with_settings(folder, FORMS[form], scale.runs / "forms" / form / variant.name)
+
+
+def run_of_stage(variant: Variant, scale: Scale, stage: str, data: Path) -> Path:
+    """The folder of a finished run; `stage` is one of `Scale.stages`, or of `GUIDED`."""
+    if not _has_own_recipes(variant, scale):
+        return _stage(variant, scale, stage, scale.ablation[0], data).parent
+    # Each recipe of the shipped model starts from the end of the previous one.
+    stages = (*scale.stages, *GUIDED)
+    for name in stages[: stages.index(stage) + 1]:
+        folder = run_recipe(ROOT / "recipes" / scale.name / f"{name}.yaml", [f"data_root={data}"])
+    return folder
+
+
+def _shipped(variant: Variant, scale: Scale) -> Path | None:
+    """The checkpoint of a guided model that the scale ships, if there is one."""
+    return scale.shipped.get(variant.backbone or scale.backbones[0]) if variant.main else None
+
+
+def _has_own_recipes(variant: Variant, scale: Scale) -> bool:
+    """Whether it is a main model that recipes other than the studies' train, as it is shipped."""
+    return variant.main and bool(scale.shipped)
+
+
+def _stage(variant: Variant, scale: Scale, stage: str, questions: str, data: Path) -> Path:
+    """The checkpoint of a stage of the study recipes."""
+    if scale.name == "smoke":
+        tiny_backbone()
+    in_stage2 = replace(BASE, name=variant.name, stage2=variant.stage2)
+    if stage == "stage1" and variant == replace(in_stage2, every_block=variant.every_block):
+        # A variant that differs only in stage 2 starts from the same memory.
+        variant = BASE
+    shared = f"-{questions}" if scale.name == "paper" and stage == "stage2" else ""
+    output = scale.runs / variant.name / f"{stage}{shared}"
+    if (output / "training.json").is_file():
+        return output / "final"
+    recipe, overrides = recipe_of(variant, scale, stage, questions)
+    overrides += [f"data_root={data}", f"run.output={output}"]
+    if stage == "stage2":
+        start = _stage(variant, scale, "stage1", questions, data)
+        overrides.append(f"start_from={start}")
+    return run_recipe(recipe, overrides) / "final"
+
+
+def recipe_of(variant: Variant, scale: Scale, stage: str, questions: str) -> tuple[Path, list[str]]:
+    """The study recipe of a stage, and the overrides that turn it into one of a variant."""
+    backbone = variant.backbone or scale.backbones[0]
+    recipe = scale.recipe(stage, backbone, questions, variant.every_block)
+    return recipe, _overrides(variant, scale, stage)
+
+
+def _overrides(variant: Variant, scale: Scale, stage: str) -> list[str]:
+    own = {
+        "stage1": (*scale.stage1, *variant.stage1),
+        "stage2": (*scale.stage2, *variant.stage2),
+    }
+    return [*scale.overrides, *variant.changes, *own[stage]]
+
+
+def _further(variant: Variant, scale: Scale, data: Path) -> Path:
+    """The checkpoint of a variant that is the main model, trained further."""
+    folder = scale.runs / variant.name
+    main = main_model(scale, variant.backbone)
+    recipes = scale.recipe("stage2", main.backbone or "", scale.ablation[0]).parent
+    start = checkpoint(main, scale, scale.ablation[0], data, "guided")
+    if variant.start:
+        start = with_settings(start, dict(variant.start), folder / "start")
+    if variant.new_selector:
+        start = with_new_selector(start, folder / "new-selector")
+    for recipe in variant.further:
+        overrides = [*_overrides(variant, scale, recipe.split("-")[0]), f"data_root={data}"]
+        overrides += [f"start_from={start}", f"run.output={folder / recipe}"]
+        start = run_recipe(recipes / f"{recipe}.yaml", overrides) / "final"
+    return start
+
+
+def run_recipe(recipe_file: Path, overrides: list[str]) -> Path:
+    """The folder of a SeDeM recipe's run, trained if it is not finished.
+
+    Args:
+        recipe_file: the recipe; its name begins with the stage.
+        overrides: overrides of its values, as `--set` takes them.
+    """
+    kind, train = STAGES[recipe_file.stem.split("-")[0]]
+    recipe = load_recipe(kind, recipe_file, overrides)
+    folder = Path(recipe.run.output)
+    if not (folder / "training.json").is_file():
+        train(recipe)
+    return folder
+
+
+def with_settings(checkpoint: Path, settings: Mapping[str, Any], folder: Path) -> Path:
+    """Write a checkpoint with other settings and the same weights.
+
+    None of the settings changes a shape. Guidance uses the checkpoint's tau, or the initial one. An
+    existing folder is replaced.
+    """
+    config = SedemConfig.load(checkpoint, extra=EXTRA_ENTRIES)
+    if (checkpoint / config.encoder).is_dir():
+        config = config.with_changes(encoder=str((checkpoint / config.encoder).resolve()))
+    config = config.with_changes(**settings)
+    weights = load_file(checkpoint / WEIGHTS_FILE)
+    if config.guidance:
+        weights.setdefault(TAU, Guidance().log_tau.detach())
+    else:
+        weights.pop(TAU, None)
+    with unfinished(folder) as place:
+        config.save(place)
+        save_file(weights, place / WEIGHTS_FILE)
+        if (checkpoint / ADAPTER).is_dir():
+            shutil.copytree(checkpoint / ADAPTER, place / ADAPTER)
+    return folder
+
+
+def with_new_selector(checkpoint: Path, folder: Path) -> Path:
+    """Write a checkpoint with an untrained selector, which is the same every time."""
+    model = SeDeM.from_pretrained(checkpoint, device="cpu", engine="eager")
+    torch.manual_seed(0)
+    model.selector = build_selector(model.config, model.encoder.width, model.decoder.width)
+    model.save_pretrained(folder)
+    return folder
+
+
+def baseline_checkpoint(
+    method: str,
+    scale: Scale,
+    backbone: str,
+    questions: str,
+    data: Path,
+    *,
+    setting: str = "",
+    gold: bool = False,
+) -> Path:
+    """The trained checkpoint of a baseline: trained on text, then on questions.
+
+    Args:
+        method: a trained baseline.
+        scale: gives the recipes.
+        backbone: a backbone of the scale.
+        questions: set that it is trained for; at smoke and nano one mixture serves all sets.
+        data: folder that the recipes' data paths are relative to.
+        setting: which recipe for questions; the text recipe of that name if there is one.
+        gold: train only on documents with evidence.
+    """
+    if scale.name == "smoke":
+        tiny_backbone()
+    start: list[str] = []
+    final = Path()
+    for stage in ("text", "questions"):
+        path = scale.baseline_recipe(method, stage, backbone, setting)
+        if not recipe_exists(path):
+            continue
+        overrides = [*scale.baselines[stage], *start]
+        output = scale.runs / path.stem
+        if scale.name == "paper":
+            output = scale.runs / backbone / path.stem
+        if stage == "questions":
+            if gold:
+                overrides.append("data.documents=gold")
+                output = output.with_name(f"{output.name}-gold")
+            if scale.name == "paper":
+                output = output.with_name(f"{output.name}-{questions}")
+                overrides += supervision(path, scale.recipe("stage2", backbone, questions))
+        final = output / "final"
+        if not (output / "training.json").is_file():
+            overrides += [f"data_root={data}", f"run.output={output}"]
+            train_baseline(load_baseline_recipe(method, path, overrides))
+        start = [f"start_from={final}"]
+    return final
+
+
+def supervision(baseline: Path, sedem: Path) -> list[str]:
+    """Overrides that give a baseline's recipe the training data of SeDeM's stage 2 for a set.
+
+    If the paper limits the answers of the method itself, that limit is kept. If the recipe tracks
+    losses on held-out data, the first records of the set are kept for that.
+    """
+    own, theirs = read_entries(baseline), read_entries(sedem)
+    training, result = theirs["data"]["training"], []
+    if "evaluation" in own["data"]:
+        first = [(source, FOLLOWED.get(source["path"], 500)) for source in training]
+        followed = [{**source, "records": f":{count}"} for source, count in first]
+        training = [{**source, "records": f"{count}:"} for source, count in first]
+        result.append(f"data.evaluation={flow(followed)}")
+    result.append(f"data.training={flow(training)}")
+    if own["method"] != "500x":
+        result.append(f"data.answer_limit={theirs['data']['answer_limit']}")
+    if "max_paragraphs" in own["data"]:
+        result.append(f"data.max_paragraphs={theirs['data']['max_blocks']}")
+    if "k" in own["model"]:
+        result.append(f"model.k={theirs['model']['k']}")
+    return result
+
+
+def budget(folder: Path) -> dict[str, Any]:
+    """The cost of training the checkpoint `folder`, as reported with a result.
+
+    `before` is the same for the run that it started from. `all_tokens_seen` counts the tokens of
+    all runs; it is None if one run did not count them.
+    """
+    path = folder.parent / "training.json"
+    if not path.is_file():
+        return {}
+    summary = json.loads(path.read_text(encoding="utf-8"))
+    start = summary["recipe"].get("start_from")
+    before = budget(Path(start)) if start else {}
+    tokens, earlier = summary.get("tokens_seen"), before.get("all_tokens_seen", 0)
+    return {
+        "steps": summary["steps"],
+        "examples_seen": summary["examples_seen"],
+        "tokens_seen": tokens,
+        "all_tokens_seen": None if tokens is None or earlier is None else tokens + earlier,
+        "seconds": summary["seconds"],
+        "trained_parameters": sum(summary["trained_parameters"].values()),
+        "log": summary["log"],
+        "before": before,
+    }
+
+
+# A backbone adapted to documents without labels, and the models it is compared with. The documents
+# come from the study recipes: articles of stage 1, and the paragraphs of the first questions of
+# stage 2 without their questions.
+
+ARTICLES = 40
+"""Maximum number of articles among the documents."""
+ADAPTED_COMPRESSION = 2
+"""C, as in sedem-nano."""
+ADAPTED_STEPS = {"smoke": (2, 2), "nano": (150, 100)}
+"""Steps of both stages by scale; the study is about small backbones."""
+
+
+def _adapted(kind: str, scale: Scale, data: Path) -> Path:
+    """The checkpoint of `Variant.adapted`."""
+    if scale.name == "smoke":
+        tiny_backbone()
+    backbone = str(_study_entries(scale, "stage1")["model"]["encoder"])
+    folder = scale.runs / "adapt"
+    if kind == "untrained":
+        if not (folder / kind).is_dir():
+            model = untrained(backbone)
+            write(folder / kind, model.config, model.parts(), model.decoder)
+        return folder / kind
+    adapted = _without_labels(backbone, scale, data, folder / "adapted")
+    if kind == "without labels":
+        return adapted
+    overrides = [
+        f"data_root={data}",
+        f"data.training={flow(_study_entries(scale, 'stage2')['data']['training'])}",
+        "data.evaluation=[]",
+        f"run.output={folder / 'labelled'}",
+    ]
+    return run_recipe(adapted.parent.with_name("stage2.yaml"), overrides) / "final"
+
+
+def _without_labels(backbone: str, scale: Scale, data: Path, out: Path) -> Path:
+    """The final checkpoint of `sedem adapt`, in the folder of its second stage."""
+    from sedem.training.adapt import Adaptation, adapt, finished, prepare, working_folder
+
+    steps = ADAPTED_STEPS[scale.name]
+    wanted = Adaptation(backbone=backbone, compression=ADAPTED_COMPRESSION, steps=steps)
+    documents = _unlabelled(scale, data)
+    if finished(wanted, documents, out) is None:
+        prepare(wanted, documents, out)
+        adapt(out)
+    return working_folder(out) / "stage2" / "final"
+
+
+def _unlabelled(scale: Scale, data: Path) -> list[Document]:
+    text = _study_entries(scale, "stage1")["text"]
+    articles = [
+        Document(title, article)
+        for title, article in read_articles(data / text["path"], slice(ARTICLES))
+        if title not in text.get("exclude_titles", ())
+    ]
+    first = _study_entries(scale, "stage2")["data"]["training"][0]
+    source = DataSource.from_entries(first, "the recipe")
+    location, options = located(source, data)
+    examples = open_examples(location, source.set, records=source.records, **options).examples
+    paragraphs = dict.fromkeys(d.text for example in examples for d in example.documents)
+    return articles + [Document(f"paragraph {i}", text) for i, text in enumerate(paragraphs)]
+
+
+def _study_entries(scale: Scale, stage: str) -> Mapping[str, Any]:
+    """A study recipe with the overrides of the scale."""
+    recipe, overrides = recipe_of(BASE, scale, stage, scale.ablation[0])
+    return _entries(recipe, tuple(overrides))

@@ -1,0 +1,239 @@
+"""Studies: each is one table or figure, made from numbers of the paper and numbers of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.system import figures
+from experiments.system.cells import Cell
+from experiments.system.scales import Scale
+
+NOT_RUN = "not run"
+SCORES = {
+    "f1": "F1",
+    "em": "EM",
+    "rouge_l": "ROUGE-L",
+    "recall@1": "recall@1",
+    "recall@2": "recall@2",
+}
+"""Metrics of answers, with their names in tables."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """One number of a table.
+
+    Attributes:
+        row: label of what is compared.
+        column: set and metric.
+        paper: the number that the paper prints; None if it prints none.
+        cell: the cell that holds our number; None if sedem lacks the method.
+        metric: name of our number in the result; dots separate nested names. If it is empty, only
+            the paper's number is shown.
+        per: divisor of our number, for example 1e6 for millions.
+        digits: number of decimals.
+    """
+
+    row: str
+    column: str
+    paper: float | None = None
+    cell: Cell | None = None
+    metric: str = "f1"
+    per: float = 1.0
+    digits: int = 1
+
+    def value(self, scale: Scale) -> Any:
+        """The entry of the result, unformatted; None if it was not measured."""
+        entry: Any = self.cell.read(scale) if self.cell else None
+        for name in self.metric.split("."):
+            entry = entry.get(name) if isinstance(entry, dict) else None
+        return entry
+
+    def ours(self, scale: Scale) -> tuple[float, tuple[float, float] | None] | None:
+        """Our mean and its interval; None if it was not measured or is a text."""
+        value = self.value(scale)
+        if value is None or isinstance(value, str):
+            return None
+        if not isinstance(value, dict):
+            return value / self.per, None
+        if "interval" not in value:  # counts by part
+            return sum(value.values()) / self.per, None
+        low, high = value["interval"]
+        return value["mean"] / self.per, (low / self.per, high / self.per)
+
+    def lines(self, scale: Scale) -> list[str]:
+        """Our number with its interval, then the paper's number and the difference."""
+        if not self.metric:
+            return [f"paper {self.paper:g}"] if self.paper is not None else []
+        shown, ours = self.value(scale), self.ours(scale)
+        if ours is None:
+            shown = NOT_RUN if shown is None else shown
+        else:
+            mean, interval = ours
+            shown = f"{mean:,.{self.digits}f}"
+            if interval is not None:
+                shown += f" ({interval[0]:.{self.digits}f}-{interval[1]:.{self.digits}f})"
+        if self.paper is None:
+            return [shown]
+        difference = "" if ours is None else f", {ours[0] - self.paper:+.{self.digits}f}"
+        return [shown, f"paper {self.paper:g}{difference}"]
+
+
+def entries(row: str, cell: Cell | None, *columns: tuple[Any, ...]) -> list[Number]:
+    """Several entries of one result, in one row.
+
+    Args:
+        row: label of the row.
+        cell: the measurement.
+        columns: the column and the metric; then, if they are not the defaults, decimals and
+            divisor.
+    """
+    result = []
+    for column, metric, *more in columns:
+        digits, per = (*more, *(1, 1.0)[len(more) :])
+        result.append(Number(row, column, None, cell, metric, per, digits))
+    return result
+
+
+def scores(
+    row: str,
+    title: str,
+    cell: Cell | None,
+    metrics: Sequence[str] = ("f1",),
+    paper: Mapping[str, float | None] | None = None,
+) -> list[Number]:
+    """Scores of the answers to one set, one column per metric.
+
+    Args:
+        row: label of the row.
+        title: title of the set; the metric's name follows it. If empty, the metric stands alone.
+        cell: the answers.
+        metrics: keys of `SCORES`.
+        paper: the paper's numbers by metric.
+    """
+    printed = paper or {}
+    return [
+        Number(row, f"{title} {SCORES[metric]}".strip(), printed.get(metric), cell, metric)
+        for metric in metrics
+    ]
+
+
+def metric_of(questions: str) -> str:
+    """The score of a set: exact facts have short answers, which are right or wrong."""
+    return "em" if questions == "exact-facts" else "f1"
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table or figure.
+
+    Attributes:
+        name: its name in marks of pages, and the folder of its results.
+        title: what it shows, and which table or figure of the paper it is.
+        numbers: its numbers at a scale.
+        note: what a reader must know.
+        about: describes what was measured, from the one result of a study of times. It is shown
+            with the machine above the table.
+        drawn: a column is drawn if its name contains one of these; empty means all columns.
+        render: writes the block of a page, if it is more than the table of the numbers.
+        draw: draws the picture, if it differs from that of the numbers.
+    """
+
+    name: str
+    title: str
+    numbers: Callable[[Scale], list[Number]]
+    note: str = ""
+    about: Callable[[Mapping[str, Any]], str] | None = None
+    drawn: tuple[str, ...] = ()
+    render: Callable[[Scale], str] | None = None
+    draw: Callable[[Study, Scale, Path], None] | None = None
+
+    def cells(self, scale: Scale) -> list[Cell]:
+        """The cells that must be measured, without duplicates."""
+        return list(dict.fromkeys(n.cell for n in self.numbers(scale) if n.cell is not None))
+
+    def rows(self, scale: Scale) -> tuple[list[str], list[tuple[str, list[list[str]]]]]:
+        """Columns, and rows with the lines of each of their entries."""
+        numbers = self.numbers(scale)
+        columns = list(dict.fromkeys(n.column for n in numbers))
+        shown = []
+        for row in dict.fromkeys(n.row for n in numbers):
+            found = {n.column: n for n in numbers if n.row == row}
+            places = [found[c].lines(scale) if c in found else [] for c in columns]
+            shown.append((row, places))
+        return columns, shown
+
+    def markdown(self, scale: Scale) -> str:
+        """The block of a page."""
+        if self.render is not None:
+            return self.render(scale)
+        columns, rows = self.rows(scale)
+        joined = [["", *columns]]
+        joined += [[label, *("<br>".join(place) for place in places)] for label, places in rows]
+        return "\n\n".join(filter(None, [self.measured(scale), markdown_table(joined)]))
+
+    def measured(self, scale: Scale) -> str:
+        """Where and what was measured; empty if the study does not state it, or was not run."""
+        if self.about is None:
+            return ""
+        (cell,) = self.cells(scale)
+        result = cell.read(scale)
+        if result is None:
+            return ""
+        return f"{made_on(result)}. {self.about(result)} {load_of(result)}".rstrip()
+
+    def plot(self, scale: Scale, path: Path) -> None:
+        """Draw the picture."""
+        if self.draw is not None:
+            self.draw(self, scale, path)
+            return
+        shown = [n for n in self.numbers(scale) if n.metric and self._draws(n.column)]
+        figures.draw(shown, scale, self.title, path)
+
+    def _draws(self, column: str) -> bool:
+        return not self.drawn or any(part in column for part in self.drawn)
+
+
+def study(title: str, note: str = "", **fields: Any) -> Callable[[Any], Study]:
+    """A study of the numbers that a function returns; the study has the function's name."""
+    return lambda numbers: Study(numbers.__name__, title, numbers, note, **fields)
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first row is its header."""
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    head = head.replace("|  |", "| |", 1) if not rows[0][0] else head
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *body])
+
+
+def made_on(result: Mapping[str, Any], device: str = "processor", dtype: str = "") -> str:
+    """Machine and versions of a result.
+
+    Args:
+        result: a result with the records of `sedem.provenance`.
+        device: the machine entry to name: "processor", or "device" for a GPU.
+        dtype: the data type used; empty leaves it out.
+    """
+    machine = result["machine"]
+    parts = [machine[device], f"{machine['cores']} cores", f"{machine['threads']} threads", dtype]
+    return f"{', '.join(filter(None, parts))}; {versions_of(result)}"
+
+
+def versions_of(result: Mapping[str, Any]) -> str:
+    """Versions of the libraries that times depend on."""
+    versions = result["versions"]
+    return f"torch {versions['torch']}, transformers {versions['transformers']}"
+
+
+def load_of(result: Mapping[str, Any]) -> str:
+    """A sentence about the load of the machine; empty if it is not known."""
+    load = result.get("load_average")
+    if load is None:
+        return ""
+    if isinstance(load, float):
+        return f"Load of the machine: {load:.1f}."
+    before, after = load
+    return f"Load of the machine: {before:.1f} at the start, {after:.1f} at the end."

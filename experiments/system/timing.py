@@ -1,0 +1,518 @@
+"""Measures of time and memory: the bench, arrivals, conditions, preparation, and growing banks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import mean, median, quantiles
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from experiments.system.cells import Cell, checkpoint_of, examples_of
+from experiments.system.models import guided_model, main_model
+from experiments.system.scales import Scale
+from sedem import Decoding, SeDeM
+from sedem.answering.prompts import answer_ids, question_ids
+from sedem.answering.requests import Request
+from sedem.bank.blocks import BlockRow, Blocks, partition
+from sedem.bank.file import BankFile
+from sedem.bank.memory_bank import MemoryBank
+from sedem.bank.rows import Meta
+from sedem.bench.contexts import context, source
+from sedem.bench.keeping import break_even_hit_rate, questions_to_pay
+from sedem.config import DEFAULT_MODEL, Condition
+from sedem.data import labels
+from sedem.data.examples import Example, ExampleSet
+from sedem.evaluation.registry import METHODS as EVERY
+from sedem.method.segments import Segments, segment_text
+from sedem.provenance import provenance
+from sedem.quantization import Quantized
+from sedem.training.block_dataset import BlockDataset
+from sedem.types import Document
+
+# What `sedem bench` measures at each scale: times, memory and floors, never quality
+
+CONTEXTS = {
+    "smoke": (64,),
+    "nano": (512, 2048, 32768),
+    "gpu": (1280, 5120, 32768),
+    "paper": (1280, 5120, 32768, 131072, 1048576),
+}
+"""Context lengths in tokens."""
+METHODS = {
+    "smoke": ("sedem", "full-context"),
+    # LongLLMLingua reads the whole context for each question: minutes of a CPU at 32,768 tokens.
+    "nano": ("sedem", "full-context", "bm25"),
+    "gpu": ("sedem", "full-context", "bm25"),
+}
+"""Methods; a scale without an entry measures all of them."""
+PEERS = {"nano": ("hf", "hf-compiled", "hf-prefix"), "gpu": ("hf", "hf-prefix")}
+"""Peers of the methods."""
+PEER_CONTEXTS = {"nano": (1024,)}
+"""Context lengths at which every method of `sedem eval --list` is timed, trained ones too."""
+ANSWER_TOKENS = {"smoke": 3, "nano": 17, "gpu": 33, "paper": 33}
+SHAPES = ("llama-3.2-1b", "llama-3.2-3b")
+"""Shapes timed on random weights at gpu and paper scale: speed does not depend on weights."""
+BLOCKS = {"nano": (1000, 10_000), "gpu": (1000, 10_000, 100_000), "paper": (1000, 10_000, 100_000)}
+"""Sizes of the synthetic banks that are scored."""
+SEDEM_CONTEXTS = {"smoke": (64,), "nano": (8192,), "gpu": (32768,), "paper": (32768,)}
+"""Context lengths at which SeDeM is timed alone."""
+BATCHES = {"smoke": (1, 2), "nano": (1, 8, 64), "gpu": (1, 8, 64), "paper": (1, 8, 64)}
+"""Numbers of questions asked of one bank together."""
+KEPT_CONTEXTS = {
+    "smoke": (64,),
+    "nano": (256, 1024, 4096, 16384),
+    "paper": (256, 1024, 4096, 16384, 65536),
+}
+"""Context lengths at which kept keys and values are compared. The first has as much text as the K
+blocks that SeDeM reads."""
+KEPT_PEERS = ("text-blocks", "hf-prefix")
+NEVER = "never"
+SLOT_TYPES = ("bfloat16", "int8", "fp8")
+"""Types of stored slots."""
+
+
+def bench_cells(scale: Scale, kind: str = "bench") -> dict[str, Cell]:
+    """The bench of the scale's main model, or of the paper's shapes, by name for tables."""
+    if scale.name in ("gpu", "paper"):
+        return {shape: Cell(kind, backbone=shape) for shape in SHAPES}
+    # The bench of all methods times the model that people install.
+    model = guided_model(scale) if kind == "bench" else main_model(scale)
+    return {scale.backbones[0]: Cell(kind, variant=model)}
+
+
+def bench(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Run the bench; a killed run resumes after its last finished context.
+
+    - bench: times and memory of the scale's methods.
+    - batches: SeDeM's questions per second.
+    - memories: SeDeM by type of the stored slots.
+    - kept: what is kept of blocks, and when it pays off.
+    - peers: every method, with its speed-up over the full context.
+    """
+    from experiments.bench.run import run_bench
+    from sedem.bench.plan import Plan
+
+    kind = cell.measure
+    checkpoint = None if cell.variant is None else checkpoint_of(cell, scale, data)
+    methods = {"bench": METHODS.get(scale.name, tuple(EVERY)), "peers": tuple(EVERY)}
+    peers = {"bench": PEERS.get(scale.name, ()), "kept": KEPT_PEERS}
+    blocks = BLOCKS.get(scale.name, ()) if kind == "bench" else ()
+    contexts: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+        "bench": CONTEXTS, "peers": PEER_CONTEXTS, "kept": KEPT_CONTEXTS
+    }  # fmt: skip
+    # Joint blocks cannot be kept. Times do not depend on how a model was trained.
+    keeping = {"kept": ("cold", "warm"), "block_context": "independent", "k": 2}
+    plan = Plan(
+        methods=methods.get(kind, ("sedem",)),
+        contexts=contexts.get(kind, SEDEM_CONTEXTS)[scale.name],
+        batches=BATCHES[scale.name] if kind == "batches" else (),
+        memory=SLOT_TYPES if kind == "memories" else ("bfloat16",),
+        checkpoint=str(checkpoint or DEFAULT_MODEL),
+        backbone=cell.backbone or None,
+        runs=1 if scale.name == "smoke" else 20,
+        answer_tokens=ANSWER_TOKENS[scale.name] if kind != "kept" else ANSWER_TOKENS["smoke"],
+        online=kind != "kept",
+        **(keeping if kind == "kept" else {}),
+    )
+    out = scale.runs / "bench" / cell.name
+    result = run_bench(plan, out, peers=peers.get(kind, ()), blocks=blocks)
+    # Checkpoint folders differ between machines; the result contains the digest of the weights.
+    result["settings"]["checkpoint"] = None if checkpoint is None else checkpoint.name
+    if kind == "peers":
+        result["times_sooner"] = times_sooner(result["results"])
+    if kind == "kept":
+        result["worth"] = worth(result["results"])
+    return result
+
+
+def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The benefit of kept keys and values, by context length.
+
+    Args:
+        results: results of the bench, by method and context length.
+
+    Returns:
+        `ratio` (time to the first token over that of SeDeM with everything kept, by method),
+        `hit_rate` (share of blocks found from which keeping is faster, in percent) and `questions`
+        (after which warming the whole bank has paid off); the last two may be "never".
+    """
+    found = {}
+    for tokens, warm in results["sedem-warm"].items():
+        times = {n: rows[tokens]["prebuilt_ttft_ms"]["median"] for n, rows in results.items()}
+        cold, hit = times["sedem"], times["sedem-warm"]
+        share = break_even_hit_rate(cold, warm["missed_ttft_ms"]["median"], hit)
+        questions = questions_to_pay(warm["warm_ms"]["median"], cold, hit)
+        found[tokens] = {
+            "ratio": {name: time / hit for name, time in times.items()},
+            "hit_rate": NEVER if share is None else 100 * share,
+            "questions": NEVER if questions is None else questions,
+        }
+    return found
+
+
+def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Speed-up of the time to the first token over full context, by method and clock."""
+    medians: dict[str, dict[str, float]] = {}
+    for method, found in results.items():
+        (figures,) = found.values()
+        clocks = ("online", "prebuilt")
+        medians[method] = {clock: figures[f"{clock}_ttft_ms"]["median"] for clock in clocks}
+    reference = medians["full-context"]
+    return {
+        method: {clock: reference[clock] / ms for clock, ms in own.items()}
+        for method, own in medians.items()
+    }
+
+
+# Questions arriving at random times: a running batch compared with static batches. In static
+# batches, the questions that wait when a batch ends are answered in the next one. Both ways answer
+# the same questions at the same times. They alternate round by round, so that other work on the
+# machine affects both equally.
+
+RATES = dict.fromkeys(("nano", "gpu", "paper"), (2, 8)) | {"smoke": (50,)}
+"""Average questions per second, by scale."""
+WAYS = ("static batches", "running batch")
+TOKENS = 2048
+"""Length of the context, in tokens."""
+LIMIT = 64
+"""Maximum tokens of an answer."""
+SEED = 0
+
+
+def arrivals(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Tokens per second and times to the first token by rate and way; medians of all rounds."""
+    smoke = cell.variant is not None
+    count, rounds = (3, 1) if smoke else (64, 3)
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data) if smoke else DEFAULT_MODEL)
+    bank = model.read(context(source(None)[0], model.encoder, TOKENS))
+    random, words = Random(SEED), bank.documents[0].text.split()
+    requests = []
+    for _ in range(count):
+        start, length = random.randrange(len(words) - 12), random.randint(1, 12)
+        phrase = " ".join(words[start : start + length])
+        requests.append(Request(bank, f"What is said about '{phrase}'?", random.choice([1, 2, 4])))
+    found: dict[str, Any] = {}
+    for rate in RATES[scale.name]:
+        clock = Random(SEED)
+        times = np.cumsum([clock.expovariate(rate) for _ in requests]).tolist()
+        for way in WAYS:  # allocates what later runs use
+            _serve(model, way, requests[: model.engine.batch_size], times)
+        runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        for _ in range(rounds):
+            for way, of_way in runs.items():
+                of_way.append(_serve(model, way, requests, times))
+        found[str(rate)] = {
+            way: {name: median(run[name] for run in of_way) for name in of_way[0]}
+            for way, of_way in runs.items()
+        }
+    return {
+        "rates": found,
+        "questions": count,
+        "rounds": rounds,
+        "tokens": TOKENS,
+        "rows": model.engine.batch_size,
+        "seed": SEED,
+        "load_average": os.getloadavg()[0],
+        **provenance(model.device),
+    }
+
+
+def _serve(
+    model: SeDeM, way: str, requests: Sequence[Request], times: Sequence[float]
+) -> dict[str, float]:
+    """Tokens per second, and milliseconds from the arrival of a question to its first token."""
+    most = model.engine.batch_size if way == WAYS[0] else 1
+    first, ends, lengths = list[float](), list[float](), list[int]()
+    replies: list[tuple[float, float, Any]] = []
+    start = time.perf_counter()
+    with model.scheduler() as scheduler:
+        while len(replies) < len(requests):
+            at = len(replies)
+            time.sleep(max(0.0, times[at] - (time.perf_counter() - start)))
+            now = time.perf_counter() - start
+            batch = [n for n in range(at, min(at + most, len(requests))) if times[n] <= now]
+            for n in batch or [at]:
+                reply = scheduler.submit(requests[n], Decoding(LIMIT))
+                replies.append((times[n], time.perf_counter() - start, reply))
+            if way == WAYS[0]:
+                for _, _, reply in replies[at:]:
+                    reply.result()
+        for arrived, asked, reply in replies:
+            answer = reply.result()
+            first.append(1e3 * (asked - arrived) + answer.timings["ttft_ms"])
+            ends.append(asked + 1e-3 * answer.timings["total_ms"])
+            lengths.append(len(model.decoder.token_ids(answer.text)))
+    return {
+        "tokens_s": sum(lengths) / (max(ends) - times[0]),
+        "ttft_median_ms": median(first),
+        "ttft_p99_ms": quantiles(first, n=100, method="inclusive")[-1],
+        "end_mean_ms": 1e3 * mean(end - at for end, at in zip(ends, times, strict=False)),
+        "answer_tokens": mean(lengths),
+    }
+
+
+# Blocks read as memory, as text, or as both
+
+ROUNDS = 3
+
+
+def condition_times(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Milliseconds to the first token of single questions to prebuilt banks, by condition and K.
+
+    Kept keys and values exist before the first question is timed. Conditions alternate, so that a
+    busy machine slows them all down equally. The minimum of `ROUNDS` times counts. `bytes` per
+    token of context are by condition.
+    """
+    conditions: tuple[Condition, ...] = get_args(Condition)
+    folder, examples = checkpoint_of(cell, scale, data), examples_of(cell, scale, data)
+    model = SeDeM.from_pretrained(folder, dtype=getattr(torch, cell.dtype or scale.dtype))
+    times: dict[Condition, dict[int, list[float]]] = {
+        condition: {k: [] for k in (1, 2, 4, 8)} for condition in conditions
+    }
+    memory = text = tokens = 0
+    for example in examples:
+        bank = model.read(example.documents)
+        if model.config.block_context == "independent":
+            model.warm(bank)
+        memory += bank.memory_bytes
+        text += sum(len(document.text.encode()) for document in example.documents)
+        tokens += bank.tokens
+        for k in times["memory"]:
+            asked: dict[Condition, list[float]] = {condition: [] for condition in conditions}
+            for _ in range(1 + ROUNDS):
+                for condition, found in asked.items():
+                    answer = model.answer(
+                        bank,
+                        example.question,
+                        k=k,
+                        condition=condition,
+                        decoding=Decoding(max_new_tokens=1),
+                    )
+                    found.append(answer.timings["ttft_ms"])
+            for condition, (_, *timed) in asked.items():
+                times[condition][k].append(min(timed))
+    return {
+        "times": {
+            condition: {str(k): median(found) for k, found in by_k.items()}
+            for condition, by_k in times.items()
+        },
+        "bytes": {
+            # The selector needs the memory of every block, whatever the decoder reads.
+            condition: round((memory + (text if condition != "memory" else 0)) / tokens, 1)
+            for condition in conditions
+        },
+        "questions": len(examples),
+        **provenance(),
+    }
+
+
+# Preparing questions for stage 2: one text at a time, together, and again from disk
+
+ANSWER_LIMIT = 64
+
+
+@dataclass(frozen=True)
+class PreparedExample:
+    """One example, prepared text by text, as for building a bank.
+
+    Attributes:
+        documents: segments, blocks and slots of each document.
+        evidence: whether each block contains evidence.
+        question: encoder tokens of the question.
+        prefix: decoder tokens of the prompt.
+        answer: decoder tokens of the answer.
+    """
+
+    documents: list[tuple[Segments, list[BlockRow], torch.Tensor]]
+    evidence: list[bool]
+    question: list[int]
+    prefix: list[int]
+    answer: list[int]
+
+
+def one_by_one(model: SeDeM, examples: Sequence[Example]) -> list[PreparedExample]:
+    """Prepare examples with the functions that read a single document and ask a single question."""
+    config, known = model.config, {}
+    prepared = []
+    for example in examples:
+        for document in example.documents:
+            if document.text not in known:
+                segments = segment_text(
+                    document.text,
+                    model.encoder,
+                    config.segment_length,
+                    config.segmentation,
+                    config.segment_shift,
+                )
+                parts = partition(segments, 0, config.compression, config.slots_per_block)
+                known[document.text] = (segments, *parts)
+        documents = [known[document.text] for document in example.documents]
+        rows = [
+            BlockRow(number, row.start, row.end, row.slot_tokens)
+            for number, (_, blocks, _) in enumerate(documents)
+            for row in blocks
+        ]
+        prepared.append(
+            PreparedExample(
+                documents,
+                labels.from_evidence(rows, example.evidence),
+                model.encoder.token_ids(example.question.strip()),
+                question_ids(model.decoder, example.question),
+                answer_ids(model.decoder, example.answers[0]),
+            )
+        )
+    return prepared
+
+
+def preparation(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Processor time and bytes per example; the ways alternate, round by round.
+
+    Processor time depends less on other work on the machine than wall time. It does not show the
+    benefit of more cores for texts that are tokenized together.
+    """
+    model = SeDeM.from_pretrained(checkpoint_of(cell, scale, data), engine="eager")
+    examples = examples_of(cell, scale, data)
+
+    def prepare(cache: Path | None) -> BlockDataset:
+        dataset = BlockDataset(model, ANSWER_LIMIT, cache=cache)
+        dataset.add(ExampleSet("questions", examples), "evidence")
+        return dataset
+
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = prepare(Path(folder))
+        ways: dict[str, Callable[[], object]] = {
+            "one by one": lambda: one_by_one(model, examples),
+            "together": lambda: prepare(None),
+            "from disk": lambda: prepare(Path(folder)),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(ROUNDS):
+            for name, way in ways.items():
+                start = time.process_time()
+                way()
+                seconds[name].append(time.process_time() - start)
+    slow = seconds["one by one"]
+    return {
+        "examples": len(dataset),
+        "tokens": len(dataset.segments.values),
+        "bytes": sum(array.nbytes for array in dataset.arrays.values()) / len(dataset),
+        "milliseconds": {n: 1000 * median(s) / len(examples) for n, s in seconds.items()},
+        "times_sooner": {
+            name: median(before / after for before, after in zip(slow, own, strict=True))
+            for name, own in seconds.items()
+        },
+        "load_average": os.getloadavg()[0],
+        **provenance(),
+    }
+
+
+# A bank on disk as it grows. Its blocks have the slots of a 1B model at C=4 and a width of eight:
+# a million of them fit on a small disk, and the measured costs do not depend on the width.
+
+GROWN = dict.fromkeys(("nano", "gpu", "paper"), (10_000, 100_000, 1_000_000)) | {
+    "smoke": (800, 4_000)
+}
+"""Numbers of blocks by scale, in ascending order."""
+SLOTS, WIDTH = 32, 8
+DOCUMENTS, BLOCKS_OF_ONE = 80, 10
+"""Documents per commit and blocks per document: a commit has as many blocks as in `build`."""
+COMMITS = 9
+"""Number of commits timed at each size."""
+SELECTED, QUESTIONS = 8, 200
+"""Blocks read per question, and number of questions."""
+PRINT = "0" * 64
+
+
+def bank_size(cell: Cell, scale: Scale, data: Path) -> dict[str, Any]:
+    """Grow a bank and measure it at each size, in processor time.
+
+    By number of blocks: seconds to open the bank, megabytes it then takes, seconds and megabytes of
+    reading the spans of all blocks, which the first question needs, and milliseconds of reading
+    some blocks by number, of a commit and of loading one.
+    """
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        store = BankFile(Path(place) / "large.bank")
+        with store.creating(Meta(PRINT, {}, SLOTS, WIDTH)):
+            pass
+        commits = 0
+        for size in GROWN[scale.name]:
+            times: list[float] = []
+            while commits * DOCUMENTS * BLOCKS_OF_ONE < size:
+                times.append(_commit(store, commits))
+                commits += 1
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                opened = pool.apply(_open, (store.path,))
+            found[str(size)] = {
+                "commit_ms": 1e3 * median(times[-COMMITS:]),
+                **opened,
+                "reload_ms": _reload(store, commits),
+            }
+            commits += 1
+    of_commit = DOCUMENTS * BLOCKS_OF_ONE
+    return {"sizes": found, "slots": SLOTS, "commit_blocks": of_commit, **provenance()}
+
+
+def _commit(store: BankFile, number: int) -> float:
+    """Append documents of random memory; return the seconds of processor time."""
+    generator = torch.Generator().manual_seed(number)
+    count = DOCUMENTS * BLOCKS_OF_ONE
+    memory = torch.randn(count, SLOTS, WIDTH, generator=generator).bfloat16()
+    documents = [
+        Document(f"{number}/{index}", f"document {index} of commit {number}. " * 100)
+        for index in range(DOCUMENTS)
+    ]
+    starts = np.tile(np.arange(BLOCKS_OF_ONE) * 100, DOCUMENTS)
+    blocks = Blocks(
+        np.repeat(np.arange(DOCUMENTS), BLOCKS_OF_ONE),
+        starts,
+        starts + 100,
+        np.full((count, SLOTS), 4, np.uint8),
+    )
+    start = time.process_time()
+    store.append(PRINT, documents, blocks, Quantized(memory))
+    return time.process_time() - start
+
+
+def _reload(store: BankFile, commits: int) -> float:
+    """Milliseconds until an open bank shows a commit of another process."""
+    bank = MemoryBank.open_from(store)
+    assert len(bank.blocks)
+    _commit(store, commits)
+    start = time.process_time()
+    bank.reload()
+    assert len(bank.blocks)
+    return 1e3 * (time.process_time() - start)
+
+
+def _open(path: Path) -> dict[str, float]:
+    """Processor time and memory to open a bank, in a process that has imported everything."""
+    before, start = _resident(), time.process_time()
+    bank = MemoryBank.open(path)
+    seconds = time.process_time() - start
+    found = {"open_s": seconds, "open_mb": (_resident() - before) / 1e6}
+    before, start = _resident(), time.process_time()
+    count = len(bank.blocks)
+    found["spans_s"] = time.process_time() - start
+    found["spans_mb"] = (_resident() - before) / 1e6
+    drawn = np.random.default_rng(0).integers(count, size=(QUESTIONS, SELECTED)).tolist()
+    start = time.process_time()
+    for blocks in drawn:
+        bank.memory(blocks)
+    found["select_ms"] = 1e3 * (time.process_time() - start) / QUESTIONS
+    return found
+
+
+def _resident() -> float:
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+    return 1024 * float(line.split()[1])
