@@ -20,15 +20,15 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
-# Bounded; the long form is FACTOR=20. REPORT=--report renews docs/faults.md.
+# Bounded; the long form is FACTOR=20. REPORT=--report renews experiments/faults.md.
 test-faults: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
 
-# Bounded; the long form is FACTOR=5. REPORT=--report renews docs/scale-report.md. Hosts need root.
+# Bounded; the long form is FACTOR=5. REPORT=--report renews experiments/scale.md. Hosts need root.
 test-scale: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m scale $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
 
-# Bounded, over loopback alone; the long form is FACTOR=5. REPORT=--report renews docs/load.md.
+# Bounded, over loopback alone; the long form is FACTOR=5. REPORT=--report renews experiments/load.md.
 load: setup
 	HF_HUB_OFFLINE=1 PYTHONPATH=tests $(BIN)/python -m load $(FACTOR) $(if $(ONLY),--only "$(ONLY)") $(REPORT)
 
@@ -38,13 +38,15 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(MAKE) docs
 
 fmt: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# A broken link or a name that is documented twice fails.
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

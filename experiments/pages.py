@@ -1,7 +1,9 @@
 """Pages that show studies: the text between two marks is written from the committed results.
 
 A block begins with `<!-- study NAME -->` for the nano scale, or with `<!-- study NAME SCALE -->`.
-It ends with `<!-- end -->`. A link to `SCALE-NAME.svg` is the picture of a study.
+It ends with `<!-- end -->`. `<!-- study NAME: table 2, rows 1 5, columns 1 3 -->` shows one table
+of the study, and of it the given rows and columns, counted from 1. A link to `SCALE-NAME.svg` is
+the picture of a study.
 """
 
 from __future__ import annotations
@@ -30,19 +32,15 @@ STUDIES = {
 """Every study by name."""
 
 CARD = SHIPPED / "README.md"
-RESULTS = ROOT / "docs" / "results-nano.md"
-PERFORMANCE = ROOT / "docs" / "performance.md"
-PAGES = (
-    ROOT / "README.md",
-    ROOT / "docs" / "index.md",
-    CARD,
-    RESULTS,
-    PERFORMANCE,
-    ROOT / "docs" / "scale.md",
-)
+RESULTS = ROOT / "experiments" / "results-nano.md"
+PERFORMANCE = ROOT / "experiments" / "performance.md"
+_SITE = tuple(ROOT / "docs" / f"{name}.md" for name in ("results-nano", "performance", "scale"))
+PAGES = (ROOT / "README.md", CARD, RESULTS, PERFORMANCE, *_SITE)
 
 _BLOCK = re.compile(
-    r"(?P<mark><!-- study (?P<name>\w+)(?: (?P<scale>\w+))? -->)\n.*?<!-- end -->", re.DOTALL
+    r"(?P<mark><!-- study (?P<name>\w+)(?: (?P<scale>\w+))?(?:: (?P<part>[\w ,]+?))? -->)\n"
+    r".*?<!-- end -->",
+    re.DOTALL,
 )
 _PICTURE = re.compile(rf"\]\((?P<path>[\w/.-]*?(?P<scale>{'|'.join(SCALES)})-(?P<name>\w+)\.svg)\)")
 
@@ -52,9 +50,21 @@ def rendered(text: str) -> str:
 
     def renewed(block: re.Match[str]) -> str:
         shown = STUDIES[block["name"]].markdown(SCALES[block["scale"] or "nano"])
+        if block["part"]:
+            shown = _part(shown, block["part"])
         return f"{block['mark']}\n{shown}\n<!-- end -->"
 
     return _BLOCK.sub(renewed, text)
+
+
+def _part(shown: str, part: str) -> str:
+    """One table of a study, or some of its rows and columns."""
+    chosen = {key: [int(n) for n in numbers] for key, *numbers in map(str.split, part.split(","))}
+    table = re.findall(r"(?:^\|.*\n?)+", shown, re.MULTILINE)[chosen.get("table", [1])[0] - 1]
+    head, rule, *rows = [line.strip("|\n").split("|") for line in table.splitlines()]
+    rows = [rows[number - 1] for number in chosen.get("rows", range(1, len(rows) + 1))]
+    columns = [0, *chosen.get("columns", range(1, len(head)))]
+    return "\n".join(f"|{'|'.join(line[i] for i in columns)}|" for line in (head, rule, *rows))
 
 
 def studies_of(text: str) -> list[str]:

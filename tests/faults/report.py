@@ -8,7 +8,7 @@ from campaign import entries_of, table, with_table
 from faults.campaigns import CAMPAIGNS
 
 REPORT = Path(__file__).with_name("report.json")
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[2] / "experiments" / "faults.md"
 
 
 def write_page() -> None:

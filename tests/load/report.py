@@ -8,7 +8,7 @@ from campaign import entries_of, table, with_table
 from load.campaigns import CAMPAIGNS
 
 REPORT = Path(__file__).with_name("report.json")
-PAGE = Path(__file__).parents[2] / "docs" / "load.md"
+PAGE = Path(__file__).parents[2] / "experiments" / "load.md"
 
 
 def write_page() -> None:

@@ -8,7 +8,7 @@ from campaign import entries_of, table, with_table
 from scale.campaigns import CAMPAIGNS
 
 REPORT = Path(__file__).with_name("report.json")
-PAGE = Path(__file__).parents[2] / "docs" / "scale-report.md"
+PAGE = Path(__file__).parents[2] / "experiments" / "scale.md"
 
 
 def write_page() -> None:
