@@ -4,21 +4,30 @@ BIN := .venv/bin
 
 FACTOR := 1
 
-.PHONY: demo test test-faults test-scale load check fmt docs setup
-setup: .venv/ready
+.PHONY: demo test test-all test-faults test-scale load check fmt docs setup
+setup: .venv/test
 
-.venv/ready: pyproject.toml constraints.txt
+# A demo needs little; what tests need is added to the same environment.
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve]'
+	touch $@
+
+.venv/test: .venv/demo
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-demo: setup
+demo: .venv/demo
 	$(BIN)/sedem demo
 
 # Tensors of tests are small: they gain from processes, not from threads. A process takes neighbours, which
 # share what was made for them, and then of what others have left.
 test: setup
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+
+# All but the campaigns below: also what is marked slow.
+test-all: setup
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal -m "not gpu"
 
 # Bounded; the long form is FACTOR=20. REPORT=--report renews experiments/faults.md.
 test-faults: setup
@@ -48,6 +57,6 @@ fmt: setup
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.venv/docs: .venv/ready
+.venv/docs: .venv/demo
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@

@@ -1,0 +1,131 @@
+"""Print how large the project is, as the table in CONTRIBUTING.md: python tests/tools/house.py
+
+The walks are counted by a profile of two commands on the bundled documents and sedem-nano.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "sedem"
+EQUATIONS = ("compress", "block_scores", "key_scores", "decompress", "prefill")
+"""Functions that compute equations 4 to 8; a fast twin counts like its equation."""
+
+
+def lines(folder: Path) -> tuple[int, int]:
+    """Lines and number of the Python files in a folder."""
+    files = [path for path in folder.rglob("*.py") if "__pycache__" not in path.parts]
+    return sum(len(path.read_text("utf-8").splitlines()) for path in files), len(files)
+
+
+def words() -> int:
+    """Words of the documentation."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    return sum(len(path.read_text("utf-8").split()) for path in pages)
+
+
+def crossings() -> int:
+    """Imports of one room by another."""
+    found = 0
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sedem."):
+                found += (node.module or "").split(".")[1] != room
+    return found
+
+
+def loaded() -> int:
+    """Modules of the package that `from sedem import SeDeM` loads."""
+    code = "import sys; from sedem import SeDeM; print(sum(m.startswith('sedem') for m in sys.modules))"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+
+
+class Walk:
+    """The files of the package whose functions ran, and how deep each equation was called."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.depths: dict[str, int] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        is_function = event == "call" and code.co_flags & inspect.CO_OPTIMIZED
+        if not is_function or "/sedem/" not in code.co_filename:
+            return
+        self.files.add(code.co_filename)
+        if code.co_name in EQUATIONS:
+            calls = sum("/sedem/" in above.f_code.co_filename for above in _above(frame))
+            self.depths[code.co_name] = max(self.depths.get(code.co_name, 0), calls)
+
+
+def _above(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def walk(*arguments: str) -> Walk:
+    """Run a command in this process, and return what it passed through."""
+    from sedem.cli.main import app
+
+    seen = Walk()
+    with contextlib.redirect_stdout(io.StringIO()):
+        sys.setprofile(seen)
+        try:
+            app([*arguments], standalone_mode=False)
+        finally:
+            sys.setprofile(None)
+    return seen
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """Yield the names and values of all figures."""
+    count, modules = lines(PACKAGE)
+    yield "source, lines (modules)", f"{count:,} ({modules})"
+    for room in sorted(path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()):
+        yield f"of which {room.name}", f"{lines(room)[0]:,}"
+    count, modules = lines(ROOT / "experiments")
+    yield "experiments, lines (modules)", f"{count:,} ({modules})"
+    yield "recipes, files", str(len([*(ROOT / "recipes").rglob("*.yaml")]))
+    yield "tests, lines", f"{lines(ROOT / 'tests')[0]:,}"
+    yield "docs, words", f"{words():,}"
+    yield "imports between rooms", str(crossings())
+    yield "modules that `from sedem import SeDeM` loads", str(loaded())
+    with tempfile.TemporaryDirectory() as folder:
+        bank = f"{folder}/a.bank"
+        document = PACKAGE / "demo" / "harbour-register.txt"
+        for _ in range(2):  # what is imported by the first run is not counted
+            built = walk("build", bank, str(document))
+            asked = walk("ask", bank, "Who is the mayor of Belholm?")
+            bank = f"{folder}/b.bank"
+    yield "files that a document passes through into a bank", str(len(built.files))
+    yield "files that `sedem ask` passes through", str(len(asked.files))
+    depths = built.depths | asked.depths
+    yield (
+        "calls from the command to equations 4 to 8",
+        f"{min(depths.values())} to {max(depths.values())}",
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"On {datetime.now(UTC):%Y-%m-%d}:\n\n| | |\n|---|--:|")
+    for name, value in rows():
+        print(f"| {name} | {value} |")
+
+
+if __name__ == "__main__":
+    main()
