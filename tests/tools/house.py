@@ -49,7 +49,8 @@ def crossings() -> int:
 
 def loaded() -> int:
     """Modules of the package that `from sedem import SeDeM` loads."""
-    code = "import sys; from sedem import SeDeM; print(sum(m.startswith('sedem') for m in sys.modules))"
+    count = "print(sum(name.startswith('sedem') for name in sys.modules))"
+    code = f"import sys; from sedem import SeDeM; {count}"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
 
 

@@ -9,7 +9,6 @@ and then, if they notice nothing, those that `make test` runs.
 from __future__ import annotations
 
 # ruff: noqa: E501
-
 import os
 import shutil
 import subprocess
