@@ -318,7 +318,7 @@ def test_memory_in_front_shifts_the_lower_layers_without_changing_them(opened: B
     values = []
     for count in (0, 40):
         memory = random_states(opened, count)
-        stream = filled(opened, 2, ids, memory, "between", DynamicCache()).stream
+        stream = filled(opened, 2, ids, memory, DynamicCache()).stream
         assert stream is not None
         values.append([stream.cache.layers[layer].values[:, :, -6:] for layer in range(4)])
     for layer in (0, 1):

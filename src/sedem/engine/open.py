@@ -55,9 +55,11 @@ def open_engine(
             logger.warning(
                 "engine 'eager' runs this model: the fast one is unproven on %s", unproven
             )
-        capturable = not any(map(depends_on_length, (model.encoder, model.decoder)))
-        fast = "graphs" if on_gpu and capturable else "static"
-        name = "eager" if unproven or attention == "eager" else fast
+        name = "static"
+        if unproven or attention == "eager":
+            name = "eager"
+        elif on_gpu and not any(map(depends_on_length, (model.encoder, model.decoder))):
+            name = "graphs"
     if name == "eager":
         return Eager(model)
     if unproven:

@@ -319,11 +319,11 @@ def variants(file: Path) -> dict[Path, Any]:
 def _place(path: Path) -> tuple[Path, dict[str, Any] | None]:
     """The file of a recipe, and its entries if it is a variant there."""
     words = path.stem.split("-")
-    for count in range(1, len(words) if not path.is_file() else 0):
+    for count in range(1, len(words) if not os.path.isfile(path) else 0):
         shared = "-".join(words[:count])
         for name in (f"{shared}.yaml", f"_{shared}.yaml"):
             file = path.with_name(name)
-            if file.is_file() and isinstance(entries := variants(file).get(path), dict):
+            if os.path.isfile(file) and isinstance(entries := variants(file).get(path), dict):
                 return file, entries
     return path, None
 
@@ -331,7 +331,7 @@ def _place(path: Path) -> tuple[Path, dict[str, Any] | None]:
 def _backbone(path: Path) -> Path | None:
     """The file of the backbone that is the folder of a path, if there is such a backbone."""
     file = path.parent.parent / BACKBONES / f"{path.parent.name}.yaml"
-    return file if file.is_file() and not path.parent.exists() else None
+    return file if os.path.isfile(file) and not os.path.exists(path.parent) else None
 
 
 def _on_backbone(path: Path, backbone: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
