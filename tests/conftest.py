@@ -156,6 +156,18 @@ def config(tiny_folder: Callable[..., str]) -> SedemConfig:
     )
 
 
+@pytest.fixture(scope="session")
+def tiny_checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Four layers of random weights, 512 positions, a byte tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    backbone = open_backbone(config.encoder)
+    torch.manual_seed(1)
+    model = SeDeM(config, backbone, backbone)
+    model.decoder.add_lora(4, 8)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def model(config: SedemConfig, backbone: Backbone) -> SeDeM:
     """An untrained model, the same every time."""

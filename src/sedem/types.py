@@ -217,11 +217,3 @@ class Reader(Protocol):
     def answer(self, memory: Any, question: str) -> Answer:
         """Answer one question about the documents that were read."""
         ...
-
-
-class StreamingReader(Reader, Protocol):
-    """A reader that can also give an answer piece by piece."""
-
-    def stream(self, memory: Any, question: str) -> Iterator[str]:
-        """Yield the answer as pieces of text whose concatenation is the answer."""
-        ...

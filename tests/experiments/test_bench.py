@@ -12,7 +12,7 @@ from experiments.bench.details import EncoderLayers
 from experiments.bench.floors import Ceilings
 from experiments.bench.peers import PEERS, QUESTION_ROOM
 from experiments.bench.run import run_bench
-from sedem import Answer, Document, SeDeM, SedemConfig
+from sedem import Answer, Document, SeDeM
 from sedem.answering.prompts import question_ids
 from sedem.backbone.decoder import Backbone
 from sedem.backbone.loading import open_backbone
@@ -30,18 +30,6 @@ from sedem.method.encoder import encode
 QUESTION = "What is the rent?"
 
 
-@pytest.fixture(scope="module")
-def checkpoint(config: SedemConfig, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Four layers of random weights, 512 positions, a byte tokenizer."""
-    folder = tmp_path_factory.mktemp("bench") / "tiny"
-    backbone = open_backbone(config.encoder)
-    torch.manual_seed(1)
-    model = SeDeM(config, backbone, backbone)
-    model.decoder.add_lora(4, 8)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
 def peer(name: str, checkpoint: str, **settings: Any) -> Subject:
     return PEERS[name](
         MethodSettings(
@@ -51,11 +39,11 @@ def peer(name: str, checkpoint: str, **settings: Any) -> Subject:
 
 
 def test_rows_have_floors_and_large_banks_are_scored(
-    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "measure_ceilings", lambda device, dtype: Ceilings(1e10, 1e11))
     plan = Plan(
-        methods=("sedem", "full-context"), contexts=(64, 600), checkpoint=checkpoint, runs=2,
+        methods=("sedem", "full-context"), contexts=(64, 600), checkpoint=tiny_checkpoint, runs=2,
         answer_tokens=4, device="cpu", kept=("cold", "warm"), block_context="independent",
     )  # fmt: skip
     document = run_bench(plan, peers=("hf", "hf-prefix", "text-blocks"), blocks=(40,))
@@ -97,10 +85,10 @@ def test_hugging_faces_encoder_layers_are_the_encoder(
 
 
 def test_memory_counts_hugging_faces_static_cache(
-    checkpoint: str, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: str, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    subject = peer("hf-compiled", checkpoint)
+    subject = peer("hf-compiled", tiny_checkpoint)
     memory = subject.reader.read(documents)
     subject.reader.answer(memory, "Rent?")
     assert subject.backbone is not None
@@ -134,9 +122,9 @@ def test_a_compiled_step_gives_the_same_answer() -> None:
 
 
 def test_one_block_of_text_is_plain_text_before_the_question(
-    checkpoint: str, documents: list[Document]
+    tiny_checkpoint: str, documents: list[Document]
 ) -> None:
-    reader: Any = peer("text-blocks", checkpoint, k=1).reader
+    reader: Any = peer("text-blocks", tiny_checkpoint, k=1).reader
     memory = reader.read(documents)
     backbone: Backbone = reader.backbone
     prefix = question_ids(backbone, QUESTION)
@@ -150,9 +138,9 @@ def test_one_block_of_text_is_plain_text_before_the_question(
 
 
 def test_blocks_of_text_are_independent_blocks_from_the_first_layer(
-    checkpoint: str, documents: list[Document]
+    tiny_checkpoint: str, documents: list[Document]
 ) -> None:
-    reader: Any = peer("text-blocks", checkpoint).reader
+    reader: Any = peer("text-blocks", tiny_checkpoint).reader
     memory = reader.read(documents)
     backbone: Backbone = reader.backbone
     prefix = torch.tensor(question_ids(backbone, QUESTION))

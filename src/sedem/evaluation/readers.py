@@ -302,17 +302,9 @@ def open_longllmlingua(settings: MethodSettings) -> Method:
 
 def frozen_decoder(settings: MethodSettings) -> Backbone:
     """The checkpoint's decoder without adapters, for methods of raw text."""
-    return _frozen_backbones(settings)[1]
-
-
-def frozen_encoder(settings: MethodSettings) -> Backbone:
-    """The checkpoint's encoder without adapters."""
-    return _frozen_backbones(settings)[0]
-
-
-def _frozen_backbones(settings: MethodSettings) -> tuple[Backbone, Backbone]:
     folder = locate(settings.checkpoint)
     check(folder, CONFIG_FILE)
     config = SedemConfig.load(folder, extra=EXTRA_ENTRIES)
     device = chosen_device(settings.device)
-    return open_backbones(config, folder, dtype=getattr(torch, settings.dtype), device=device)
+    dtype = getattr(torch, settings.dtype)
+    return open_backbones(config, folder, dtype=dtype, device=device)[1]

@@ -34,9 +34,9 @@ QUESTION = "What is the rent?"
 
 
 @pytest.fixture(scope="module")
-def plan(checkpoint: str) -> Plan:
+def plan(tiny_checkpoint: str) -> Plan:
     return Plan(
-        methods=METHODS, contexts=(64, 600), checkpoint=checkpoint, runs=2, answer_tokens=4,
+        methods=METHODS, contexts=(64, 600), checkpoint=tiny_checkpoint, runs=2, answer_tokens=4,
         device="cpu",
     )  # fmt: skip
 
