@@ -27,7 +27,6 @@ from sedem.bank.file import BankFile
 from sedem.bank.memory_bank import MemoryBank
 from sedem.bank.rows import Meta
 from sedem.bench.contexts import context, source
-from sedem.bench.keeping import break_even_hit_rate, questions_to_pay
 from sedem.config import DEFAULT_MODEL, Condition
 from sedem.data import labels
 from sedem.data.examples import Example, ExampleSet
@@ -157,6 +156,40 @@ def worth(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "questions": NEVER if questions is None else questions,
         }
     return found
+
+
+def break_even_hit_rate(cold: float, missed: float, found: float) -> float | None:
+    """The share of blocks found from which keeping is faster than not keeping.
+
+    With a share h, an answer takes h * found + (1 - h) * missed.
+
+    Args:
+        cold: time of an answer if nothing is ever kept.
+        missed: time if no block is found, and all are computed and kept.
+        found: time if every block is found.
+
+    Returns:
+        The share, from 0 to 1; None if keeping is never faster.
+    """
+    if missed <= cold:
+        return 0.0
+    if found > cold:
+        return None
+    return (missed - cold) / (missed - found)
+
+
+def questions_to_pay(warming: float, cold: float, found: float) -> float | None:
+    """The number of questions after which warming a whole bank has saved its own time.
+
+    Args:
+        warming: time to compute all blocks ahead.
+        cold: time of an answer if nothing is ever kept.
+        found: time if every block is found.
+
+    Returns:
+        The number; None if an answer is not faster.
+    """
+    return warming / (cold - found) if found < cold else None
 
 
 def times_sooner(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -101,37 +101,3 @@ def open_keeping(
     if keeping == "warm":
         keeping_engine(model.engine)
     return model
-
-
-def break_even_hit_rate(cold: float, missed: float, found: float) -> float | None:
-    """The share of blocks found from which keeping is faster than not keeping.
-
-    With a share h, an answer takes h * found + (1 - h) * missed.
-
-    Args:
-        cold: time of an answer if nothing is ever kept.
-        missed: time if no block is found, and all are computed and kept.
-        found: time if every block is found.
-
-    Returns:
-        The share, from 0 to 1; None if keeping is never faster.
-    """
-    if missed <= cold:
-        return 0.0
-    if found > cold:
-        return None
-    return (missed - cold) / (missed - found)
-
-
-def questions_to_pay(warming: float, cold: float, found: float) -> float | None:
-    """The number of questions after which warming a whole bank has saved its own time.
-
-    Args:
-        warming: time to compute all blocks ahead.
-        cold: time of an answer if nothing is ever kept.
-        found: time if every block is found.
-
-    Returns:
-        The number; None if an answer is not faster.
-    """
-    return warming / (cold - found) if found < cold else None

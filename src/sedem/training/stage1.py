@@ -93,7 +93,7 @@ class Stage1(nn.Module):
                 if value := getattr(losses, name):
                     raise ConfigError(
                         f"losses.{name} is {value}, but a model without a decompressor restores no "
-                        "states and learns only from losses.context; set {name} to 0"
+                        f"states and learns only from losses.context; set losses.{name} to 0"
                     )
         model.requires_grad_(False)
         for part in (model.mixture, model.compressor, model.decompressor):

@@ -15,7 +15,7 @@ from sedem.backbone.decoder import Backbone
 from sedem.bench import command
 from sedem.bench.command import open_subjects, run_bench
 from sedem.bench.contexts import context
-from sedem.bench.keeping import WarmSedem, break_even_hit_rate, questions_to_pay
+from sedem.bench.keeping import WarmSedem
 from sedem.bench.measure import Subject, spread
 from sedem.bench.memory import measure_memory, weights_bytes
 from sedem.bench.plan import Plan
@@ -275,17 +275,6 @@ def test_a_model_with_joint_blocks_has_no_warm_row_and_one_sentence_why(independ
     assert document["left_out"]["sedem-warm"].startswith("block_context of this model is 'joint'")
     with pytest.raises(ConfigError, match="block_context of this model is 'joint'"):
         run_bench(joint.with_changes(kept=("warm",)))
-
-
-@pytest.mark.parametrize(
-    ("cold", "missed", "found", "share"),
-    [(10, 12, 4, 0.25), (10, 10, 4, 0.0), (10, 9, 4, 0.0), (10, 16, 10, 1.0), (10, 16, 11, None)],
-)
-def test_keeping_is_worth_it_from_some_share_of_blocks_found(
-    cold: float, missed: float, found: float, share: float | None
-) -> None:
-    assert break_even_hit_rate(cold, missed, found) == share
-    assert questions_to_pay(60, cold, found) == (None if found >= cold else 60 / (cold - found))
 
 
 def test_a_spread_has_its_quartiles_in_order() -> None:

@@ -105,7 +105,10 @@ def test_the_next_token_loss_is_that_of_soft_tokens_and_continuation(direct: SeD
 
 @pytest.mark.parametrize("name", ["distill", "reconstruct", "regress"])
 def test_losses_on_restored_states_are_refused(direct: SeDeM, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"losses\.{name} is 0\.5, but a model without"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"losses\.{name} is 0\.5, but a model without .* set losses\.{name} to 0$",
+    ):
         Stage1(direct, NEXT_TOKEN.with_changes(**{name: 0.5}))
     if name == "reconstruct":
         with pytest.raises(ConfigError, match=r"losses\.reconstruct is 0\.1, but a model"):
