@@ -74,6 +74,7 @@ def train_small(
         start_from=None,
         data_root=str(FIXTURES),
         cache=str(folder / "cache"),
+        **({"best": False} if isinstance(recipe, Stage2Recipe) else {}),
     )
     if isinstance(recipe, BaselineRecipe):
         final = train_baseline(_small_baseline(recipe, tiny_folder))
@@ -112,7 +113,7 @@ def small_stage2(recipe: Stage2Recipe) -> Stage2Recipe:
         max_blocks=most if most == "all" else min(most, 6),
         answer_limit=200,
     )
-    return recipe.with_changes(model=small_model(recipe.model), data=data, best=False)
+    return recipe.with_changes(model=small_model(recipe.model), data=data)
 
 
 def _small_baseline(recipe: BaselineRecipe, tiny_folder: Callable[..., str]) -> BaselineRecipe:
