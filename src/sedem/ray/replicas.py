@@ -68,6 +68,10 @@ KEPT = 64
 PREPARE_SECONDS = 600.0
 """How long replicas may take to make the keys of a version."""
 POLL_SECONDS = 0.1
+RETRY_SECONDS = 120.0
+"""How long a question is asked again; Ray restarts a replica in 10 to 30 seconds."""
+RETRY_PAUSE = 1.0
+"""Seconds before it is, until the loss of a replica is known."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +147,19 @@ def _fetch(version: Version) -> Snapshot:
     return snapshot
 
 
+class LostError(UnavailableError):
+    """A replica was lost while it worked on a question."""
+
+
 def told(error: BaseException) -> SedemError:
-    """Return the error to tell a client: that of a replica, or that a replica is lost."""
+    """Return the error to tell a client: that of a replica, or `LostError`."""
     from ray.exceptions import RayError, RayTaskError
     from ray.serve.exceptions import RayServeException
 
     if isinstance(error, RayTaskError):
         error = error.cause
     elif isinstance(error, RayError | RayServeException):
-        lost = UnavailableError("a machine that was answering is lost; ask again")
+        lost = LostError("a machine that was answering is lost; ask again")
         lost.__cause__ = error
         return lost
     return failure(error if isinstance(error, Exception) else RuntimeError(str(error)))
@@ -322,8 +330,8 @@ def _with_times(answer: Answer, times: dict[str, float], since: float) -> Answer
 class Distributed:
     """Answers questions on the replicas of a Ray Serve application; an `Answerer`.
 
-    A question fails with an `UnavailableError` if a replica is lost while it runs. Ray restarts the
-    replica, and questions that come meanwhile wait for it.
+    A question whose replica is lost before any text was sent is asked again; afterwards, and after
+    `RETRY_SECONDS`, it fails with a `LostError`. Ray restarts the replica meanwhile.
 
     Args:
         engines: handle of the engines' deployment.
@@ -435,20 +443,36 @@ class Distributed:
     async def _answer(
         self, request: Request, decoding: Decoding, send: Callable[[Event], None]
     ) -> None:
-        """Send the events of an answer."""
-        pending, begun = None, False
+        """Send the events of an answer, each once, from as many replicas as it takes."""
+        pending, begun, text = None, False, False
+        until = time.monotonic() + RETRY_SECONDS
+        last: Event = ""
         try:
             # `snapshot` is held to the end: its version lives as long.
             snapshot = request.bank.snapshot()
             version = await asyncio.to_thread(self.version_of, snapshot)
             sent: Any = replace(request, bank=None)  # type: ignore[arg-type]
-            pending = self._engines.options(stream=True).events.remote(version, sent, decoding)
-            last: Event = ""
-            async for last in pending:
-                if isinstance(last, Selected):
-                    begun = True
-                    self._begun += 1
-                send(last)
+            while True:
+                pending = self._engines.options(stream=True).events.remote(version, sent, decoding)
+                try:
+                    async for last in pending:
+                        if isinstance(last, LostError):
+                            raise last
+                        if not isinstance(last, Selected):
+                            text = True
+                        elif begun:
+                            continue
+                        else:
+                            begun = True
+                            self._begun += 1
+                        send(last)
+                    break
+                except Exception as error:
+                    lost = isinstance(told(error), LostError)
+                    if text or not lost or time.monotonic() > until:
+                        raise
+                pending.cancel()
+                await asyncio.sleep(RETRY_PAUSE)
             if not isinstance(last, Answer | Exception):
                 raise UnavailableError("the engine ended an answer before its end; ask again")
         except asyncio.CancelledError:

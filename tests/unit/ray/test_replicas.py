@@ -16,6 +16,7 @@ import apsw
 import pytest
 import torch
 from answers import build, untimed
+from ray.exceptions import RayActorError, RayTaskError
 from synthetic import answer_or_error, decoding_of, synthetic_bank, synthetic_questions
 
 from sedem import MemoryBank, SeDeM
@@ -165,11 +166,67 @@ def test_a_part_that_fails_fails_the_question(stored: tuple[SeDeM, MemoryBank]) 
 
 
 def test_a_lost_replica_is_reported_and_an_error_of_a_replica_is_passed_on() -> None:
-    exceptions = pytest.importorskip("ray.exceptions")
-    lost = replicas.told(exceptions.RayActorError())
+    lost = replicas.told(RayActorError())
     assert isinstance(lost, UnavailableError) and "ask again" in str(lost)
-    own = exceptions.RayTaskError("scores", "a stack trace", BankError("part 1 is damaged"))
+    own = RayTaskError("scores", "a stack trace", BankError("part 1 is damaged"))
     assert str(replicas.told(own)) == "part 1 is damaged"
+
+
+CHOSEN, ANSWERED = Selected((), (), None, False), Answer("Ada", (), 0, 0, {}, "end", "tiny")
+GONE = replicas.LostError("a machine that was answering is lost; ask again")
+
+
+@pytest.mark.parametrize(
+    ("attempts", "expected"),
+    [
+        ([[GONE], [CHOSEN, "Ada", ANSWERED]], [CHOSEN, "Ada", ANSWERED]),
+        ([[CHOSEN, RayActorError()], [CHOSEN, "Ada", ANSWERED]], [CHOSEN, "Ada", ANSWERED]),
+        ([[CHOSEN, "Ad", RayActorError()]], [CHOSEN, "Ad", GONE]),
+        ([[BankError("damaged")]], [BankError("damaged")]),
+        ([[GONE]] * 2, [GONE]),
+    ],
+    ids=["a part is lost", "before text", "within text", "another error", "for too long"],
+)
+def test_a_question_is_asked_again_until_there_is_text(
+    attempts: list[list[Any]],
+    expected: list[Any],
+    stored: tuple[SeDeM, MemoryBank],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas, "RETRY_PAUSE", 0.0)
+    monkeypatch.setattr(replicas, "RETRY_SECONDS", 0.0 if attempts == [[GONE]] * 2 else 60.0)
+    monkeypatch.setattr(replicas.Distributed, "version_of", lambda *_: None)
+    left = iter(attempts)
+
+    class Pending:
+        """The stream of one replica, which may raise in the middle."""
+
+        def __init__(self) -> None:
+            self.events = iter(next(left))
+
+        def __aiter__(self) -> Pending:
+            return self
+
+        async def __anext__(self) -> Any:
+            event = next(self.events, None)
+            if event is None:
+                raise StopAsyncIteration
+            if isinstance(event, RayActorError):
+                raise event
+            return event
+
+        def cancel(self) -> None:
+            """Nothing runs."""
+
+    remote = SimpleNamespace(events=SimpleNamespace(remote=lambda *_: Pending()))
+    engines = SimpleNamespace(options=lambda **_: remote)
+    told: list[Any] = []
+    asked = replicas.Distributed(engines, [], rows=1, waiting=1)
+    asyncio.run(asked._answer(Request(stored[1], "Who?"), decoding_of(0), told.append))
+    assert [(type(event), str(event)) for event in told] == [
+        (type(event), str(event)) for event in expected
+    ]
+    assert asked.running == 0
 
 
 def test_a_question_runs_on_the_version_that_it_names(stored: tuple[SeDeM, MemoryBank]) -> None:
