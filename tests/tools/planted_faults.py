@@ -55,6 +55,22 @@ FAULTS = (
     ("bank", "oldest > version", "False"),
     ("bank", "outside |= blocks.ends", "outside &= blocks.ends"),
     ("bank", "if not again and rows.has_document", "if rows.has_document"),
+    ("engine", "positions_U.repeat(blocks)", "positions_U.repeat_interleave(blocks)"),
+    ("engine", "[key[:, :, 1:], value[:, :, 1:]]", "[key[:, :, 1:], value[:, :, :-1]]"),
+    ("engine", "self._order.popitem(last=False)", "self._order.popitem(last=True)"),
+    ("engine", "\"lora_alpha\": config.lora_alpha", "\"lora_alpha\": None"),
+    ("engine", "digest.update(decoder.digest.encode())", "digest.update(b\"\")"),
+    ("engine", "alpha=1 / _LARGEST", "alpha=1 / 128"),
+    ("engine", "row_of[place], place_of[row] = row, place", "row_of[place], place_of[row] = row, row"),
+    ("engine", "< need.prefix + need.steps:", "<= need.prefix + need.steps:"),
+    ("answering", "if token in self.end_ids:", "if token == self.end_ids[0]:"),
+    ("answering", "len(self.ids) >= self.decoding.max_new_tokens", "len(self.ids) > self.decoding.max_new_tokens"),
+    ("answering", "self.text[: min(starts)]", "self.text[: max(starts)]"),
+    ("answering", "withheld = max(withheld, size)", "withheld = size"),
+    ("answering", "masked_fill(~among_N, -torch.inf)", "masked_fill(~among_N, 0.0)"),
+    ("answering", "confidence < least", "confidence <= least"),
+    ("answering", "accumulate(sizes, max if apart else None)", "accumulate(sizes, max)"),
+    ("answering", "manual_seed(self.seed)", "manual_seed(0)"),
 )  # fmt: skip
 
 
