@@ -372,11 +372,9 @@ class Parts:
             raise already_there(self)
 
     def commit(self, add: Sequence[Entry], replacing: Collection[str] = ()) -> None:
-        """Add published parts to the bank in one commit.
+        """Add published parts in one commit, and remove documents from the other parts.
 
-        Args:
-            add: the parts; one that the bank has is not listed twice.
-            replacing: names of documents to remove from the other parts; they need not exist.
+        The bank may have the parts already, and need not have the documents.
         """
         until, pause = time.monotonic() + self.wait, 0.02
         while True:
