@@ -149,16 +149,9 @@ def _training(summary: Mapping[str, Any] | None) -> list[str]:
 
 
 def _budget(summary: Mapping[str, Any]) -> Rows:
-    counts = {
-        name: f"{summary[key]:,}"
-        for name, key in (
-            ("steps", "steps"),
-            ("examples", "examples_seen"),
-            ("tokens", "tokens_seen"),
-            ("seconds", "seconds"),
-        )
-        if key in summary
-    }
+    keys = {"steps": "steps", "examples": "examples_seen", "tokens": "tokens_seen"}
+    keys["seconds"] = "seconds"
+    counts = {name: f"{summary[key]:,}" for name, key in keys.items() if key in summary}
     return {**counts, **_made_by(summary)}
 
 

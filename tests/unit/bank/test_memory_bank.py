@@ -121,16 +121,6 @@ def test_documents_that_cannot_be_read_or_removed_are_refused(
     assert sentence.endswith("no document 'x'; it has " + ", ".join(names[:10]) + " and 1,190 more")
 
 
-def test_saving_over_another_bank_is_refused(
-    model: SeDeM, documents: list[Document], tmp_path: Path
-) -> None:
-    place, bank = tmp_path / "taken", model.read(documents)
-    model.read([EXTRA]).save(place)
-    with pytest.raises(BankError, match=r"'.*taken' exists already; choose another name"):
-        bank.save(place)
-    assert bank.path is None and MemoryBank.open(place).documents == [EXTRA]
-
-
 def test_blocks_and_memory_of_different_number_are_refused(model: SeDeM) -> None:
     bank = model.read([EXTRA])
     every = bank.stored(range(len(bank)))

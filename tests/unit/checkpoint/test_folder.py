@@ -237,22 +237,6 @@ def test_an_int8_checkpoint_is_rounded_and_much_smaller(
     assert small.answer(small.read(DOCUMENTS), QUESTIONS[0], decoding=SHORT).citations
 
 
-@pytest.mark.parametrize("step", ["save_tensors", "write_text"])
-def test_an_unfinished_checkpoint_does_not_appear(
-    step: str, trained: SeDeM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as broken:
-        broken.setattr(checkpoint if step == "save_tensors" else Path, step, fail)
-        with pytest.raises(KeyboardInterrupt):
-            trained.save_pretrained(tmp_path / "checkpoint")
-    assert not (tmp_path / "checkpoint").exists()
-    trained.save_pretrained(tmp_path / "checkpoint")
-    assert replies(reopen(tmp_path / "checkpoint")) == replies(trained)
-
-
 def test_a_checkpoint_opened_in_bfloat16_has_the_same_fingerprint(saved: Path) -> None:
     low = reopen(saved, dtype=torch.bfloat16)
     assert low.decoder.dtype == torch.bfloat16
