@@ -51,7 +51,9 @@ def test_a_citation_shows_the_text_of_an_unchanged_source_alone(bank: Path) -> N
 
 def test_an_append_skips_what_has_the_same_text_and_replaces_the_rest(bank: Path) -> None:
     file = BankFile(bank)
+    before = file.head()
     append(file, 0, 1, version=0)
+    assert file.head() == before
     append(file, 1, version=1)
     opened = MemoryBank.open(bank)
     assert opened.documents.names == ["0.txt", "1.txt"]
